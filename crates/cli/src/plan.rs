@@ -19,6 +19,7 @@ use flatout_train::resolve::compile::{self, Compiled};
 use flatout_train::resolve::fit::{Fit, fit};
 use flatout_train::resolve::fp8_layers;
 use flatout_train::resolve::prediction;
+use flatout_train::resolve::tower;
 use flatout_train::switches::Switches;
 use flatout_train::switches::active;
 use flatout_train::training::host::Beside;
@@ -35,6 +36,8 @@ struct Told<'a> {
     /// The kernels attention may run on, by direction.
     attention: BTreeMap<&'static str, Vec<&'static str>>,
     on_paper: Option<OnPaper>,
+    /// Features of images that are kept, where they are.
+    features: Option<tower::Forecast>,
 }
 
 /// A GPU that need not be here.
@@ -54,12 +57,12 @@ pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
             let bytes = compiled.plans.arena_bytes as u64 + compiled.target.driver_bytes;
             let target_for = |switches: &_| device::named(name, switches).expect("it is in the table");
             let on_paper = OnPaper { name: name.into(), fits, largest, bytes };
-            Told::new(&config, compiled, &target_for, gpus::find(name).map(gpus::facts), Some(on_paper))
+            Told::new(&config, compiled, &target_for, gpus::find(name).map(gpus::facts), Some(on_paper))?
         }
         None => {
             let device = Device::open(config.switches.compute.backend)?;
             let compiled = compile::compile(&config, &device.target(&config.switches))?;
-            Told::new(&config, compiled, &|switches| device.target(switches), device.facts(), None)
+            Told::new(&config, compiled, &|switches| device.target(switches), device.facts(), None)?
         }
     };
     let drawn = args.out.as_ref().map(|folder| draw(&told, folder)).transpose()?;
@@ -87,10 +90,12 @@ impl<'a> Told<'a> {
         target_for: &dyn Fn(&Switches) -> Target,
         facts: Option<Facts>,
         on_paper: Option<OnPaper>,
-    ) -> Told<'a> {
+    ) -> Result<Told<'a>, Failure> {
         let forecast = forecast(config, &compiled, target_for);
+        let largest = compiled.capacities[0].largest_image;
+        let features = tower::forecast(config, &compiled.target, largest, forecast.step.predicted_seconds)?;
         let attention = facts.map(|facts| attention_kernels(&compiled.plans, &facts, &compiled.settled));
-        Told { config, compiled, forecast, attention: attention.unwrap_or_default(), on_paper }
+        Ok(Told { config, compiled, forecast, attention: attention.unwrap_or_default(), on_paper, features })
     }
 }
 
@@ -129,6 +134,9 @@ fn print(told: &Told<'_>, screen: &Screen) {
     screen.result(format!("micro-batch      {} of {} rows", compiled.micro_batch, config.train.batch));
     if let Some(arrangement) = &compiled.settled.arrangement {
         screen.result(format!("lengths          {}", arrangement.words()));
+    }
+    for (line, name) in told.features.iter().flat_map(|f| f.words()).zip(["vision cache", ""]) {
+        screen.result(format!("{name:16} {line}"));
     }
     memory(told, screen);
     work(told, screen);
@@ -233,7 +241,7 @@ fn memory(told: &Told<'_>, screen: &Screen) {
     if compiled.target.driver_bytes > 0 {
         screen.result(format!("  beside it, the driver takes {}", bytes(compiled.target.driver_bytes)));
     }
-    let beside = Beside::of(config, &compiled.plans);
+    let beside = Beside::of(config, compiled);
     screen.result(format!(
         "  beside it on the host: {} while a checkpoint is written, {} for batches",
         bytes(beside.copy),

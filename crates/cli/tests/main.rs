@@ -29,5 +29,6 @@ mod stop;
 mod sweep;
 mod threads;
 mod tune;
+mod vision_cache;
 #[path = "../../train/tests/vl_folder/mod.rs"]
 mod vl_folder;

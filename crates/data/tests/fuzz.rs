@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::archive;
+use crate::features;
 use crate::scratch::Scratch;
 use crate::visual::{base64, encoded_png};
 use flatout_data::Vocabulary;
@@ -20,7 +21,7 @@ use flatout_data::formats::{
 use flatout_data::images::{
     Augment, Filter, ImageSet, ImageSpec, View, inspect, open as open_images, ordered,
 };
-use flatout_data::vision::{Given, ImageReader, ImageStore, Patching};
+use flatout_data::vision::{FeatureCache, FeatureIndex, Given, ImageReader, ImageStore, Patching};
 use flatout_fuzz::{Limits, feed};
 
 const MOST_BYTES: usize = 4 << 10;
@@ -564,6 +565,29 @@ fn tar() {
                 assert_eq!(failing.is_ok(), is_whole);
             }
             Err(error) => assert!(error.is_input() && failing.is_err(), "{error}"),
+        }
+    });
+}
+
+#[test]
+fn feature_index() {
+    let (format, images) = (features::format(), features::images(7));
+    let scratch = features::filled("fuzz-features", &images);
+    let path = scratch.path().join("index.json");
+    let whole = std::fs::read(&path).unwrap();
+    let compact: serde_json::Value = serde_json::from_slice(&whole).unwrap();
+    let seeds = [whole, compact.to_string().into_bytes()];
+    feed("feature-index", &seeds, Limits::default(), |bytes| {
+        std::fs::write(&path, bytes).unwrap();
+        let parsed = FeatureIndex::parse(bytes, &format);
+        match FeatureCache::open(scratch.path(), &format) {
+            Ok(cache) => {
+                assert_eq!(cache.count(), parsed.expect("it was opened").entries().count());
+                // Whatever the index names lies in its files.
+                let there = cache.missing(&images).map(|missing| images.len() - missing.len());
+                assert!(there.is_err() || there.unwrap() <= cache.count());
+            }
+            Err(error) => assert!(error.is_input(), "{error}"),
         }
     });
 }

@@ -49,7 +49,8 @@ impl Stage {
     pub fn open(config: &Config) -> Result<Stage, Failure> {
         let device = Device::open(config.switches.compute.backend)?;
         compile(config, &device.target(&config.switches))?;
-        Ok(Stage { device, data: OpenData::open(config)? })
+        let data = OpenData::open(config, &device)?;
+        Ok(Stage { device, data })
     }
 
     pub fn device(&self) -> &Device {
@@ -99,7 +100,7 @@ impl Stage {
             None => config.train.steps.unwrap_or(u32::MAX.into()),
         };
         let horizon = config.schedule.horizon_steps.unwrap_or(horizon);
-        let source = rows::source(config, &compiled, self.data.as_ref(), &mut session)?;
+        let source = rows::source(config, &compiled, self.data.as_ref(), &self.device, &mut session)?;
         let mut bench = Bench {
             config: config.clone(),
             start: Start { compile_seconds, session_seconds, weights_seconds, first_update_seconds: 0.0 },

@@ -247,7 +247,7 @@ pub fn build(c: &DecoderConfig, form: Form) -> Graph {
     let b = Builder::new();
     let (tokens, mut pass) = inputs(&b, c, form);
     let w = weights(&b, c);
-    pass.images = seen(form).map(|seen| images(&b, c, seen, tokens.dims()[0]));
+    pass.images = seen(form).map(|seen| images(&b, c, form, seen, tokens.dims()[0]));
     let table = b.read(w.embed);
     let x = embed(&b, c, &w, table, tokens, &pass);
     let x = apply(&b, c, &w, x, &pass);
@@ -271,13 +271,20 @@ fn seen(form: Form) -> Option<Seen> {
 /// The number that nodes of the tower are counted from, far above those of the text and below what adapters draw by.
 const TOWER_KEYS: u64 = 1 << 32;
 
-/// The tower with its inputs, and the input `seen`.
-fn images<'g>(b: &'g Builder, c: &DecoderConfig, seen: Seen, tokens: usize) -> Images<'g> {
+/// The tower with its inputs, or its features as an input; and the input `seen`.
+fn images<'g>(b: &'g Builder, c: &DecoderConfig, form: Form, seen: Seen, tokens: usize) -> Images<'g> {
     let v = c.vision.as_ref().expect("only a decoder with a tower sees images");
+    let input = || b.input("seen", DType::I32, &[tokens]);
+    if let Form::Loss(LossForm { features_given: true, .. }) = form {
+        return b.counted_from(TOWER_KEYS, || Images {
+            features: Features::given(b, v, seen, c.width),
+            seen: input(),
+        });
+    }
     let w = vision::weights(b, v, c.width, c.init_std);
     b.counted_from(TOWER_KEYS, || {
         let inputs = vision::Inputs::new(b, v, seen);
-        let seen = b.input("seen", DType::I32, &[tokens]);
+        let seen = input();
         Images { features: vision::apply(b, v, &w, &inputs), seen }
     })
 }

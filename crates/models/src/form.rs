@@ -32,6 +32,8 @@ pub struct LossForm {
     /// What is dropped at random is dropped.
     pub dropout: bool,
     pub seen: Option<Seen>,
+    /// The features of the images that are seen are an input: the graph has no tower.
+    pub features_given: bool,
     /// Also the results `logp` and `best_logp` of each token that is read: its log-probability, and the largest there is.
     pub scored: bool,
 }
@@ -39,15 +41,15 @@ pub struct LossForm {
 impl LossForm {
     /// Rows that are one sequence each, with the loss of every token, nothing dropped and no images.
     pub const fn rows(rows: usize, len: usize) -> LossForm {
-        let documents = Documents::Joined;
         LossForm {
             rows,
             len,
-            documents,
+            documents: Documents::Joined,
             read: None,
             trims_last: false,
             dropout: false,
             seen: None,
+            features_given: false,
             scored: false,
         }
     }

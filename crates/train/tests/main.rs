@@ -29,6 +29,7 @@ mod small_run;
 mod switches;
 mod traces;
 mod unfused;
+mod vision_cache;
 mod vision_golden;
 mod vision_run;
 mod visual_run;

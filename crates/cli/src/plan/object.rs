@@ -3,13 +3,14 @@
 use flatout_measure::forecast::{Alternative, Outcome};
 use flatout_train::device::gpus;
 use flatout_train::resolve::fp8_layers;
+use flatout_train::resolve::tower::Forecast;
 use flatout_train::switches::active;
 use serde_json::{Value, json};
 
 use super::Told;
 
 pub fn object(told: &Told<'_>) -> Value {
-    let Told { config, compiled, forecast, attention, on_paper } = told;
+    let Told { config, compiled, forecast, attention, on_paper, features } = told;
     let step = &forecast.step;
     let timings = &compiled.target.timings;
     let predicted = |seconds: f64| (!timings.is_empty()).then_some(seconds);
@@ -62,6 +63,17 @@ pub fn object(told: &Told<'_>) -> Value {
             "runs": arrangement.runs,
             "real_tokens": arrangement.real_tokens,
             "padding": arrangement.padding,
+        });
+    }
+    if let Some(Forecast { economy, tokens, read_bytes_per_second }) = features {
+        all["vision_cache"] = json!({
+            "image_tokens": tokens,
+            "bytes_per_image": economy.bytes_per_image,
+            "tower_ms_per_image": 1e3 * economy.seconds_per_image,
+            "read_bytes_per_second": read_bytes_per_second,
+            "epochs": economy.epochs,
+            "shares_prefixes": economy.shares_prefixes,
+            "words": features.as_ref().map(Forecast::words),
         });
     }
     if let Some(gpu) = on_paper {

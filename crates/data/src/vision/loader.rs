@@ -1,7 +1,7 @@
-//! Updates of examples with the patches of their images, made ready ahead of time.
+//! Updates of examples with the rows of their images, made ready ahead of time.
 //!
-//! One thread lays updates out in their order, and a pool of threads decodes the images of an update: neither order nor bytes
-//! depend on how many there are.
+//! One thread lays updates out in their order, and a pool of threads decodes the images of an update, or reads their features:
+//! neither order nor bytes depend on how many there are.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
+use super::feature_cache::StoredFeatures;
 use super::store::ImageStore;
 use crate::error::DataError;
 use crate::examples::layout::MicroBatch;
@@ -16,15 +17,34 @@ use crate::examples::updates::{ExampleCursor, ExampleUpdate, Updates};
 use crate::order::documents::Spent;
 use crate::order::stall::Waited;
 
-/// An update and, for each of its micro-batches, the patches of its images: as many as the plan has room for.
+/// An update and, for each of its micro-batches, the rows of its images: as many as the plan has room for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SeenUpdate {
     pub update: ExampleUpdate,
-    pub patches: Vec<Vec<u8>>,
+    pub rows: Vec<Vec<u8>>,
+}
+
+/// The rows that images enter a plan as.
+#[derive(Debug, Clone)]
+pub enum ImageRows {
+    /// Patches for a tower, decoded when they are needed.
+    Patches(Arc<ImageStore>),
+    /// Features that a tower made before. Each row is of this number of patches.
+    Features(Arc<StoredFeatures>, usize),
+}
+
+impl ImageRows {
+    /// The rows of a micro-batch's images one after another, and nothing behind them, as many as there is room for.
+    pub fn of(&self, batch: &MicroBatch) -> Result<Vec<u8>, DataError> {
+        match self {
+            ImageRows::Patches(store) => patches(store, batch),
+            ImageRows::Features(features, patches_of_a_row) => features.of(batch, *patches_of_a_row),
+        }
+    }
 }
 
 /// Updates from a cursor on, without end.
-pub struct PatchLoader {
+pub struct ImageLoader {
     queue: Receiver<Result<Made, DataError>>,
     cursor: ExampleCursor,
     waited: Waited,
@@ -40,9 +60,9 @@ struct Made {
 /// Updates that are ready ahead of the one that is trained on.
 const AHEAD: usize = 2;
 
-impl PatchLoader {
+impl ImageLoader {
     /// Goes on where the updates stand, with this many threads for images.
-    pub fn new(updates: Updates, store: Arc<ImageStore>, threads: usize) -> Result<PatchLoader, DataError> {
+    pub fn new(updates: Updates, rows: ImageRows, threads: usize) -> Result<ImageLoader, DataError> {
         let (sender, queue) = sync_channel(AHEAD);
         let cursor = updates.cursor().clone();
         let failed = |error: &dyn std::fmt::Display| {
@@ -52,9 +72,9 @@ impl PatchLoader {
             .num_threads(threads.max(1))
             .thread_name(|i| format!("patches-{i}"));
         let pool = pool.build().map_err(|error| failed(&error))?;
-        let work = move || make(updates, &store, &pool, &sender);
+        let work = move || make(updates, &rows, &pool, &sender);
         std::thread::Builder::new().name("updates".into()).spawn(work).map_err(|error| failed(&error))?;
-        Ok(PatchLoader { queue, cursor, waited: Waited::default() })
+        Ok(ImageLoader { queue, cursor, waited: Waited::default() })
     }
 
     /// The next update. An error is final.
@@ -84,26 +104,26 @@ impl PatchLoader {
 /// Makes updates until nobody takes them, or one fails.
 fn make(
     mut updates: Updates,
-    store: &ImageStore,
+    rows: &ImageRows,
     pool: &rayon::ThreadPool,
     sender: &SyncSender<Result<Made, DataError>>,
 ) {
     loop {
         let since = Instant::now();
         let update = updates.next_update();
-        let made = pool.install(|| update.parts.par_iter().map(|part| patches(store, part)).collect());
+        let made = pool.install(|| update.parts.par_iter().map(|part| rows.of(part)).collect());
         let made: Result<Vec<Vec<u8>>, DataError> = made;
         let (cursor, is_last) = (updates.cursor().clone(), made.is_err());
         let made =
-            made.map(|patches| Made { seen: SeenUpdate { update, patches }, cursor, spent: since.elapsed() });
+            made.map(|rows| Made { seen: SeenUpdate { update, rows }, cursor, spent: since.elapsed() });
         if sender.send(made).is_err() || is_last {
             return;
         }
     }
 }
 
-/// The patches of a micro-batch's images one after another, and nothing behind them, as many as there is room for.
-pub fn patches(store: &ImageStore, batch: &MicroBatch) -> Result<Vec<u8>, DataError> {
+/// The patches of a micro-batch's images.
+fn patches(store: &ImageStore, batch: &MicroBatch) -> Result<Vec<u8>, DataError> {
     let bytes = store.patch_bytes();
     let mut out = vec![0; batch.image_room.patches * bytes];
     let mut rest = &mut out[..];

@@ -6,12 +6,15 @@
 //!       -> tower     the inputs of a plan that follow from grids
 //! store      the images of a set: where their bytes lie, their sides and hashes
 //!    -> patches   the bytes of an image's patches
-//!    -> loader    updates of examples with the patches of their images, ahead of time
+//!    -> loader    updates of examples with the patches or features of their images, ahead of time
+//! feature_cache   features of images that a tower made before, in a folder (feature_index: its index.json)
 //! data_url   images that are written into a text
 //!       -> scaling   a whole image at another size, byte for byte as published processors make it (scaling_avx2: its inner loops)
 //! ```
 
 mod data_url;
+mod feature_cache;
+mod feature_index;
 mod grid;
 mod loader;
 mod patches;
@@ -23,8 +26,10 @@ mod store;
 mod tower;
 
 pub(crate) use data_url::{decode_data_url, is_data_url};
+pub use feature_cache::{CacheWriter, CachedImage, FeatureCache, PartSize, StoredFeatures};
+pub use feature_index::{FeatureFormat, FeatureIndex};
 pub use grid::{Grid, Stretch, TAPS, positions};
-pub use loader::{PatchLoader, SeenUpdate, patches};
+pub use loader::{ImageLoader, ImageRows, SeenUpdate};
 pub use patching::Patching;
 pub use store::{EncodedImage, Given, ImageReader, ImageStore};
 pub use tower::TowerInputs;

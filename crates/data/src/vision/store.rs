@@ -1,5 +1,6 @@
 //! The images of a set: where their bytes lie, their sides and hashes.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -191,25 +192,34 @@ impl ImageStore {
         self.patching.patch * self.patching.patch * CHANNELS
     }
 
+    /// An image for people: its file, where it has one of its own.
+    fn place(&self, number: u32) -> String {
+        self.get(number).path().map_or("an image".into(), |path| path.display().to_string())
+    }
+
+    /// The bytes of an image, which must be those it had when it was looked into.
+    pub fn bytes(&self, number: u32) -> Result<Cow<'_, [u8]>, DataError> {
+        let image = self.get(number);
+        let path = match &image.held {
+            Held::Memory(bytes) => return Ok(Cow::Borrowed(bytes)),
+            Held::File(path) => path,
+        };
+        let bytes = fs::read(path).map_err(|error| crate::formats::unreadable(path, &error))?;
+        if xxh3_128(&bytes) != image.hash {
+            return Err(DataError::input(format!(
+                "{} has other bytes than when it was first read: images must not change while they are trained on.",
+                path.display()
+            )));
+        }
+        Ok(Cow::Owned(bytes))
+    }
+
     /// Fills `out` with the patches of an image, [P, patch patch 3] bytes.
     pub fn patches(&self, number: u32, out: &mut [u8]) -> Result<(), DataError> {
-        let image = self.get(number);
-        let (bytes, place);
-        let (bytes, place): (&[u8], &str) = match &image.held {
-            Held::Memory(bytes) => (bytes, "an image"),
-            Held::File(path) => {
-                place = path.display().to_string();
-                bytes = fs::read(path).map_err(|error| crate::formats::unreadable(path, &error))?;
-                if xxh3_128(&bytes) != image.hash {
-                    return Err(DataError::input(format!(
-                        "{place} has other bytes than when it was first read: images must not change while they are \
-                         trained on."
-                    )));
-                }
-                (&bytes, &place)
-            }
-        };
-        patches(bytes, image.grid, &self.patching, self.max_pixels, out)
-            .map_err(|flaw| DataError::input(format!("{place}: {}; {}.", flaw.said, flaw.reason.remedy())))
+        let bytes = self.bytes(number)?;
+        patches(&bytes, self.get(number).grid, &self.patching, self.max_pixels, out).map_err(|flaw| {
+            let place = self.place(number);
+            DataError::input(format!("{place}: {}; {}.", flaw.said, flaw.reason.remedy()))
+        })
     }
 }

@@ -8,6 +8,7 @@ use flatout_runtime::Session;
 use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::config::{Config, Data, SourceKind, Task};
+use flatout_train::device::Device;
 use flatout_train::refuse;
 use flatout_train::resolve::compile::Compiled;
 use flatout_train::switches::Choose;
@@ -15,6 +16,7 @@ use flatout_train::tasks;
 use flatout_train::tasks::batch::{Batch, BatchSource};
 use flatout_train::tasks::dataset::Dataset;
 use flatout_train::tasks::{images, text};
+use flatout_train::training::vision_cache;
 use serde_json::Value;
 
 /// A recipe's data, opened once for several measurements.
@@ -52,15 +54,17 @@ impl Key {
 }
 
 impl OpenData {
-    /// `None` where the config names no data.
-    pub fn open(config: &Config) -> Result<Option<OpenData>, Failure> {
+    /// `None` where the config names no data. Features of images that the config keeps are made on the device.
+    pub fn open(config: &Config, device: &Device) -> Result<Option<OpenData>, Failure> {
         check_repeatable(config)?;
         match config.data.source() {
             SourceKind::Synthetic => {}
             _ if config.data.has_files() => {}
             _ => return Ok(None),
         }
-        Ok(Some(OpenData { data: tasks::open(config, None, &mut |_| {})?, key: Key::of(config) }))
+        let mut data = tasks::open(config, None, &mut |_| {})?;
+        vision_cache::prepare(config, &mut *data, None, device, &mut |_| {})?;
+        Ok(Some(OpenData { data, key: Key::of(config) }))
     }
 
     pub fn data(&self) -> &dyn Dataset {
@@ -96,6 +100,7 @@ pub fn source(
     config: &Config,
     compiled: &Compiled,
     data: Option<&OpenData>,
+    device: &Device,
     session: &mut Session,
 ) -> Result<Box<dyn BatchSource>, Failure> {
     let mut of = |data: &dyn Dataset| {
@@ -105,7 +110,7 @@ pub fn source(
     match data {
         Some(open) if open.key == Key::of(config) => of(&*open.data),
         // Rows of another length, seed or vocabulary are other data.
-        Some(_) => of(&*OpenData::open(config)?.expect("a config with data").data),
+        Some(_) => of(&*OpenData::open(config, device)?.expect("a config with data").data),
         None => Ok(Box::new(Drawn::new(config, compiled))),
     }
 }

@@ -62,6 +62,11 @@ impl Vision {
         self.merge * self.merge
     }
 
+    /// Rows of the text's width that a token of an image gets: the main one, and those of DeepStack.
+    pub fn feature_levels(&self) -> usize {
+        1 + self.deepstack.len()
+    }
+
     /// Values of a patch as the host writes it: rows, columns and channels.
     pub fn patch_values(&self) -> usize {
         self.patch * self.patch * CHANNELS

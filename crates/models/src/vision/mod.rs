@@ -4,9 +4,11 @@
 //! P patches of I images, D width, H heads, K head size, M patches of a merge block, W width of the text.
 
 mod config;
+pub mod features;
 mod merger;
 
 pub use config::{Tower, Vision};
+pub use features::Features;
 
 use flatout_ir::ops::attention::Mask;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
@@ -57,12 +59,6 @@ pub struct Inputs<'g> {
     images: (Tensor<'g>, Tensor<'g>),
     /// The most patches of an image.
     largest: usize,
-}
-
-/// Rows [P / M, W] that take the places of tokens, and those that are added behind the first layers of the text.
-pub struct Features<'g> {
-    pub main: Tensor<'g>,
-    pub deep: Vec<Tensor<'g>>,
 }
 
 /// Declares every parameter under the scope `vision`.

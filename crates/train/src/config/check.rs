@@ -246,6 +246,9 @@ impl Config {
                  1 to {MAX_IMAGE_TOKENS}"
             );
         }
+        if data.vision_cache.as_deref() == Some("") {
+            refuse!("`data.vision_cache` is empty: name a folder");
+        }
         if let Some([open, close]) = &data.answer_marks
             && (open.is_empty() || close.is_empty() || open == close)
         {
@@ -503,6 +506,11 @@ mod tests {
                 "data.task=text data.answer_marks=[\"<A>\",\"</A>\"]",
                 "`data.answer_marks` is given but `data.task` is text: give data.task=visual_chat",
             ),
+            (
+                "data.task=chat data.vision_cache=features",
+                "`data.vision_cache` is given but `data.task` is chat: give data.task=visual_chat",
+            ),
+            ("data.task=visual_chat data.vision_cache=''", "`data.vision_cache` is empty"),
             ("data.task=visual_chat data.image_tokens=[16,4]", "`data.image_tokens` is [16, 4], and wants"),
             ("data.task=visual_chat data.image_tokens=[0,4]", "`data.image_tokens` is [0, 4], and wants"),
             ("data.task=visual_chat data.answer_marks=[\"a\",\"a\"]", "wants two different texts"),

@@ -174,6 +174,8 @@ section! {
         pub image_root: Option<String>,
         /// Tokens that an image beside a text has, least and most: it is scaled to fit; the checkpoint's where not given, or [64, 16384].
         pub image_tokens: Option<[usize; 2]>,
+        /// A folder that keeps what a frozen tower makes of every image: it runs once before the first step, and training has no tower.
+        pub vision_cache: Option<String>,
         /// Two texts around what is learned of an answer, as ["<ANS>", "</ANS>"]; they stay in the text and are not learned.
         pub answer_marks: Option<[String; 2]>,
         /// An image whose header says that it has more pixels is not decoded.

@@ -20,7 +20,8 @@ impl Config {
         let data = &mut config.data;
         data.path.iter_mut().chain(&mut data.held_out_path).for_each(all);
         data.mix.0.iter_mut().for_each(|part| all(&mut part.path));
-        data.tokenizer.iter_mut().chain(&mut data.image_root).for_each(based);
+        let files = data.tokenizer.iter_mut().chain(&mut data.image_root);
+        files.chain(&mut data.vision_cache).for_each(based);
         config.adapter.from.iter_mut().for_each(based);
         // A template may be a text or a name, and a model one of the hub.
         data.template.iter_mut().filter(|template| folder.join(&**template).is_file()).for_each(based);
@@ -48,11 +49,13 @@ mod tests {
         let mut config = resolve("pretrain-226m", &[], &words).unwrap();
         *config.model.from_mut() = Some("base@20".into());
         config.data.template = Some("chat.jinja".into());
+        config.data.vision_cache = Some("features".into());
         let based = config.based_at(folder.path());
         assert_eq!(based.data.path, Some(Paths(vec![at("a/*.txt"), "/b.txt".into()])));
         assert_eq!(based.data.held_out_path, Some(Paths(vec![at("v.txt"), "/w.txt".into()])));
         assert_eq!(based.data.tokenizer, Some(at("t.json")));
         assert_eq!(based.data.template, Some(at("chat.jinja")));
+        assert_eq!(based.data.vision_cache, Some(at("features")));
         assert_eq!(based.model.from(), Some(&at("base@20")));
         config.data.path = Some(Paths(vec!["-".into()]));
         config.data.template = Some("chatml".into());

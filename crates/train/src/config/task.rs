@@ -71,6 +71,7 @@ static TABLE: &[Facts] = &[
             "image",
             "image_root",
             "image_tokens",
+            "vision_cache",
             "answer_marks",
         ],
     },

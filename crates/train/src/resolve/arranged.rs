@@ -133,7 +133,7 @@ fn check_last_layer(config: &Config) -> Result<(), UserError> {
 }
 
 /// Whether weights of the tower are trained, or have adapters: then every plan has it.
-fn trains_tower(config: &Config) -> bool {
+pub fn trains_tower(config: &Config) -> bool {
     let parameters = pretrained::parameters(&config.model);
     let mut tower = parameters.keys().filter(|path| matches(SCOPE, path));
     let names = |patterns: &[String], path: &str| patterns.iter().any(|pattern| matches(pattern, path));

@@ -18,6 +18,7 @@ use crate::resolve::arranged::eval_layout;
 use crate::resolve::fp8_layers;
 use crate::resolve::recompute_layers;
 use crate::resolve::settle::settle;
+use crate::resolve::tower;
 use crate::switches::active;
 use crate::switches::{Auto, Settled};
 use crate::tasks::capacities::Capacities;
@@ -158,6 +159,7 @@ pub fn compile_for(
     micro_batch: usize,
     may_recompute_all: bool,
 ) -> Result<Compiled, Failure> {
+    tower::check(config)?;
     let asked = config;
     let (config, of_images) = &image_table::settle(config, target)?;
     let eval_batch = match config.eval.rows {
@@ -213,6 +215,7 @@ pub fn compile_for(
             .iter()
             .filter(|s| s.class.is_parameter())
             .chain(&beside)
+            .chain(&tower::parameters_apart(config))
             .map(|s| s.ty.elements() as u64)
             .sum(),
         flops_per_token: flops / tokens as u64,

@@ -8,3 +8,4 @@ pub mod groups;
 pub mod prediction;
 mod recompute_layers;
 pub mod settle;
+pub mod tower;

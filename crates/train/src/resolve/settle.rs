@@ -10,6 +10,7 @@ use crate::refuse;
 use crate::resolve::fp8_layers;
 use crate::resolve::groups;
 use crate::resolve::recompute_layers;
+use crate::resolve::tower;
 use crate::switches::{self, Settled};
 use crate::tasks::image_table;
 use crate::weights::adapters;
@@ -34,7 +35,9 @@ fn trained(
     moments: Moments,
 ) -> Result<(BTreeSet<String>, Update), UserError> {
     let beside = adapters::parameters(model, adapters);
-    let parameters = model.slots.iter().filter(|s| s.class.is_parameter()).chain(&beside);
+    // What a config says of a tower holds where plans are without it.
+    let apart = tower::parameters_apart(config);
+    let parameters = model.slots.iter().filter(|s| s.class.is_parameter()).chain(&beside).chain(&apart);
     let parameters: Vec<(&str, usize)> = parameters.map(|s| (s.path.as_str(), s.ty.rank())).collect();
     let rules = groups::rules(config, &parameters)?;
     let by_path = || parameters.iter().map(|(path, _)| path.to_string()).zip(&rules);

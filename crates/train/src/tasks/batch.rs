@@ -16,6 +16,8 @@ pub enum HostTensor {
     I32(Vec<i32>),
     F32(Vec<f32>),
     U8(Vec<u8>),
+    /// Elements in the input's own type as they lie in a file, little-endian.
+    Stored(Vec<u8>),
 }
 
 /// The inputs of one run of a plan. The loop, evaluation and measurement see nothing else of a task.
@@ -69,17 +71,28 @@ pub struct Draw {
 
 /// Writes a batch into the inputs of its plan.
 pub fn write(session: &mut Session, batch: &Batch, draw: Draw) -> Result<(), RuntimeError> {
-    for (name, values) in &batch.tensors {
-        let path = input_path(batch.role, name);
+    write_tensors(session, batch.role, &batch.tensors)?;
+    let rng = input_path(batch.role, "rng");
+    if session.plans().slot(&rng).is_some() {
+        session.write_i32(&rng, &[draw.seed as i32, (draw.seed >> 32) as i32, draw.step as i32])?;
+    }
+    Ok(())
+}
+
+/// Writes inputs of a plan by name.
+pub fn write_tensors(
+    session: &mut Session,
+    role: Role,
+    tensors: &[(&'static str, HostTensor)],
+) -> Result<(), RuntimeError> {
+    for (name, values) in tensors {
+        let path = input_path(role, name);
         match values {
             HostTensor::I32(values) => session.write_i32(&path, values)?,
             HostTensor::F32(values) => session.write_f32(&path, values)?,
             HostTensor::U8(values) => session.write_u8(&path, values)?,
+            HostTensor::Stored(bytes) => session.write_slot(&path, bytes)?,
         }
-    }
-    let rng = input_path(batch.role, "rng");
-    if session.plans().slot(&rng).is_some() {
-        session.write_i32(&rng, &[draw.seed as i32, (draw.seed >> 32) as i32, draw.step as i32])?;
     }
     Ok(())
 }

@@ -76,6 +76,7 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
                 trims_last,
                 dropout: training,
                 seen,
+                features_given: config.data.vision_cache.is_some(),
                 scored: !training && config.data.task.has_answers(),
                 ..LossForm::rows(rows, tokens / rows)
             })

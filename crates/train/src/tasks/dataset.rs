@@ -6,6 +6,7 @@ use flatout_runtime::Session;
 use serde_json::Value;
 
 use super::batch::{BatchSource, EvalSet, Inputs};
+use super::seen::SeenImages;
 use crate::config::Config;
 use crate::config::resolved::Resolved;
 use crate::machine;
@@ -70,6 +71,11 @@ pub trait Dataset {
 
     /// How batches of training are made ready, in words.
     fn loading(&self, config: &Config, feeding: Feeding<'_>) -> String;
+
+    /// The images among its texts, where there are any, for who makes features of them before the first update.
+    fn images(&mut self) -> Option<&mut SeenImages> {
+        None
+    }
 
     /// Writes what the plans keep of the data on the device, before the first update.
     fn prepare(&self, _session: &mut Session) -> Result<(), Failure> {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flatout_data::examples::{Date, ExampleKind, ExampleSets, ExampleSpec, VisionSpec, open_reporting};
-use flatout_data::vision::{PatchLoader, Patching, SeenUpdate};
+use flatout_data::vision::{ImageLoader, Patching, SeenUpdate};
 use flatout_data::{
     DataError, Description, ExampleCursor, ExampleTable, Extent, ImageRoom, Layout, Lengths, MicroBatch,
     OpenEvent, Rows, Segment, Shape, Tree, UpdateOptions, Updates, Vocabulary, Waited, drawn_examples, once,
@@ -55,7 +55,10 @@ pub fn read(
     let ExampleSets { train, held_out, vocabulary, classes, images, .. } =
         example_sets(config, run, config.held_out_fold(), say)?;
     let images = SeenImages::of(config, images)?;
-    Ok(Examples { images, ..Examples::new(config, [train, held_out], vocabulary, classes) })
+    let examples = Examples::new(config, [train, held_out], vocabulary, classes);
+    let shares_prefixes = config.switches.data.shared_prefix == Choose::On;
+    let images = images.map(|images| images.shown_by(&examples.train, shares_prefixes));
+    Ok(Examples { images, ..examples })
 }
 
 /// Examples of the synthetic language whose lengths are drawn from these.
@@ -246,9 +249,11 @@ impl Dataset for Examples {
             Some(_) => {
                 let threads = loader_threads(config);
                 let plural = if threads == 1 { "" } else { "s" };
-                format!(
-                    "all examples lie in memory, tokenised; {threads} thread{plural} decode their images ahead"
-                )
+                let ahead = match &config.data.vision_cache {
+                    None => "decode their images ahead",
+                    Some(_) => "read the features of their images ahead",
+                };
+                format!("all examples lie in memory, tokenised; {threads} thread{plural} {ahead}")
             }
         }
     }
@@ -266,6 +271,10 @@ impl Dataset for Examples {
             }
         }
         Ok(())
+    }
+
+    fn images(&mut self) -> Option<&mut SeenImages> {
+        self.images.as_mut()
     }
 
     fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure> {
@@ -295,7 +304,7 @@ impl Dataset for Examples {
         let supply = match &self.images {
             None => Supply::Memory(updates),
             Some(images) => {
-                let loader = PatchLoader::new(updates, images.store.clone(), loader_threads(config))?;
+                let loader = ImageLoader::new(updates, images.rows(), loader_threads(config))?;
                 Supply::Threads(loader, images.clone())
             }
         };
@@ -353,10 +362,10 @@ impl Dataset for Examples {
     }
 }
 
-/// Where updates come from: memory, or threads that decode the images of the next ones.
+/// Where updates come from: memory, or threads that make the rows of the images of the next ones.
 enum Supply {
     Memory(Updates),
-    Threads(PatchLoader, SeenImages),
+    Threads(ImageLoader, SeenImages),
 }
 
 impl Supply {
@@ -371,7 +380,7 @@ impl Supply {
 /// Updates of examples.
 struct ExampleSource {
     supply: Supply,
-    /// Micro-batches with the patches of their images.
+    /// Micro-batches with the rows of their images.
     next: std::vec::IntoIter<(MicroBatch, Vec<u8>)>,
     /// Why there is no next update.
     failed: Option<DataError>,
@@ -386,15 +395,15 @@ impl BatchSource for ExampleSource {
         let seen = match &mut self.supply {
             Supply::Memory(updates) => {
                 let update = updates.next_update();
-                let patches = vec![vec![]; update.parts.len()];
-                Ok(SeenUpdate { update, patches })
+                let rows = vec![vec![]; update.parts.len()];
+                Ok(SeenUpdate { update, rows })
             }
             Supply::Threads(loader, _) => loader.next_update(),
         };
         match seen {
             Err(error) => self.failed = Some(error),
-            Ok(SeenUpdate { update, patches }) => {
-                let parts: Vec<_> = update.parts.into_iter().zip(patches).collect();
+            Ok(SeenUpdate { update, rows }) => {
+                let parts: Vec<_> = update.parts.into_iter().zip(rows).collect();
                 (self.next, self.epoch, self.waited) = (parts.into_iter(), update.epoch, update.waited);
             }
         }
@@ -404,11 +413,11 @@ impl BatchSource for ExampleSource {
         if let Some(error) = self.failed.take() {
             return Err(error.into());
         }
-        let Some((laid_out, patches)) = self.next.next() else { return Ok(None) };
+        let Some((laid_out, rows)) = self.next.next() else { return Ok(None) };
         let (role, inputs) = (Role::Grad(laid_out.shape), &self.inputs[laid_out.shape]);
         let images = match &self.supply {
             Supply::Memory(_) => vec![],
-            Supply::Threads(_, images) => images.tensors(&laid_out, patches, inputs),
+            Supply::Threads(_, images) => images.tensors(&laid_out, rows, inputs),
         };
         // The whole update was waited for at once.
         let waited = std::mem::take(&mut self.waited);
@@ -453,7 +462,7 @@ impl EvalSet for LaidOut {
         let laid_out = &self.parts[number];
         let images = match &self.images {
             None => vec![],
-            Some(images) => images.tensors(laid_out, images.patches(laid_out)?, inputs),
+            Some(images) => images.tensors(laid_out, images.rows_of(laid_out)?, inputs),
         };
         let mut batch = batch(Role::Eval, laid_out.clone(), inputs);
         batch.tensors.extend(images);

@@ -1,18 +1,26 @@
 //! Images among the tokens of examples, as plans take them.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use flatout_data::vision::{ImageStore, TowerInputs, patches};
-use flatout_data::{DataError, MicroBatch};
+use flatout_data::vision::{Grid, ImageRows, ImageStore, StoredFeatures, TowerInputs};
+use flatout_data::{DataError, ExampleTable, ImageRoom, MicroBatch};
+use flatout_models::config::Vision;
+use flatout_models::vision::features::FEATURES;
 
 use super::batch::{HostTensor, Inputs};
 use crate::config::Config;
 use crate::{UserError, refuse};
 
-/// The images of a set, and the positions that the tower learns a side.
+/// The images of a set, and what plans with a tower must know of them.
 #[derive(Clone)]
 pub struct SeenImages {
     pub store: Arc<ImageStore>,
+    /// What a tower made of them before: plans that read it have no tower.
+    pub features: Option<Arc<StoredFeatures>>,
+    /// Images that an epoch of the training shows a tower.
+    pub sightings: u64,
+    /// Learned positions of the tower a side.
     positions: usize,
     merge: usize,
 }
@@ -31,25 +39,67 @@ impl SeenImages {
                  data.image_tokens"
             );
         }
-        let (positions, merge) = (vision.positions, vision.merge);
-        Ok((store.count() > 0).then(|| SeenImages { store: Arc::new(store), positions, merge }))
+        let Vision { positions, merge, .. } = *vision;
+        let store = Arc::new(store);
+        let is_any = store.count() > 0;
+        Ok(is_any.then_some(SeenImages { store, features: None, sightings: 0, positions, merge }))
     }
 
-    /// The patches of a micro-batch, decoded now.
-    pub fn patches(&self, laid_out: &MicroBatch) -> Result<Vec<u8>, DataError> {
-        patches(&self.store, laid_out)
+    /// With the images that an epoch over these examples shows a tower: all that examples have or, where those of an image
+    /// share its computation, each once.
+    pub fn shown_by(self, table: &ExampleTable, shares_prefixes: bool) -> SeenImages {
+        let shown = || table.iter().flat_map(|example| example.images.iter().map(|image| image.image));
+        let sightings = match shares_prefixes {
+            true => shown().collect::<HashSet<u32>>().len(),
+            false => shown().count(),
+        };
+        SeenImages { sightings: sightings as u64, ..self }
     }
 
-    /// The inputs of the tower, of those that a plan has.
+    /// Patches that become one token.
+    pub fn block(&self) -> usize {
+        self.merge * self.merge
+    }
+
+    /// How images enter plans: as patches, or as features where those were made.
+    pub fn rows(&self) -> ImageRows {
+        match &self.features {
+            None => ImageRows::Patches(self.store.clone()),
+            Some(features) => ImageRows::Features(features.clone(), self.block()),
+        }
+    }
+
+    /// The rows of a micro-batch, made now.
+    pub fn rows_of(&self, laid_out: &MicroBatch) -> Result<Vec<u8>, DataError> {
+        self.rows().of(laid_out)
+    }
+
+    /// The inputs of the tower, or the features in its place, of those that a plan has.
     pub fn tensors(
         &self,
         laid_out: &MicroBatch,
+        rows: Vec<u8>,
+        inputs: &Inputs,
+    ) -> Vec<(&'static str, HostTensor)> {
+        if self.features.is_some() {
+            return inputs.only([(
+                FEATURES,
+                Box::new(|| HostTensor::Stored(rows)) as Box<dyn FnOnce() -> HostTensor>,
+            )]);
+        }
+        self.tower_tensors(laid_out.images.iter().map(|image| image.grid), laid_out.image_room, rows, inputs)
+    }
+
+    /// The inputs of a tower with some room, of those that a plan has, over images of these grids and their patches.
+    pub fn tower_tensors(
+        &self,
+        grids: impl Iterator<Item = Grid>,
+        room: ImageRoom,
         patches: Vec<u8>,
         inputs: &Inputs,
     ) -> Vec<(&'static str, HostTensor)> {
-        let grids = laid_out.images.iter().map(|image| image.grid);
         let TowerInputs { places, taps, tap_weights, image_start, image_len } =
-            TowerInputs::new(grids, laid_out.image_room, self.merge, self.positions);
+            TowerInputs::new(grids, room, self.merge, self.positions);
         inputs.only([
             ("patches", Box::new(|| HostTensor::U8(patches)) as Box<dyn FnOnce() -> HostTensor>),
             ("patch_places", Box::new(|| HostTensor::I32(places))),

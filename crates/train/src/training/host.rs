@@ -1,18 +1,22 @@
 //! Memory that a run takes on the host beside the arena: the copy of the state that checkpoints are written from, and
 //! batches that are made ahead.
 
-use flatout_ir::PlanSet;
+use flatout_ir::passes::input_path;
+use flatout_models::vision::features::FEATURES;
 
 use crate::UserError;
 use crate::config::Config;
 use crate::machine;
 use crate::refuse;
 use crate::resolve::compile::Compiled;
+use crate::resolve::prediction;
 use crate::run::state::copied_bytes;
 
 /// A token as it waits for its turn: itself, its target and its weight.
 const TOKEN_BYTES: u64 = 12;
 const PIXEL_BYTES: u64 = 3;
+/// Updates whose features are in memory: two ahead, the next, the one under way and the one before it.
+const FEATURES_AHEAD: u64 = 5;
 
 /// Bytes beside the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,14 +28,18 @@ pub struct Beside {
 }
 
 impl Beside {
-    pub fn of(config: &Config, plans: &PlanSet) -> Beside {
+    pub fn of(config: &Config, compiled: &Compiled) -> Beside {
         let sample = match config.model.image_size() {
             Some(size) => PIXEL_BYTES.saturating_mul((size * size) as u64),
             None => TOKEN_BYTES.saturating_mul(config.model.tokens() as u64),
         };
         let ahead = (config.loader.prefetch as u64).saturating_add(2);
         let batch = sample.saturating_mul(config.train.batch as u64);
-        Beside { copy: copied_bytes(plans), batches: batch.saturating_mul(ahead) }
+        let features = feature_bytes(config, compiled).saturating_mul(FEATURES_AHEAD);
+        Beside {
+            copy: copied_bytes(&compiled.plans),
+            batches: batch.saturating_mul(ahead).saturating_add(features),
+        }
     }
 
     pub fn total(&self) -> u64 {
@@ -39,14 +47,21 @@ impl Beside {
     }
 }
 
+/// Features that an update reads, where those of images are kept.
+fn feature_bytes(config: &Config, compiled: &Compiled) -> u64 {
+    let of = |role| compiled.plans.slot(&input_path(role, FEATURES)).map_or(0, |slot| slot.ty.bytes() as u64);
+    let runs = prediction::typical_runs(compiled, config.train.batch).into_iter();
+    runs.map(|(role, times)| times.saturating_mul(of(role))).sum()
+}
+
 /// Refuses what this machine has no memory for, before any of it is taken.
 pub fn check(config: &Config, compiled: &Compiled) -> Result<(), UserError> {
     let arena = if compiled.target.name == "cpu" { compiled.plans.arena_bytes as u64 } else { 0 };
-    within(config, &compiled.plans, machine::memory_bytes().saturating_sub(arena))
+    within(config, compiled, machine::memory_bytes().saturating_sub(arena))
 }
 
-fn within(config: &Config, plans: &PlanSet, free: u64) -> Result<(), UserError> {
-    let beside = Beside::of(config, plans);
+fn within(config: &Config, compiled: &Compiled, free: u64) -> Result<(), UserError> {
+    let beside = Beside::of(config, compiled);
     if beside.total() <= free {
         return Ok(());
     }
@@ -77,7 +92,7 @@ mod tests {
             let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
             let config = resolve("tiny", &[], &words).unwrap();
             let compiled = compile::compile(&config, &compile::target()).unwrap();
-            (Beside::of(&config, &compiled.plans), within(&config, &compiled.plans, free))
+            (Beside::of(&config, &compiled), within(&config, &compiled, free))
         };
         let (beside, fits) = asked(&[], 1 << 30);
         assert_eq!(fits, Ok(()));

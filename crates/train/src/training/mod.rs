@@ -9,4 +9,5 @@ pub mod schedule;
 mod spike;
 pub mod trainer;
 pub mod update;
+pub mod vision_cache;
 mod watch;

@@ -37,6 +37,7 @@ use crate::training::opening;
 use crate::training::schedule::learning_rate;
 use crate::training::spike::{Spike, Spikes};
 use crate::training::update::{Results, accumulate, apply, collect};
+use crate::training::vision_cache;
 use crate::training::watch::Watch;
 use crate::weights::pretrained;
 use recovery::Skips;
@@ -151,8 +152,8 @@ pub fn train_on(
     sinks: &mut [&mut dyn Sink],
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
-    let Opened { data, mut resolved, compiled, mut left_out, mut laps } = opened;
-    let (data, config) = (&*data, &resolved.over(asked));
+    let Opened { mut data, mut resolved, compiled, mut left_out, mut laps } = opened;
+    let config = &resolved.over(asked);
     let steps = data.total_steps(config)?;
     data.check_classes(config)?;
     image_table::check(config)?;
@@ -171,6 +172,12 @@ pub fn train_on(
     compiled.pin(config, &mut resolved);
     pretrained::pin(config, &mut resolved, run.dir())?;
     let config = &resolved.over(asked);
+    let say = &mut |said| notice(Notice::Data(said));
+    let tower = vision_cache::prepare(config, &mut *data, Some(run.dir()), device, say)?;
+    if tower.is_some() {
+        laps.lap("features");
+    }
+    let data = &*data;
     let held_out = match compiled.eval_batch {
         0 => None,
         _ => {
@@ -199,6 +206,10 @@ pub fn train_on(
         }
         None => {
             origin = pretrained::begin(config, &mut session)?;
+            // The run depends on its tower although no plan has it.
+            if let (Some(origin), Some(tower)) = (&mut origin, tower) {
+                origin.frozen.extend(tower.hashes);
+            }
             let source = data.source(config, compiled.feeding(), None)?;
             (Progress::default(), source, Skips::default(), Patience::default())
         }

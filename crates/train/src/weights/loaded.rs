@@ -6,7 +6,7 @@ use flatout_data::Vocabulary;
 use flatout_models::config::Model;
 
 use crate::UserError;
-use crate::config::{Config, Layers, Task};
+use crate::config::{Config, Layers, Task, keys_of};
 use crate::run::{self, BESIDE};
 use crate::weights::pretrained::{
     Pretrained, Source, Weights, class_names, folder, lay_area, lay_processor, open,
@@ -64,6 +64,13 @@ impl Loaded {
         allowed.extend(has_grid.then_some("model.image_size"));
         layers.overrides_of(overrides, &allowed, "when a model is used")?;
         let mut config = layers.finish()?;
+        // Features that are kept are of the images that were trained on: a model that is used has its tower.
+        if keys_of(overrides)?.iter().any(|key| key == "data.vision_cache") {
+            crate::refuse!(
+                "`data.vision_cache` is of training, and a model that is used runs its tower: leave it out"
+            );
+        }
+        config.data.vision_cache = None;
         if let (Model::Vit(vit), Model::Vit(own)) = (&mut config.model, &description.model) {
             vit.grid = Some(own.grid());
         }

@@ -1,7 +1,7 @@
 //! Products, attention and what flows between them in bf16; sums, statistics, losses and the optimiser in f32.
 //!
 //! Weights of two axes and more are read from bf16 copies (class `derived`) that `apply` and `derive` write; those that
-//! nothing trains have no f32 master and are bf16 themselves. Every other type follows by inference; where two float types meet, the rules of `cast_inputs` decide.
+//! nothing trains have no f32 master and are bf16 themselves, as are states that the host writes. Every other type follows by inference; where two float types meet, the rules of `cast_inputs` decide.
 
 use std::collections::HashSet;
 
@@ -18,10 +18,15 @@ pub fn copy_path(weight: &str) -> String {
     format!("bf16.{weight}")
 }
 
-/// Keeps parameters that nothing trains in bf16: no update needs their digits.
-pub fn narrow_frozen(g: &mut Graph) {
-    let is_frozen = |s: &&mut Slot| s.class == Class::Frozen && s.ty.rank() >= 2;
-    g.slots.iter_mut().filter(is_frozen).for_each(|s| s.ty.dtype = DType::BF16);
+/// Keeps parameters that nothing trains in bf16, because no update needs their digits; and states that the host writes, inputs
+/// of three axes and more, which flow as states do that are computed.
+pub fn narrow_slots(g: &mut Graph) {
+    let is_narrow = |s: &&mut Slot| match s.class {
+        Class::Frozen => s.ty.rank() >= 2,
+        Class::Input => s.ty.rank() >= 3 && s.ty.dtype == DType::F32,
+        _ => false,
+    };
+    g.slots.iter_mut().filter(is_narrow).for_each(|s| s.ty.dtype = DType::BF16);
 }
 
 /// Rewrites to bf16. `forward` is the number of forward nodes and is translated; returns how many products run in it.
@@ -29,7 +34,7 @@ pub fn precision(g: &Graph, forward: usize) -> (Graph, usize, usize) {
     let wide = stays_wide(g);
     let biases = biases(g, &wide);
     let mut replay = Replay::new(g);
-    narrow_frozen(&mut replay.new);
+    narrow_slots(&mut replay.new);
     let (mut products, mut new_forward) = (0, 0);
     for id in g.ids() {
         if id.0 as usize == forward {

@@ -10,7 +10,7 @@ mod pixels;
 mod weights;
 
 pub use classes::class_names;
-pub use origin::{Origin, begin, pin, resume};
+pub use origin::{Origin, begin, beginning, pin, resume};
 pub use pixels::{lay_area, lay_processor, processor_of};
 pub use weights::{Place, Weights, narrow, parameters};
 

@@ -10,7 +10,7 @@ use flatout_runtime::Session;
 use serde::{Deserialize, Serialize};
 
 use super::hub::SMALL;
-use super::{Source, exactly, open_for};
+use super::{Source, Weights, exactly, open_for};
 use crate::Failure;
 use crate::UserError;
 use crate::config::Config;
@@ -103,6 +103,17 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
         session.run(Role::Derive)?;
     }
     Ok(origin)
+}
+
+/// The weights that a run begins with; of a run that began before, its frozen ones must be what they were then.
+pub fn beginning(config: &Config, run: Option<&Path>) -> Result<Weights, Failure> {
+    let Some(from) = config.model.from() else { return Ok(Weights::drawn(config.train.seed)) };
+    let mut weights = open_for(&config.model, from)?.weights;
+    weights.draw_head(&config.model, config.train.seed);
+    if let Some(origin) = run.and_then(|run| Origin::of(run).ok()) {
+        weights.expect(&origin.frozen);
+    }
+    Ok(weights)
 }
 
 /// Writes what no checkpoint of a run holds: tables, and parameters that nothing trains, which are what they were at

@@ -13,7 +13,7 @@ use flatout_models::config::Model;
 use flatout_models::library::stored::{Stored, Within};
 use flatout_runtime::Session;
 use rayon::prelude::*;
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::Failure;
 use crate::UserError;
@@ -217,6 +217,26 @@ impl Weights {
         }
         let wide = weight.into_iter().flat_map(f32::to_le_bytes).collect();
         Ok((wide, Some(format!("{:032x}", all.digest128()))))
+    }
+
+    /// A hash of the values of some parameters, whatever type they are stored in; and those of the bytes that they were read
+    /// from, by path.
+    pub fn digest<'a>(
+        &self,
+        parameters: impl IntoParallelIterator<Item = (&'a str, &'a TensorType, &'a Init)>,
+    ) -> Result<(String, BTreeMap<String, String>), Failure> {
+        let read = parameters.into_par_iter().map(|(path, ty, init)| {
+            let (wide, stored) = self.read(path, ty, init)?;
+            Ok((path, (xxh3_128(&wide), stored)))
+        });
+        let read = read.collect::<Result<BTreeMap<&str, _>, Failure>>()?;
+        let (mut all, mut hashes) = (Xxh3::new(), BTreeMap::new());
+        for (path, (values, stored)) in read {
+            all.update(path.as_bytes());
+            all.update(&values.to_le_bytes());
+            hashes.extend(stored.map(|hash| (path.to_string(), hash)));
+        }
+        Ok((format!("{:032x}", all.digest128()), hashes))
     }
 
     /// The adapters that are read as one with a weight.

@@ -1,0 +1,451 @@
+//! A cache of features: a folder in which what a tower made of images lies between runs.
+//!
+//! `features-NNNNN.bin` hold the features, each image's at a multiple of 4096 bytes; `index.json` says where. A part is written
+//! under another name, renamed when it is whole, and then named by the index, which is replaced at once. So whatever the
+//! index names is whole, and a process that was killed loses one part. One process writes at a time; any number read.
+
+use std::collections::HashMap;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use super::feature_index::{ALIGNMENT, Entry, FILE_NAME, FeatureFormat, FeatureIndex, Part, part_name};
+use super::grid::Grid;
+use crate::durable;
+use crate::error::DataError;
+use crate::examples::layout::MicroBatch;
+
+const LOCK: &str = "lock";
+const PARTIAL: &str = ".partial";
+/// How often a folder that another process writes is looked at.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// An index has a few hundred bytes an image: one that is larger is none.
+const MOST_INDEX_BYTES: u64 = 1 << 30;
+
+/// When a part is whole: with this number of bytes or of images, whichever comes first. A process that is killed loses what
+/// was computed since the last one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartSize {
+    pub bytes: u64,
+    pub images: usize,
+}
+
+impl Default for PartSize {
+    fn default() -> PartSize {
+        PartSize { bytes: 1 << 30, images: 256 }
+    }
+}
+
+/// An image whose features are looked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CachedImage {
+    /// SHA-256 of its bytes, in hexadecimal digits.
+    pub sha256: String,
+    /// Its file, where it has one of its own.
+    pub name: Option<String>,
+    pub grid: Grid,
+    pub tokens: usize,
+}
+
+impl CachedImage {
+    fn named(&self) -> String {
+        self.name.clone().unwrap_or_else(|| format!("the image with SHA-256 {}", self.sha256))
+    }
+}
+
+/// An open cache.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FeatureCache {
+    folder: PathBuf,
+    index: FeatureIndex,
+    /// Part and place in it of every image, by its SHA-256.
+    places: HashMap<String, (usize, usize)>,
+}
+
+impl FeatureCache {
+    /// Opens what a folder holds, which may be nothing yet. Features of another format are refused by the name of what differs.
+    pub fn open(folder: &Path, format: &FeatureFormat) -> Result<FeatureCache, DataError> {
+        let path = folder.join(FILE_NAME);
+        let again = "give another data.vision_cache, or remove the folder and its features are made again";
+        let index = match read_index(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                check_foreign(folder)?;
+                FeatureIndex::new(format.clone())
+            }
+            Err(error) => {
+                return Err(DataError::input(format!(
+                    "{} cannot be read ({error}): {again}.",
+                    path.display()
+                )));
+            }
+            Ok(bytes) => FeatureIndex::parse(&bytes, format)
+                .map_err(|wrong| DataError::input(format!("{} {wrong}: {again}.", path.display())))?,
+        };
+        for part in &index.parts {
+            let path = folder.join(&part.file);
+            let there = fs::metadata(&path).map_or(0, |about| about.len());
+            if there != part.bytes {
+                return Err(DataError::input(format!(
+                    "{} has {there} bytes, and its index says {}: {again}.",
+                    path.display(),
+                    part.bytes
+                )));
+            }
+        }
+        Ok(FeatureCache::of(folder, index))
+    }
+
+    fn of(folder: &Path, index: FeatureIndex) -> FeatureCache {
+        let mut places = HashMap::new();
+        for (number, part) in index.parts.iter().enumerate() {
+            let own = part.images.iter().enumerate();
+            places.extend(own.map(|(place, entry)| (entry.sha256.clone(), (number, place))));
+        }
+        FeatureCache { folder: folder.into(), index, places }
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Images it has features of.
+    pub fn count(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Bytes of its parts.
+    pub fn bytes(&self) -> u64 {
+        self.index.parts.iter().map(|part| part.bytes).sum()
+    }
+
+    fn entry(&self, sha256: &str) -> Option<(usize, &Entry)> {
+        let (part, place) = *self.places.get(sha256)?;
+        Some((part, &self.index.parts[part].images[place]))
+    }
+
+    /// The numbers of the images whose features are still to be made. A file whose features are there under other bytes has
+    /// changed since, which is refused.
+    pub fn missing(&self, images: &[CachedImage]) -> Result<Vec<usize>, DataError> {
+        let names = self.index.entries().filter_map(|(_, entry)| entry.name.as_deref());
+        let names: std::collections::HashSet<&str> = names.collect();
+        let mut missing = vec![];
+        for (number, image) in images.iter().enumerate() {
+            match self.entry(&image.sha256) {
+                Some((_, entry)) => self.check_grid(image, entry)?,
+                None if image.name.as_deref().is_some_and(|name| names.contains(name)) => {
+                    return Err(DataError::input(format!(
+                        "{} has other bytes than when its features were written to {}: restore the image, give another \
+                         data.vision_cache, or remove the folder and its features are made again.",
+                        image.named(),
+                        self.folder.display()
+                    )));
+                }
+                None => missing.push(number),
+            }
+        }
+        Ok(missing)
+    }
+
+    fn check_grid(&self, image: &CachedImage, entry: &Entry) -> Result<(), DataError> {
+        let grid = [image.grid.rows, image.grid.columns];
+        if (entry.grid, entry.tokens) == (grid, image.tokens) {
+            return Ok(());
+        }
+        Err(DataError::input(format!(
+            "{} is cut into {} x {} patches of {} tokens, and its features in {} are of {} x {} and {}: give another \
+             data.vision_cache, or remove the folder and its features are made again.",
+            image.named(),
+            grid[0],
+            grid[1],
+            image.tokens,
+            self.folder.display(),
+            entry.grid[0],
+            entry.grid[1],
+            entry.tokens
+        )))
+    }
+
+    /// The features of images that are all there, by number.
+    pub fn features(&self, images: &[CachedImage]) -> Result<StoredFeatures, DataError> {
+        let place = |image: &CachedImage| {
+            let found = self.entry(&image.sha256);
+            let (part, entry) = found.ok_or_else(|| {
+                DataError::environment(format!(
+                    "{} has no features of {}.",
+                    self.folder.display(),
+                    image.named()
+                ))
+            })?;
+            self.check_grid(image, entry)?;
+            let hash = u128::from_str_radix(&entry.hash, 16).expect("checked: hexadecimal digits");
+            Ok(Place { part, offset: entry.offset, tokens: entry.tokens, hash, name: image.named() })
+        };
+        Ok(StoredFeatures {
+            folder: self.folder.clone(),
+            format: self.index.format.clone(),
+            places: images.iter().map(place).collect::<Result<_, DataError>>()?,
+        })
+    }
+}
+
+fn read_index(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![];
+    File::open(path)?.take(MOST_INDEX_BYTES).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Refuses a folder that holds other things than features.
+fn check_foreign(folder: &Path) -> Result<(), DataError> {
+    let is_ours = |name: &str| {
+        name == LOCK
+            || name.starts_with(FILE_NAME)
+            || (name.starts_with("features-") && name.contains(".bin"))
+    };
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(|error| cannot_write(folder, &error))?,
+    };
+    match entries.flatten().find(|entry| !entry.file_name().to_str().is_some_and(is_ours)) {
+        None => Ok(()),
+        Some(other) => Err(DataError::input(format!(
+            "The folder {} of data.vision_cache holds other things than features (such as {}): give one of its own.",
+            folder.display(),
+            other.file_name().to_string_lossy()
+        ))),
+    }
+}
+
+fn cannot_write(folder: &Path, error: &io::Error) -> DataError {
+    DataError::input(format!(
+        "The folder {} of data.vision_cache cannot be written to: {error}; give another.",
+        folder.display()
+    ))
+}
+
+/// A cache that this process alone adds to.
+pub struct CacheWriter {
+    cache: FeatureCache,
+    size: PartSize,
+    /// The part that is being written.
+    open: Option<(File, Part)>,
+    /// Held while this process writes.
+    _lock: File,
+}
+
+impl CacheWriter {
+    /// Takes a folder, and makes it where it is not there. One that another process writes is waited for, which `wait` is told
+    /// once; its features are there then.
+    pub fn enter(
+        folder: &Path,
+        format: &FeatureFormat,
+        size: PartSize,
+        wait: &mut dyn FnMut(),
+    ) -> Result<CacheWriter, DataError> {
+        check_foreign_or_index(folder)?;
+        let failed = |error: io::Error| cannot_write(folder, &error);
+        fs::create_dir_all(folder).map_err(failed)?;
+        let lock = File::create(folder.join(LOCK)).map_err(failed)?;
+        let mut is_told = false;
+        loop {
+            match lock.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) => {
+                    if !std::mem::replace(&mut is_told, true) {
+                        wait();
+                    }
+                    std::thread::sleep(LOOK_AGAIN);
+                }
+                Err(TryLockError::Error(error)) => return Err(failed(error)),
+            }
+        }
+        Ok(CacheWriter { cache: FeatureCache::open(folder, format)?, size, open: None, _lock: lock })
+    }
+
+    /// What is whole so far.
+    pub fn cache(&self) -> &FeatureCache {
+        &self.cache
+    }
+
+    /// Refuses features of this number of bytes where the disk has no room for them.
+    pub fn check_room(&self, bytes: u64) -> Result<(), DataError> {
+        let folder = &self.cache.folder;
+        let Ok(disk) = rustix::fs::statvfs(folder) else { return Ok(()) };
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if bytes <= free {
+            return Ok(());
+        }
+        let gb = |bytes: u64| bytes as f64 / 1e9;
+        Err(DataError::input(format!(
+            "The features take {:.1} GB, and the disk of {} has {:.1} GB free: make room, or give another data.vision_cache.",
+            gb(bytes),
+            folder.display(),
+            gb(free)
+        )))
+    }
+
+    /// Adds the features of an image: its levels one behind another.
+    pub fn append(&mut self, image: &CachedImage, features: &[u8]) -> Result<(), DataError> {
+        let format = &self.cache.index.format;
+        assert_eq!(format.bytes(image.tokens), Some(features.len() as u64), "features of {}", image.named());
+        if self.cache.entry(&image.sha256).is_some() {
+            return Ok(());
+        }
+        let written = self.write(image, features);
+        written.map_err(|error| self.failed(&error))
+    }
+
+    fn write(&mut self, image: &CachedImage, features: &[u8]) -> io::Result<()> {
+        if self.open.is_none() {
+            let file = part_name(self.cache.index.parts.len());
+            let partial = self.cache.folder.join(format!("{file}{PARTIAL}"));
+            self.open = Some((File::create(partial)?, Part { file, bytes: 0, images: vec![] }));
+        }
+        let (file, part) = self.open.as_mut().expect("it was opened");
+        let offset = part.bytes.next_multiple_of(ALIGNMENT);
+        file.write_all(&vec![0; (offset - part.bytes) as usize])?;
+        file.write_all(features)?;
+        part.bytes = offset + features.len() as u64;
+        part.images.push(Entry {
+            sha256: image.sha256.clone(),
+            name: image.name.clone(),
+            grid: [image.grid.rows, image.grid.columns],
+            tokens: image.tokens,
+            offset,
+            hash: format!("{:032x}", xxh3_128(features)),
+        });
+        match part.bytes >= self.size.bytes || part.images.len() >= self.size.images {
+            true => self.close(),
+            false => Ok(()),
+        }
+    }
+
+    /// Puts the open part in its place, and names it in the index.
+    fn close(&mut self) -> io::Result<()> {
+        let Some((file, part)) = &self.open else { return Ok(()) };
+        let folder = &self.cache.folder;
+        file.sync_all()?;
+        fs::rename(folder.join(format!("{}{PARTIAL}", part.file)), folder.join(&part.file))?;
+        durable::sync_folder(folder)?;
+        let mut index = self.cache.index.clone();
+        index.parts.push(part.clone());
+        durable::replace(&folder.join(FILE_NAME), &index.to_json())?;
+        self.open = None;
+        self.cache = FeatureCache::of(&self.cache.folder, index);
+        Ok(())
+    }
+
+    /// Puts the last part in its place, and lets the folder go.
+    pub fn finish(mut self) -> Result<FeatureCache, DataError> {
+        match self.close() {
+            Ok(()) => Ok(self.cache.clone()),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    fn failed(&self, error: &io::Error) -> DataError {
+        let kept = self.cache.count();
+        let remedy = match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                "make room, or give another data.vision_cache"
+            }
+            _ => "put that right, or give another data.vision_cache",
+        };
+        DataError::environment(format!(
+            "Features could not be written to {} ({error}): {remedy}; those of {kept} images are whole and are used again.",
+            self.cache.folder.display()
+        ))
+    }
+}
+
+impl Drop for CacheWriter {
+    /// A part that did not become whole is of no use to anybody.
+    fn drop(&mut self) {
+        if let Some((_, part)) = &self.open {
+            let _ = fs::remove_file(self.cache.folder.join(format!("{}{PARTIAL}", part.file)));
+        }
+    }
+}
+
+/// A folder may be made into a cache where it holds one, or nothing else.
+fn check_foreign_or_index(folder: &Path) -> Result<(), DataError> {
+    if folder.join(FILE_NAME).exists() { Ok(()) } else { check_foreign(folder) }
+}
+
+/// Where the features of an image lie.
+#[derive(Debug, Clone, PartialEq)]
+struct Place {
+    part: usize,
+    offset: u64,
+    tokens: usize,
+    hash: u128,
+    /// For sentences.
+    name: String,
+}
+
+/// The features of the images of a set, by number, read when they are needed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredFeatures {
+    folder: PathBuf,
+    format: FeatureFormat,
+    places: Vec<Place>,
+}
+
+impl StoredFeatures {
+    pub fn format(&self) -> &FeatureFormat {
+        &self.format
+    }
+
+    /// The features of a micro-batch's images, [levels, rows, row_bytes] for as many rows as there is room for; nothing behind
+    /// those of the last.
+    pub fn of(&self, batch: &MicroBatch, patches_of_a_row: usize) -> Result<Vec<u8>, DataError> {
+        let (rows, row) = (batch.image_room.patches / patches_of_a_row, self.format.row_bytes);
+        let mut out = vec![0; self.format.levels * rows * row];
+        let mut levels: Vec<&mut [u8]> =
+            if out.is_empty() { vec![] } else { out.chunks_exact_mut(rows * row).collect() };
+        for image in &batch.images {
+            let place = &self.places[image.image as usize];
+            let bytes = place.tokens * row;
+            let mut own = Vec::with_capacity(levels.len());
+            levels = levels
+                .into_iter()
+                .map(|level| {
+                    let (first, behind) = level.split_at_mut(bytes);
+                    own.push(first);
+                    behind
+                })
+                .collect();
+            self.read(place, own)?;
+        }
+        Ok(out)
+    }
+
+    fn read(&self, place: &Place, levels: Vec<&mut [u8]>) -> Result<(), DataError> {
+        let path = self.folder.join(part_name(place.part));
+        let unreadable = |error: io::Error| {
+            DataError::environment(format!(
+                "The features of {} cannot be read from {} ({error}): a cache must not change while it is trained on.",
+                place.name,
+                path.display()
+            ))
+        };
+        let file = File::open(&path).map_err(unreadable)?;
+        let (mut offset, mut hash) = (place.offset, Xxh3::new());
+        for level in levels {
+            file.read_exact_at(level, offset).map_err(unreadable)?;
+            hash.update(level);
+            offset += level.len() as u64;
+        }
+        if hash.digest128() == place.hash {
+            return Ok(());
+        }
+        Err(DataError::environment(format!(
+            "The features of {} in {} are damaged: remove the folder, and its features are made again.",
+            place.name,
+            path.display()
+        )))
+    }
+}

@@ -1,0 +1,210 @@
+//! The tower by itself: the plan that makes features of images before the first step, where `data.vision_cache` keeps them, and
+//! whether that pays.
+
+use flatout_data::{ImageRoom, patch_step};
+use flatout_ir::cost::cost;
+use flatout_ir::{DType, PlanSet, Precision, Program, Role, Slot, Target, compile};
+use flatout_models::form::Seen;
+use flatout_models::vision::{SCOPE, features};
+
+use crate::Failure;
+use crate::UserError;
+use crate::config::Config;
+use crate::config::pattern::matches;
+use crate::refuse;
+use crate::resolve::arranged::trains_tower;
+use crate::switches::{self, Settled};
+
+/// Patches at once: enough that products are as fast as they get.
+const AT_ONCE: usize = 8192;
+
+/// A compiled tower.
+pub struct Tower {
+    pub plans: PlanSet,
+    pub settled: Settled,
+    pub target: Target,
+    pub room: ImageRoom,
+}
+
+/// Refuses features that are kept where the tower that makes them is trained.
+pub fn check(config: &Config) -> Result<(), UserError> {
+    if config.data.vision_cache.is_some() && trains_tower(config) {
+        refuse!(
+            "`data.vision_cache` keeps what the tower makes of every image, and the tower is trained: freeze it with \
+             train.freeze=[{SCOPE}] or adapters on the text alone, or leave the cache out"
+        );
+    }
+    Ok(())
+}
+
+/// The tower's parameters, where plans are without it because features of images are kept.
+pub fn parameters_apart(config: &Config) -> Vec<Slot> {
+    if config.data.vision_cache.is_none() {
+        return vec![];
+    }
+    let slots = config.model.build(config.model.least()).slots.into_iter();
+    slots.filter(|slot| slot.class.is_parameter() && matches(SCOPE, &slot.path)).collect()
+}
+
+/// Room for images of these patches each, some of them at a time.
+pub fn room(patches: impl Iterator<Item = usize> + Clone, block: usize) -> ImageRoom {
+    let (largest, all) = (patches.clone().max().unwrap_or(block), patches.clone().sum::<usize>());
+    let at_once = largest.max(all.min(AT_ONCE)).next_multiple_of(patch_step(block));
+    let mut images = 1;
+    let mut open = (0, 0);
+    for own in patches {
+        open = if open.0 + own <= at_once { (open.0 + own, open.1 + 1) } else { (own, 1) };
+        images = images.max(open.1);
+    }
+    ImageRoom { patches: at_once, images, largest }
+}
+
+impl Tower {
+    /// Compiles the tower of a config. It is computed as in a training plan, with one exception: scales of 8-bit floats follow
+    /// the training, and features that are kept cannot, so they are made in bf16.
+    pub fn compile(config: &Config, target: &Target, room: ImageRoom) -> Result<Tower, Failure> {
+        let ImageRoom { patches, images, largest } = room;
+        let graph = features::build(config.model.decoder(), Seen { patches, images, largest });
+        let mut settled = switches::settle(&config.switches, &config.model, target)?;
+        let options = &mut settled.options;
+        if options.precision == Precision::FP8 {
+            options.precision = Precision::BF16;
+        }
+        let parameters = graph.slots.iter().filter(|slot| slot.class.is_parameter());
+        options.freeze = parameters.map(|slot| slot.path.clone()).collect();
+        let plans = compile(&[Program { role: Role::Eval, graph }], target, &settled.options)?;
+        Ok(Tower { plans, settled, target: target.clone(), room })
+    }
+
+    /// The type that features flow in.
+    pub fn dtype(&self) -> DType {
+        if self.settled.options.precision.is_narrow() { DType::BF16 } else { DType::F32 }
+    }
+
+    /// What these patches take in a full plan, by what was timed on the device, or at best where nothing was.
+    pub fn seconds(&self, patches: usize) -> f64 {
+        let plan = self.plans.plan(Role::Eval).expect("the plan of the tower");
+        cost(plan, &self.target).predicted_seconds * patches as f64 / self.room.patches as f64
+    }
+}
+
+/// What keeping features takes and saves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Economy {
+    /// Images that the tower is shown to fill the cache.
+    pub images: f64,
+    /// Images that the training would show the tower without it.
+    pub sightings: f64,
+    pub epochs: f64,
+    /// Whether an image is computed once for all questions about it.
+    pub shares_prefixes: bool,
+    pub bytes_per_image: f64,
+    /// Of the tower.
+    pub seconds_per_image: f64,
+    /// Whether these are the least that the device's rates allow, because nothing was timed on it.
+    pub is_at_best: bool,
+}
+
+impl Economy {
+    /// Seconds of the tower that are saved; below 0 where filling the cache shows it more images than the training would.
+    pub fn saved_seconds(&self) -> f64 {
+        (self.sightings - self.images) * self.seconds_per_image
+    }
+
+    pub fn pays(&self) -> bool {
+        self.sightings > self.images
+    }
+
+    /// Whether it pays, in a sentence about `what`. The decision is the user's.
+    pub fn decision(&self, what: &str) -> String {
+        let Economy { images, sightings, .. } = self;
+        let epochs = match self.epochs {
+            1.0 => "one epoch".to_string(),
+            epochs => format!("{} epochs", (10.0 * epochs).round() / 10.0),
+        };
+        let shared = if self.shares_prefixes { " with shared_prefix=on" } else { "" };
+        let pays = if self.pays() { "pays" } else { "does not pay" };
+        format!(
+            "{what} {pays}: {epochs}{shared} would show the tower {sightings:.0} images, and filling it shows {images:.0}"
+        )
+    }
+
+    /// The sizes and times behind it.
+    pub fn words(&self) -> String {
+        let all = megabytes(self.images * self.bytes_per_image);
+        format!("{} an image, {all} in all, {}", megabytes(self.bytes_per_image), self.of_tower())
+    }
+
+    fn of_tower(&self) -> String {
+        let at_best = if self.is_at_best { ", at best" } else { "" };
+        format!("{:.2} ms of the tower an image{at_best}", 1e3 * self.seconds_per_image)
+    }
+}
+
+fn megabytes(bytes: f64) -> String {
+    let digits = if bytes < 1e7 { 3 } else { 0 };
+    format!("{:.digits$} MB", bytes / 1e6)
+}
+
+/// Whether examples that share an image share its computation.
+pub fn shares_prefixes(config: &Config) -> bool {
+    config.switches.data.shared_prefix == switches::Choose::On
+}
+
+/// A cache of features before any data is open: one image an example, of the largest size that the plans have room for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Forecast {
+    pub economy: Economy,
+    /// Tokens of the image.
+    pub tokens: usize,
+    /// Bytes that training reads a second, where steps take what is predicted.
+    pub read_bytes_per_second: f64,
+}
+
+/// What `data.vision_cache` takes and saves; `None` where nothing is kept.
+pub fn forecast(
+    config: &Config,
+    target: &Target,
+    largest_image: usize,
+    step_seconds: f64,
+) -> Result<Option<Forecast>, Failure> {
+    let vision = config.model.as_decoder().and_then(|decoder| decoder.vision.as_ref());
+    let Some(vision) = vision.filter(|_| config.data.vision_cache.is_some() && largest_image > 0) else {
+        return Ok(None);
+    };
+    let tower = Tower::compile(config, target, room(std::iter::once(largest_image), vision.block()))?;
+    let tokens = largest_image / vision.block();
+    let row_bytes = config.model.decoder().width * tower.dtype().bytes();
+    let bytes_per_image = (tokens * vision.feature_levels() * row_bytes) as f64;
+    let epochs = config.train.epochs.unwrap_or(1) as f64;
+    let economy = Economy {
+        images: 1.0,
+        sightings: epochs,
+        epochs,
+        shares_prefixes: shares_prefixes(config),
+        bytes_per_image,
+        seconds_per_image: tower.seconds(largest_image),
+        is_at_best: target.timings.is_empty(),
+    };
+    let read_bytes_per_second = config.train.batch as f64 * bytes_per_image / step_seconds;
+    Ok(Some(Forecast { economy, tokens, read_bytes_per_second }))
+}
+
+impl Forecast {
+    /// What is printed: sizes and times, then the decision.
+    pub fn words(&self) -> [String; 2] {
+        let Forecast { economy, tokens, read_bytes_per_second } = self;
+        let sizes = format!(
+            "{} an image of {tokens} tokens, {}; training reads up to {} a second",
+            megabytes(economy.bytes_per_image),
+            economy.of_tower(),
+            megabytes(*read_bytes_per_second)
+        );
+        let decision = match economy.shares_prefixes || economy.pays() {
+            true => economy.decision("for each image it"),
+            // Without shared prefixes an image is computed once for every question about it.
+            false => "it pays where an image is asked about more than once: each question would show it to the tower".into(),
+        };
+        [sizes, decision]
+    }
+}
