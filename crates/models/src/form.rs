@@ -1,5 +1,7 @@
 //! The forms a model's graph is built in: the results it computes, with its static extents.
 
+use crate::objectives::preference::Preference;
+
 /// T tokens of the batch, V vocabulary, S sequences or texts, C classes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Form {
@@ -30,15 +32,19 @@ pub struct LossForm {
     /// What is dropped at random is dropped.
     pub dropout: bool,
     pub seen: Option<Seen>,
-    /// Also the results `logp` and `best_logp` of each token that is read: its log-probability, and the largest there is.
+    /// Also the results `logp` and `best_logp` of each token that is read: its log-probability, and the largest there is; or,
+    /// of answers that are compared, `answer_logp` of each answer.
     pub scored: bool,
+    /// The loss compares answers, and does not predict tokens.
+    pub preference: Option<Preference>,
 }
 
 impl LossForm {
     /// Rows that are one sequence each, with the loss of every token, nothing dropped and no images.
     pub const fn rows(rows: usize, len: usize) -> LossForm {
         let documents = Documents::Joined;
-        LossForm { rows, len, documents, read: None, dropout: false, seen: None, scored: false }
+        let (read, seen, preference) = (None, None, None);
+        LossForm { rows, len, documents, read, dropout: false, seen, scored: false, preference }
     }
 }
 

@@ -6,6 +6,7 @@
 //! ```text
 //! formats::Records   rows with their fields   (synthetic, shapes: rows of our own, without images and with)
 //!    -> conversation   instructions in the forms they are published in      labelled   texts and pairs with a class
+//!    -> preference     answers to one prompt of which one is preferred, and answers that are wanted or not
 //!    -> visual         conversations with images, and questions about them
 //!    -> template       conversations as a model's template writes them   (beside: where it is found; python: its values)
 //!    -> mask           what of the text is learned   (marks: what of an answer)
@@ -35,6 +36,7 @@ pub(crate) mod lengths;
 mod look;
 mod marks;
 mod mask;
+mod preference;
 mod prefixes;
 mod question;
 mod reading;
@@ -135,9 +137,32 @@ pub struct ExampleTable {
     image_ends: Vec<usize>,
     /// The beginnings that examples share, where they are computed once.
     prefixes: Option<Prefixes>,
+    /// Whether examples 2 i and 2 i + 1 are the chosen and the rejected answer to one prompt.
+    is_paired: bool,
 }
 
 impl ExampleTable {
+    /// A table of pairs: a chosen answer, then the rejected one to the same prompt.
+    pub fn of_pairs() -> ExampleTable {
+        ExampleTable { is_paired: true, ..ExampleTable::default() }
+    }
+
+    /// Examples that are drawn, split and laid out as one: 2 of pairs.
+    pub fn together(&self) -> usize {
+        1 + usize::from(self.is_paired)
+    }
+
+    /// Pairs, or examples where each counts alone.
+    pub fn units(&self) -> usize {
+        self.count() / self.together()
+    }
+
+    /// Tokens of the longest example of a unit.
+    fn unit_len(&self, unit: usize) -> usize {
+        let examples = unit * self.together()..(unit + 1) * self.together();
+        examples.map(|example| self.len_of(example)).max().expect("a unit has examples")
+    }
+
     /// Appends one. The lengths of tokens and weights are equal, and not 0.
     pub fn push(&mut self, example: Example<'_>) {
         assert_eq!(example.tokens.len(), example.weights.len(), "a weight a token");
@@ -189,9 +214,11 @@ impl ExampleTable {
         self.images.iter().map(|image| image.grid.patches()).max().unwrap_or(0)
     }
 
-    /// Looks for beginnings that examples share, for a run that computes each once.
+    /// Looks for beginnings that examples share, for a run that computes each once. The answers of a pair share their prompt,
+    /// and nothing with other pairs.
     pub fn share_prefixes(&mut self) {
-        self.prefixes = Some(Prefixes::of(self));
+        self.prefixes =
+            Some(if self.is_paired { Prefixes::of_pairs(self) } else { Prefixes::of(self) });
     }
 
     /// Example `index` as a layout takes it.

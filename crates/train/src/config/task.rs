@@ -18,6 +18,8 @@ choice! {
         Images = "images",
         /// Conversations about images, and questions about them, of which the answers are learned.
         VisualChat = "visual_chat",
+        /// Answers to prompts of which some are preferred to others.
+        Preference = "preference",
     }
 }
 
@@ -73,6 +75,12 @@ static TABLE: &[Facts] = &[
             "image_tokens",
             "answer_marks",
         ],
+    },
+    Facts {
+        task: Task::Preference,
+        unit: Unit::Examples,
+        head: Head::Tokens,
+        keys: &["template", "date", "max_tokens", "group"],
     },
 ];
 
