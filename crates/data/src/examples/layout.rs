@@ -191,7 +191,6 @@ impl Layout {
         struct Bin {
             used: Extent,
             members: Vec<usize>,
-            trees: usize,
         }
         let room = self.room(0);
         let bundles = match self.together {
@@ -201,19 +200,20 @@ impl Layout {
         let extents: Vec<Extent> = bundles.iter().map(|(extent, _)| *extent).collect();
         let mut bins: Vec<Bin> = vec![];
         for index in longest_first(&extents) {
-            let (own, trees) = (extents[index], bundles[index].1.len());
+            let own = extents[index];
             assert!(own.fits(room), "examples of {own:?} in a plan of {room:?}");
-            let takes = |bin: &&mut Bin| (bin.used + own).fits(room) && bin.trees + trees <= segments;
+            let takes = |bin: &&mut Bin| {
+                (bin.used + own).fits(room) && (bin.members.len() + 1) * self.together <= segments
+            };
             match bins.iter_mut().find(takes) {
                 Some(bin) => {
                     bin.used = bin.used + own;
-                    bin.trees += trees;
                     bin.members.push(index);
                 }
-                None => bins.push(Bin { used: own, members: vec![index], trees }),
+                None => bins.push(Bin { used: own, members: vec![index] }),
             }
         }
-        let place = |Bin { used, mut members, .. }: Bin| {
+        let place = |Bin { used, mut members }: Bin| {
             members.sort_unstable();
             let trees = members.into_iter().flat_map(|index| bundles[index].1.clone()).collect();
             Place { shape: self.smallest(used, |_| true), used, trees }

@@ -33,6 +33,7 @@ use crate::tasks::dataset::{Dataset, Share};
 use crate::tasks::{self, image_table};
 use crate::training::evaluate::{Counted, evaluate};
 use crate::training::host;
+use crate::training::reference;
 use crate::training::opening;
 use crate::training::schedule::learning_rate;
 use crate::training::spike::{Spike, Spikes};
@@ -85,7 +86,7 @@ pub struct Outcome {
     /// Held-out where there is an evaluation, otherwise of the last step.
     pub loss: f32,
     pub is_held_out: bool,
-    /// Of the last evaluation, where classes are learned.
+    /// Of the last evaluation, where classes, answers or preferences are learned.
     pub metrics: Option<Metrics>,
     /// Why it ended before its last step, where nobody stopped it.
     pub early: Option<String>,
@@ -171,12 +172,10 @@ pub fn train_on(
     compiled.pin(config, &mut resolved);
     pretrained::pin(config, &mut resolved, run.dir())?;
     let config = &resolved.over(asked);
+    let layout = compiled.settled.arrangement.as_ref().map(|a| arranged::eval_layout(config, a));
     let held_out = match compiled.eval_batch {
         0 => None,
-        _ => {
-            let layout = compiled.settled.arrangement.as_ref().map(|a| arranged::eval_layout(config, a));
-            Some(data.eval_set(config, Share::HeldOut, config.eval.rows, layout.as_ref())?)
-        }
+        _ => Some(data.eval_set(config, Share::HeldOut, config.eval.rows, layout.as_ref())?),
     };
     let found = checkpoint::latest(&run.checkpoints_dir())?;
     checkpoint::clean(&run.checkpoints_dir()).map_err(Failure::io("cleaning up"))?;
@@ -184,6 +183,8 @@ pub fn train_on(
         let (_, file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
         check_schema(&compiled.plans, &file)?;
     }
+    let say = &mut |said: String| notice(Notice::Data(said));
+    let scores = reference::by_another(config, data, run.dir(), layout.as_ref(), device, say)?;
     laps.lap("data");
     let mut session = device.session(compiled.plans.clone(), &compiled.settled)?;
     match session.as_cuda() {
@@ -231,6 +232,11 @@ pub fn train_on(
         run.keep_tokenizer(vocabulary)?;
     }
     origin.map_or(Ok(()), |origin| origin.keep(run.dir()))?;
+    let (scoring, say) = ((&mut session, layout.as_ref()), &mut |said: String| notice(Notice::Data(said)));
+    reference::give(config, data, run.dir(), scoring, scores, !is_resumed, say)?;
+    if config.has_reference() {
+        laps.lap("reference");
+    }
 
     for sink in sinks.iter_mut() {
         sink.open(run.dir(), progress.step, config);
@@ -542,7 +548,7 @@ impl Trainer<'_, '_, '_> {
     fn report(&mut self, update: Pending) -> Result<(), Failure> {
         let Pending { progress, epoch, waited, lr, posted, span, real_tokens, padding, batches } = update;
         let Progress { step, tokens, samples } = progress;
-        let Results { loss, grad_norm, is_applied } = collect(&mut self.session, posted)?;
+        let Results { loss, grad_norm, is_applied, rewards } = collect(&mut self.session, posted)?;
         let [began, ended] = &span;
         let seconds = self.session.between(began, ended)?.as_secs_f64();
         // Slow steps are forgotten by and by.
@@ -594,6 +600,7 @@ impl Trainer<'_, '_, '_> {
             data_wait_ms: Some(1e3 * waited.total.as_secs_f64()),
             padding,
             gpu: seen.gpu,
+            metrics: rewards.map(Metrics::Rewards),
         }))
     }
 
