@@ -199,6 +199,7 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
             task: match args.task {
                 Task::Classes => ExampleKind::Classes,
                 Task::VisualChat => ExampleKind::Visual,
+                Task::Preference => ExampleKind::Pairs,
                 _ => ExampleKind::Chat,
             },
             path: args.words.clone(),

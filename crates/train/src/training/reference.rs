@@ -139,7 +139,7 @@ pub fn of_run(config: &Config, compared: &Compared, run: &Path) -> Result<Scores
 }
 
 /// Runs the plan `eval`, which drops nothing, over all answers of both sides.
-fn score(session: &mut Session, compared: &Compared, layout: &Layout, say: Say<'_>) -> Result<Scores, Failure> {
+pub fn score(session: &mut Session, compared: &Compared, layout: &Layout, say: Say<'_>) -> Result<Scores, Failure> {
     let counts = compared.counts();
     let total: usize = counts.iter().sum();
     let mut scores = Scores(counts.map(|count| vec![0.0; count]));
