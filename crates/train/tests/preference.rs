@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flatout_data::{Example, ExampleTable, Lengths, Tree, UpdateOptions, Updates};
+use flatout_data::{Example, ExampleTable, Layout, Lengths, Tree, UpdateOptions, Updates};
 use flatout_ir::Role;
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
 use flatout_models::config::{DecoderConfig, Model};
@@ -15,7 +15,7 @@ use flatout_train::Config;
 use flatout_train::recipes;
 use flatout_train::resolve::arranged::eval_layout;
 use flatout_train::resolve::compile::{Compiled, compile};
-use flatout_train::tasks::batch::{Draw, HostTensor, Inputs};
+use flatout_train::tasks::batch::{Draw, Inputs};
 use flatout_train::tasks::examples::shares_prefixes;
 use flatout_train::tasks::preference::{Compared, Scores, Side};
 use flatout_train::training::reference;
@@ -116,7 +116,8 @@ fn begin(config: &Config, table: ExampleTable) -> Begun {
         is_sorted: false,
         class_weights: vec![],
     };
-    let compared = Compared::new([table.clone(), Arc::new(ExampleTable::of_pairs())], "a mark".into());
+    let none = if table.together() == 2 { ExampleTable::of_pairs() } else { ExampleTable::default() };
+    let compared = Compared::new([table.clone(), Arc::new(none)], "a mark".into());
     let start = Updates::start(&table, 1);
     let updates = Updates::new(table, options, start).expect("updates");
     let inputs = compiled.plans.grads().enumerate();
@@ -126,19 +127,26 @@ fn begin(config: &Config, table: ExampleTable) -> Begun {
 
 impl Begun {
     /// Gradients of the next update.
-    fn accumulate(&mut self, more: &[(&'static str, HostTensor)]) {
-        for part in self.updates.next_update().parts {
+    fn accumulate(&mut self, config: &Config) {
+        let parts = self.updates.next_update().parts;
+        let numbers: Vec<usize> = parts.iter().flat_map(|part| part.numbers.clone()).collect();
+        let layout = self.layout(config);
+        self.compared.take_baseline(&mut self.session, Side::Train, &numbers, Some(&layout)).expect("a baseline");
+        for part in parts {
             let (role, inputs) = (Role::Grad(part.shape), &self.inputs[part.shape]);
-            let mut batch = self.compared.batch(role, Side::Train, part, inputs);
-            batch.tensors.extend(more.iter().cloned());
+            let batch = self.compared.batch(role, Side::Train, part, inputs);
             accumulate(&mut self.session, &batch, Draw::default()).expect("gradients");
         }
     }
 
+    /// How the plan `eval` is laid out.
+    fn layout(&self, config: &Config) -> Layout {
+        eval_layout(config, self.compiled.settled.arrangement.as_ref().expect("examples are arranged"))
+    }
+
     /// Scores all answers by the session's own weights.
     fn score(&mut self, config: &Config) -> Scores {
-        let arrangement = self.compiled.settled.arrangement.as_ref().expect("examples are arranged");
-        let layout = eval_layout(config, arrangement);
+        let layout = self.layout(config);
         reference::score(&mut self.session, &self.compared, &layout, &mut |_| {}).expect("scores")
     }
 }
@@ -158,22 +166,20 @@ fn every_loss_of_pairs_is_pytorchs_in_every_layout() {
     ];
     for (name, overrides) in losses {
         for layout in LAYOUTS {
-            equals_pytorch(name, &[overrides, layout].concat(), true, &[]);
+            equals_pytorch(name, &[overrides, layout].concat(), true);
         }
     }
 }
 
 #[test]
 fn the_loss_of_judged_answers_is_pytorchs() {
-    let baseline = Fixture::open("preference").f32s("kto.baseline");
     for layout in LAYOUTS {
         let overrides = [&["preference.loss=kto", "train.batch=8"], layout].concat();
-        let more = [("baseline", HostTensor::F32(baseline.clone()))];
-        equals_pytorch("kto", &overrides, false, &more);
+        equals_pytorch("kto", &overrides, false);
     }
 }
 
-fn equals_pytorch(name: &str, overrides: &[&str], is_paired: bool, more: &[(&'static str, HostTensor)]) {
+fn equals_pytorch(name: &str, overrides: &[&str], is_paired: bool) {
     let mut fixture = Fixture::open("preference");
     let mut table = table(&mut fixture, "", is_paired);
     let config = config(overrides, &mut table);
@@ -184,9 +190,10 @@ fn equals_pytorch(name: &str, overrides: &[&str], is_paired: bool, more: &[(&'st
         let own = begun.score(&config).0;
         let off = relative(&own[0], &fixture.f32s("logp"));
         assert!(off < BOUND, "{overrides:?}: log-probabilities are off by {off:.1e}");
-        begun.compared.give(Scores([fixture.f32s("reference"), vec![]]));
+        let mismatched = if is_paired { vec![] } else { vec![fixture.f32s("kto.mismatched"), vec![]] };
+        begun.compared.give(Scores([vec![fixture.f32s("reference"), vec![]], mismatched].concat()));
     }
-    begun.accumulate(more);
+    begun.accumulate(&config);
     let read = |path: &str| begun.session.read_f32(path).expect("a sum");
     assert_eq!(read(WEIGHT_SUM), [units]);
     let off = relative(&read(LOSS_SUM), &fixture.f32s(&format!("{name}.loss")));
@@ -216,7 +223,7 @@ fn ten_steps_are_trls() {
         let scores = begun.score(&config);
         begun.compared.give(scores);
         for (step, wanted) in wanted.iter().enumerate() {
-            begun.accumulate(&[]);
+            begun.accumulate(&config);
             let posted = apply(&mut begun.session, 1e-3).expect("an update");
             let results = collect(&mut begun.session, posted).expect("results");
             let rewards = results.rewards.expect("rewards");

@@ -221,6 +221,25 @@ impl ExampleTable {
             Some(if self.is_paired { Prefixes::of_pairs(self) } else { Prefixes::of(self) });
     }
 
+    /// Every prompt with the answer of the example before it, the first with that of the last, cut at `most` tokens. What a
+    /// model makes of such answers says how far it has moved, whatever it learned of the right ones.
+    pub fn mismatched(&self, most: usize) -> ExampleTable {
+        let mut table = ExampleTable::default();
+        let prompt = |example: &Example<'_>| {
+            example.weights.iter().position(|weight| *weight != 0.0).unwrap_or(example.tokens.len())
+        };
+        for index in 0..self.count() {
+            let (asked, other) = (self.get(index), self.get((index + self.count() - 1) % self.count()));
+            let (own, from) = (prompt(&asked), prompt(&other));
+            let tokens = [&asked.tokens[..own], &other.tokens[from..]].concat();
+            let weights = [&asked.weights[..own], &other.weights[from..]].concat();
+            let len = tokens.len().min(most);
+            let example = Example { tokens: &tokens[..len], weights: &weights[..len], label: None, images: &[] };
+            table.push(example);
+        }
+        table
+    }
+
     /// Example `index` as a layout takes it.
     pub(crate) fn member(&self, index: usize) -> Member {
         let (group, prefix) = self.prefixes.as_ref().map_or((0, 0), |prefixes| prefixes.of_example(index));
@@ -239,6 +258,21 @@ impl ExampleTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prompts_meet_the_answers_before_them() {
+        let mut table = ExampleTable::default();
+        for (tokens, prompt) in [(vec![1, 2, 3], 2), (vec![4, 5, 6, 7], 1), (vec![8, 9], 1)] {
+            let weights: Vec<f32> = (0..tokens.len()).map(|at| f32::from(at >= prompt)).collect();
+            table.push(Example { tokens: &tokens, weights: &weights, label: Some(1), images: &[] });
+        }
+        let tokens = |most: usize| -> Vec<Vec<u32>> {
+            table.mismatched(most).iter().map(|example| example.tokens.to_vec()).collect()
+        };
+        assert_eq!(tokens(9), [vec![1, 2, 9], vec![4, 3], vec![8, 5, 6, 7]]);
+        assert_eq!(tokens(3), [vec![1, 2, 9], vec![4, 3], vec![8, 5, 6]]);
+        assert!(table.mismatched(9).iter().all(|example| example.is_supervised() && example.label.is_none()));
+    }
 
     #[test]
     fn examples_come_back_as_they_were_given() {

@@ -4,7 +4,6 @@
 //! after it are update `u`. So an update is known by its number alone: nothing depends on how it is laid out, and the
 //! cursor is a count.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -172,15 +171,16 @@ pub fn once(table: &ExampleTable, most: usize, layout: &Layout, class_weights: &
     some(table, 0..table.units().min(most), layout, class_weights)
 }
 
-/// Lays out some of a table's examples or pairs once, in its order.
+/// Lays out some of a table's examples or pairs once, in the order they are given in.
 pub fn some(
     table: &ExampleTable,
-    units: Range<usize>,
+    units: impl IntoIterator<Item = usize>,
     layout: &Layout,
     class_weights: &[f32],
 ) -> Vec<MicroBatch> {
     let together = table.together();
-    let examples: Vec<usize> = (units.start * together..units.end * together).collect();
+    let of_unit = |unit: usize| unit * together..(unit + 1) * together;
+    let examples: Vec<usize> = units.into_iter().flat_map(of_unit).collect();
     let samples: Vec<u64> = examples.iter().map(|index| *index as u64).collect();
     laid_out(table, &examples, &samples, layout, class_weights)
 }

@@ -77,6 +77,12 @@ impl Config {
         if own.sft != 0.0 && loss.is_judged() {
             refuse!("`preference.sft` is given but the loss is {loss}, which has no chosen answers: leave it out");
         }
+        if loss.is_judged() && self.train.ema > 0.0 {
+            refuse!(
+                "`train.ema` is given and evaluation reads the average, by which kto would also judge what is trained: leave \
+                 one out"
+            );
+        }
         if own.reference.is_some() && !loss.has_reference() {
             refuse!("`preference.reference` is given but the loss is {loss}, which compares with none: leave it out");
         }
@@ -98,6 +104,7 @@ mod tests {
             ("data.task=preference preference.loss=robust preference.label_smoothing=0.5", "nothing to learn"),
             ("data.task=preference preference.margin=1", "only simpo has it"),
             ("data.task=preference preference.loss=kto preference.sft=1", "no chosen answers"),
+            ("data.task=preference preference.loss=kto train.ema=0.9", "`train.ema` is given"),
             ("data.task=preference preference.loss=orpo preference.reference=x", "compares with none"),
             ("data.task=preference preference.loss=ppo", "preference.loss"),
             ("eval.metric=reward_accuracy", "only preferences have rewards"),

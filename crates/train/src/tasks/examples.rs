@@ -456,6 +456,10 @@ impl BatchSource for ExampleSource {
         Ok(Some(batch))
     }
 
+    fn numbers(&self) -> Vec<usize> {
+        self.next.as_slice().iter().flat_map(|(part, _)| part.numbers.iter().copied()).collect()
+    }
+
     fn cursor(&self) -> Value {
         serde_json::to_value(self.supply.cursor()).expect("a cursor has a JSON form")
     }

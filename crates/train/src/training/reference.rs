@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 
 use flatout_data::{Layout, durable};
 use flatout_ir::{Program, Role};
-use flatout_models::objectives::preference::ANSWER_LOGP;
 use flatout_runtime::Session;
 
 use crate::config::Config;
 use crate::device::Device;
 use crate::run::checkpoint::tensors::{Dtype, Tensor, TensorFile, write};
-use crate::tasks::batch::{self, Draw, Inputs};
+use crate::tasks::batch::Inputs;
 use crate::tasks::capacities::{self, Capacities};
 use crate::tasks::dataset::Dataset;
 use crate::tasks::preference::{Compared, Scores};
@@ -26,7 +25,7 @@ use crate::{Failure, UserError, refuse};
 /// The file of a run that keeps the scores.
 const FILE: &str = "reference.safetensors";
 /// Its tensors: the scores of each side, and what they belong to, as bytes of a text.
-const SIDES: [&str; 2] = ["train", "held_out"];
+const SIDES: [&str; 4] = ["train", "held_out", "train_mismatched", "held_out_mismatched"];
 const KEY: &str = "key";
 
 /// Between two lines about how far it is; the first comes after a second.
@@ -117,7 +116,7 @@ pub fn give(
     let scores = match known {
         Some(scores) => scores,
         None if kept.is_file() => {
-            compared.give(read(&kept, &key, compared.counts())?);
+            compared.give(read(&kept, &key, &compared.counts())?);
             return Ok(());
         }
         None if is_fresh => score(session, compared, layout, say)?,
@@ -135,22 +134,19 @@ pub fn give(
 
 /// The scores that a run kept of its own answers.
 pub fn of_run(config: &Config, compared: &Compared, run: &Path) -> Result<Scores, Failure> {
-    read(&path(run), &key(config, compared, run)?, compared.counts())
+    read(&path(run), &key(config, compared, run)?, &compared.counts())
 }
 
 /// Runs the plan `eval`, which drops nothing, over all answers of both sides.
 pub fn score(session: &mut Session, compared: &Compared, layout: &Layout, say: Say<'_>) -> Result<Scores, Failure> {
     let counts = compared.counts();
     let total: usize = counts.iter().sum();
-    let mut scores = Scores(counts.map(|count| vec![0.0; count]));
+    let mut scores = Scores(counts.iter().map(|count| vec![0.0; *count]).collect());
     let inputs = Inputs::of(session.plans(), Role::Eval);
     let (began, mut said, mut done) = (Instant::now(), None::<Instant>, 0);
     for (side, parts) in compared.parts(layout) {
         for laid_out in parts {
-            let batch = compared.batch(Role::Eval, side, laid_out.clone(), &inputs);
-            batch::write(session, &batch, Draw::default())?;
-            session.run(Role::Eval)?;
-            let by_answer = session.result(Role::Eval, ANSWER_LOGP)?;
+            let by_answer = compared.sums(session, side, &laid_out, &inputs)?;
             compared.take(side, &laid_out, &by_answer, &mut scores);
             done += laid_out.samples.len();
             let is_due = match said {
@@ -195,18 +191,20 @@ fn key(config: &Config, compared: &Compared, run: &Path) -> Result<String, UserE
 }
 
 fn keep(path: &Path, key: &str, scores: &Scores) -> Result<(), Failure> {
-    let bytes = scores.0.each_ref().map(|side| side.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
-    let shapes = scores.0.each_ref().map(|side| [side.len()]);
+    let bytes = |side: &Vec<f32>| side.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let sides: Vec<(Vec<u8>, [usize; 1])> = scores.0.iter().map(|side| (bytes(side), [side.len()])).collect();
     let key_shape = [key.len()];
-    let side = |at: usize| Tensor { name: SIDES[at], dtype: Dtype::F32, shape: &shapes[at], bytes: &bytes[at] };
     let key = Tensor { name: KEY, dtype: Dtype::U8, shape: &key_shape, bytes: key.as_bytes() };
+    let of_sides = SIDES.iter().zip(&sides);
+    let of_sides = of_sides.map(|(name, (bytes, shape))| Tensor { name, dtype: Dtype::F32, shape, bytes });
+    let tensors: Vec<Tensor> = of_sides.chain([key]).collect();
     let mut file = vec![];
-    write(&mut file, &[side(0), side(1), key])
+    write(&mut file, &tensors)
         .and_then(|()| durable::replace(path, &file))
         .map_err(Failure::io(path.display()))
 }
 
-fn read(path: &Path, key: &str, counts: [usize; 2]) -> Result<Scores, Failure> {
+fn read(path: &Path, key: &str, counts: &[usize]) -> Result<Scores, Failure> {
     let unreadable = |error: std::io::Error| {
         Failure::User(UserError(format!("{} cannot be used: {error}; restore it", path.display())))
     };
@@ -224,7 +222,7 @@ fn read(path: &Path, key: &str, counts: [usize; 2]) -> Result<Scores, Failure> {
         file.read_into(SIDES[at], &mut bytes).map_err(unreadable)?;
         Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     };
-    Ok(Scores([side(0)?, side(1)?]))
+    Ok(Scores((0..counts.len()).map(side).collect::<Result<_, _>>()?))
 }
 
 #[cfg(test)]
@@ -235,18 +233,18 @@ mod tests {
     fn scores_come_back_to_the_bit_and_only_to_their_owner() {
         let folder = tempfile::tempdir().unwrap();
         let path = path(folder.path());
-        let scores = Scores([vec![-1.5, f32::MIN_POSITIVE, -1e-30], vec![-0.1]]);
+        let scores = Scores(vec![vec![-1.5, f32::MIN_POSITIVE, -1e-30], vec![-0.1]]);
         keep(&path, "mine", &scores).unwrap();
-        assert_eq!(read(&path, "mine", [3, 1]).unwrap(), scores);
+        assert_eq!(read(&path, "mine", &[3, 1]).unwrap(), scores);
         for (key, counts, words) in [
             ("yours", [3, 1], "other answers or other weights"),
             ("mine!", [3, 1], "other answers or other weights"),
             ("mine", [2, 1], "cannot be used"),
         ] {
-            let Err(Failure::User(error)) = read(&path, key, counts) else { panic!("{key} is refused") };
+            let Err(Failure::User(error)) = read(&path, key, &counts) else { panic!("{key} is refused") };
             assert!(error.0.contains(words), "{}", error.0);
         }
         std::fs::write(&path, b"broken").unwrap();
-        assert!(matches!(read(&path, "mine", [3, 1]), Err(Failure::User(_))));
+        assert!(matches!(read(&path, "mine", &[3, 1]), Err(Failure::User(_))));
     }
 }

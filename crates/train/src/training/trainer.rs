@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use flatout_data::{OpenEvent, Waited};
+use flatout_data::{Layout, OpenEvent, Waited};
 use flatout_ir::Class;
 pub use flatout_runtime::Laps;
 use flatout_runtime::{Mark, Posted, Session};
@@ -30,6 +30,7 @@ use crate::run::writer::Writer;
 use crate::switches::active;
 use crate::tasks::batch::{Batch, BatchSource, Draw, EvalSet};
 use crate::tasks::dataset::{Dataset, Share};
+use crate::tasks::preference::Side;
 use crate::tasks::{self, image_table};
 use crate::training::evaluate::{Counted, evaluate};
 use crate::training::host;
@@ -253,6 +254,7 @@ pub fn train_on(
         session,
         source,
         held_out,
+        layout,
         log,
         sinks,
         watch: Watch::new(&compiled, config.train.batch, device),
@@ -373,6 +375,8 @@ struct Trainer<'a, 'n, 's> {
     session: Session,
     source: Box<dyn BatchSource>,
     held_out: Option<Box<dyn EvalSet>>,
+    /// How the plan `eval` is laid out, where examples have lengths.
+    layout: Option<Layout>,
     log: EventLog,
     sinks: &'n mut [&'s mut dyn Sink],
     watch: Watch,
@@ -508,6 +512,10 @@ impl Trainer<'_, '_, '_> {
         let (mut epoch, mut waited) = (0.0, Waited::default());
         let (mut real_tokens, mut computed_tokens) = (0, 0);
         self.source.begin_update();
+        if let Some(compared) = self.data.compared() {
+            let (numbers, layout) = (self.source.numbers(), self.layout.as_ref());
+            compared.take_baseline(&mut self.session, Side::Train, &numbers, layout)?;
+        }
         let mut batches = vec![];
         while let Some(batch) = self.source.next_batch()? {
             #[cfg(test)]
@@ -622,6 +630,10 @@ impl Trainer<'_, '_, '_> {
             return Ok(None);
         }
         self.ended = None;
+        if let Some(compared) = self.data.compared() {
+            let numbers: Vec<usize> = (0..held_out.samples()).collect();
+            compared.take_baseline(&mut self.session, Side::HeldOut, &numbers, self.layout.as_ref())?;
+        }
         let mut counted = Counted::new(self.config.model.classes());
         let (set, capacity, draw) = (&**held_out, self.compiled.eval_batch, self.draw);
         let (stop, within) = (self.stop, self.time_to_stop());
