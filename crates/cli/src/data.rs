@@ -199,6 +199,7 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
             task: match args.task {
                 Task::Classes => ExampleKind::Classes,
                 Task::VisualChat => ExampleKind::Visual,
+                Task::Preference => ExampleKind::Pairs,
                 _ => ExampleKind::Chat,
             },
             path: args.words.clone(),
@@ -211,7 +212,14 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
             workers: machine::threads(),
             ..ExampleSpec::default()
         };
-        examples::show(&open_examples(&spec)?, args.samples, screen);
+        let opened = match open_examples(&spec) {
+            // Rows without pairs may have answers that are wanted or not.
+            Err(error) if args.task == Task::Preference => {
+                open_examples(&ExampleSpec { task: ExampleKind::Judged, ..spec }).map_err(|_| error)
+            }
+            opened => opened,
+        };
+        examples::show(&opened?, args.samples, screen);
         return Ok(ExitCode::SUCCESS);
     }
     let spec = Spec {

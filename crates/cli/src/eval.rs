@@ -1,10 +1,11 @@
-//! `eval`: loss and perplexity, or how well classes are predicted.
+//! `eval`: loss and perplexity, how well classes are predicted, or how far preferred answers lie above others.
 
 mod classes;
 
 use std::process::ExitCode;
 
 use flatout_train::Failure;
+use flatout_train::config::Task;
 use flatout_train::infer::evaluate::{self, Share};
 use serde_json::json;
 
@@ -37,6 +38,19 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
             "rows": found.rows,
             "metrics": found.metrics,
         }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    if loaded.config.data.task == Task::Preference {
+        let on = if share == Share::All { "" } else { "held-out " };
+        let unit = if loaded.config.together() > 1 { "pairs" } else { "judged answers" };
+        let rewards =
+            found.metrics.as_ref().map_or(String::new(), |metrics| format!(", {}", metrics.words()));
+        screen.result(format!(
+            "loss {:.4}{rewards}, over {} {on}{unit}{}",
+            found.loss,
+            count(found.rows),
+            model::of_averages(&loaded)
+        ));
         return Ok(ExitCode::SUCCESS);
     }
     let on = if share == Share::All { "the text" } else { "held-out text" };

@@ -1,5 +1,5 @@
-//! `data inspect` of conversations, with images or without, and labelled texts: their schema, how many, how long, the balance
-//! of classes, and what the loss sees of some of them.
+//! `data inspect` of conversations, with images or without, labelled texts and preferences: their schema, how many, how long,
+//! the balance of classes, and what the loss sees of some of them.
 
 use std::io::IsTerminal;
 
@@ -24,7 +24,7 @@ pub fn show(sets: &ExampleSets, samples: usize, screen: &Screen) {
             .iter()
             .map(|at| {
                 let example = sets.train.get(*at);
-                let class = example.label.map(|label| &sets.classes[label as usize]);
+                let class = example.label.and_then(|label| sets.classes.get(label as usize));
                 let mut sample = json!({
                     "place": sets.train_places[*at].to_string(),
                     "tokens": example.tokens.len(),
@@ -32,6 +32,9 @@ pub fn show(sets: &ExampleSets, samples: usize, screen: &Screen) {
                     "class": class,
                     "spans": spans(&sets.vocabulary, example),
                 });
+                if let Some(answer) = answer(sets, *at) {
+                    sample["answer"] = answer.into();
+                }
                 if sets.description.images.is_some() {
                     let image = |sighting: &Sighting| {
                         let image = sets.images.get(sighting.image);
@@ -55,7 +58,7 @@ pub fn show(sets: &ExampleSets, samples: usize, screen: &Screen) {
         }));
         return;
     }
-    summary(&sets.description, screen);
+    summary(&sets.description, sets.train.together() > 1, screen);
     balance(sets, screen);
     show_lengths(&sets.description.lengths, screen);
     let colours = coloured();
@@ -69,13 +72,14 @@ pub fn show(sets: &ExampleSets, samples: usize, screen: &Screen) {
     }
 }
 
-fn summary(described: &SetDescription, screen: &Screen) {
+fn summary(described: &SetDescription, is_paired: bool, screen: &Screen) {
     screen.result(format!("schema   {}", described.schema.join("; then ")));
     if let Some(template) = &described.template {
         screen.result(format!("template {template}"));
     }
     screen.result(format!(
-        "examples {} to train on, {} held out, from {} rows of {} files",
+        "{} {} to train on, {} held out, from {} rows of {} files",
+        if is_paired { "pairs   " } else { "examples" },
         count(described.train),
         count(described.held_out),
         count(described.rows),
@@ -130,16 +134,17 @@ fn balance(sets: &ExampleSets, screen: &Screen) {
 fn sample(sets: &ExampleSets, at: usize, place: &Place, colours: bool, screen: &Screen) {
     let example = sets.train.get(at);
     let spans = spans(&sets.vocabulary, example);
-    match example.label {
-        Some(label) => {
-            let (tokens, class) = (count(example.tokens.len() as u64), &sets.classes[label as usize]);
+    match example.label.and_then(|label| sets.classes.get(label as usize)) {
+        Some(class) => {
+            let tokens = count(example.tokens.len() as u64);
             screen.result(format!("\n{place}: {tokens} tokens, class {}", one_line(class)));
             let text: String = spans.iter().map(|span| span.text.as_str()).collect();
             screen.result(shortened(&text));
         }
         None => {
             let learned: usize = spans.iter().filter(|span| span.is_trained).map(|span| span.tokens).sum();
-            screen.result(format!("\n{place}: {learned} of {} tokens learned", example.tokens.len()));
+            let which = answer(sets, at).map_or(String::new(), |answer| format!("{answer}, "));
+            screen.result(format!("\n{place}: {which}{learned} of {} tokens learned", example.tokens.len()));
             for sighting in example.images {
                 let image = sets.images.get(sighting.image);
                 let named = image.path().map(|path| one_line(&path.to_string_lossy()).into_owned());
@@ -153,6 +158,15 @@ fn sample(sets: &ExampleSets, at: usize, place: &Place, colours: bool, screen: &
             }
             screen.coloured(spans.iter().map(|span| marked(span, colours)).collect::<String>());
         }
+    }
+}
+
+/// What an answer is where answers are compared.
+fn answer(sets: &ExampleSets, at: usize) -> Option<&'static str> {
+    match (sets.train.together(), sets.train.get(at).label) {
+        (1, Some(label)) if sets.classes.is_empty() => Some(["unwanted", "wanted"][label as usize % 2]),
+        (1, _) => None,
+        _ => Some(["chosen", "rejected"][at % 2]),
     }
 }
 
@@ -173,8 +187,9 @@ fn coloured() -> bool {
     moves && !is_given("NO_COLOR") && std::io::stdout().is_terminal()
 }
 
-/// Examples at equal distances.
+/// Examples at equal distances; of pairs both answers.
 fn spread(table: &ExampleTable, samples: usize) -> Vec<usize> {
-    let samples = samples.min(table.count());
-    (0..samples).map(|nth| nth * table.count() / samples).collect()
+    let (samples, together) = (samples.min(table.units()), table.together());
+    let of_unit = |unit: usize| unit * together..(unit + 1) * together;
+    (0..samples).flat_map(|nth| of_unit(nth * table.units() / samples)).collect()
 }

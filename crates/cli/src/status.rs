@@ -1,5 +1,6 @@
 //! A run at one moment on one line, of whatever width there is.
 
+use flatout_train::metrics::Metrics;
 use flatout_train::run::events::Step;
 
 use crate::screen::{bytes, count, duration};
@@ -57,6 +58,10 @@ impl Status<'_> {
         let percent = |share: f64| format!("{:.0}%", 100.0 * share);
         let mut pieces =
             vec![(0, format!("loss {:.4}", step.loss)), (4, format!("mean {:.4}", self.smoothed_loss))];
+        if let Some(rewards) = step.metrics.as_ref().and_then(Metrics::rewards) {
+            pieces.push((2, format!("reward accuracy {:.2}", rewards.reward_accuracy)));
+            pieces.push((3, format!("margin {:.3}", rewards.reward_margin)));
+        }
         match self.is_of_images {
             true => pieces.push((2, format!("{} images/s", rate(step.samples_per_second)))),
             false => pieces.extend([
@@ -140,6 +145,14 @@ mod tests {
             status(&plain).line(),
             "step 317/800  loss 1.5001  mean 1.4870  255,358 tok/s  124 rows/s  35.0 GiB  12 min left",
             "what is not known is not said"
+        );
+        let rewards =
+            r#"{"reward_accuracy":0.9375,"reward_margin":1.25,"reward_chosen":1.0,"reward_rejected":-0.25}"#;
+        let rewards = Step { metrics: serde_json::from_str(rewards).expect("metrics"), ..plain.clone() };
+        assert!(
+            status(&rewards)
+                .line()
+                .contains("  mean 1.4870  reward accuracy 0.94  margin 1.250  255,358 tok/s")
         );
         let skipped = Step { skipped: 3, ..plain };
         assert!(status(&skipped).line().contains("  3 updates left out  "));

@@ -187,7 +187,11 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
             "data     {about}{} tokens in {} {}, {} held out; vocabulary {words}",
             count(tokens),
             count(described.documents.unwrap_or(0)),
-            if config.data.has_examples() { "examples" } else { "documents" },
+            match config.data.task {
+                Task::Preference if config.together() > 1 => "pairs",
+                _ if config.data.has_examples() => "examples",
+                _ => "documents",
+            },
             count(described.held_out_documents.unwrap_or(0))
         ),
         (None, None) => match data.sentence() {
@@ -208,7 +212,8 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
             compiled.micro_batch
         )),
         Some(arrangement) => {
-            screen.note(format!("train    {steps} steps of {batch} examples (about {tokens} tokens); {lr}"));
+            let unit = if config.together() > 1 { "pairs" } else { "examples" };
+            screen.note(format!("train    {steps} steps of {batch} {unit} (about {tokens} tokens); {lr}"));
             screen.note(format!("lengths  {}", arrangement.words()));
         }
     }
@@ -294,7 +299,7 @@ fn end_block(
             format!("flatout eval {dir} --predict FOLDER --out FILE.csv   classes of new images"),
         ],
         (false, false) => vec![],
-        (false, true) if config.data.task == Task::Chat => vec![
+        (false, true) if [Task::Chat, Task::Preference].contains(&config.data.task) => vec![
             format!("flatout generate {dir} --chat --prompt QUESTION   ask it"),
             format!("flatout export {dir} --to out                     for other tools"),
         ],

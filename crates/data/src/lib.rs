@@ -32,7 +32,7 @@ pub use examples::arrangement::{Arrangement, BatchLimits, LayoutOptions, arrange
 pub use examples::drawn::{DrawnExamples, drawn_examples};
 pub use examples::layout::{ImageRoom, Layout, MOST_SHAPES, MicroBatch, Shape};
 pub use examples::lengths::{Extent, Lengths, Tree};
-pub use examples::updates::{ExampleCursor, ExampleUpdate, UpdateOptions, Updates, once};
+pub use examples::updates::{ExampleCursor, ExampleUpdate, UpdateOptions, Updates, once, some};
 pub use examples::{Example, ExampleTable};
 pub use order::loader::{Cursor, Loader, LoaderOptions, Rows};
 pub use order::pack::{STREAMS, Segment, StreamPosition, max_segments};

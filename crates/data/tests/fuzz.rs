@@ -268,6 +268,8 @@ fn examples() {
         "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"a\"}],\"tools\":[{}]}\n".repeat(2),
         "{\"conversations\":[{\"from\":\"human\",\"value\":\"q\"},{\"from\":\"gpt\",\"value\":[{\"type\":\"text\",\"text\":\"\\ud83e\\udd8a\"}]}]}\n".into(),
         "{\"instruction\":\"q\",\"input\":null,\"output\":\"a\"}\n{\"instruction\":1}\n".into(),
+        "{\"prompt\":\"q\",\"chosen\":\"a\",\"rejected\":\"b\"}\n{\"prompt\":[{\"role\":\"user\",\"content\":\"q\"}],\"chosen\":[{\"role\":\"assistant\",\"content\":\"a\"}],\"rejected\":{\"role\":\"assistant\",\"content\":\"b\"}}\n".into(),
+        "{\"chosen\":\"q a\",\"rejected\":\"q b\"}\n{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"a\"}],\"rejected_response\":\"b\",\"label\":true}\n".into(),
         "{\"prompt\":\"q\",\"completion\":\"a\",\"text\":\"t\",\"label\":\"x\"}\n{\"prompt\":\"\",\"completion\":\"b\",\"text\":\"u\",\"label\":1}\n".into(),
     ]
     .map(String::into_bytes);
@@ -288,8 +290,9 @@ fn examples() {
     feed("examples", &seeds, Limits::default(), |bytes| {
         file.write_all_at(bytes, 0).unwrap();
         file.set_len(bytes.len() as u64).unwrap();
-        for task in [ExampleKind::Chat, ExampleKind::Classes] {
+        for task in [ExampleKind::Chat, ExampleKind::Classes, ExampleKind::Pairs, ExampleKind::Judged] {
             if let Ok(sets) = open(&ExampleSpec { task, ..spec.clone() }) {
+                assert!(sets.train.count().is_multiple_of(sets.train.together()));
                 assert!(
                     sets.train.iter().all(|example| example.is_supervised() && example.tokens.len() <= 64)
                 );

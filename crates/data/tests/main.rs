@@ -10,6 +10,7 @@ mod images;
 mod index;
 mod parquet;
 mod patches;
+mod preferences;
 mod rows;
 mod scratch;
 mod templates;

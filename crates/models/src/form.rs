@@ -1,5 +1,7 @@
 //! The forms a model's graph is built in: the results it computes, with its static extents.
 
+use crate::objectives::preference::Preference;
+
 /// T tokens of the batch, V vocabulary, S sequences or texts, C classes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Form {
@@ -34,8 +36,11 @@ pub struct LossForm {
     pub seen: Option<Seen>,
     /// The features of the images that are seen are an input: the graph has no tower.
     pub features_given: bool,
-    /// Also the results `logp` and `best_logp` of each token that is read: its log-probability, and the largest there is.
+    /// Also the results `logp` and `best_logp` of each token that is read: its log-probability, and the largest there is; or,
+    /// of answers that are compared, `answer_logp` of each answer.
     pub scored: bool,
+    /// The loss compares answers, and does not predict tokens.
+    pub preference: Option<Preference>,
 }
 
 impl LossForm {
@@ -51,6 +56,7 @@ impl LossForm {
             seen: None,
             features_given: false,
             scored: false,
+            preference: None,
         }
     }
 }

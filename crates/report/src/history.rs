@@ -62,7 +62,7 @@ pub struct History {
     pub steps: Vec<Made>,
     /// Held-out losses by step.
     pub evals: Vec<(u64, f32)>,
-    /// How well classes were predicted, by step.
+    /// Numbers of evaluations beside the loss, by step.
     pub metrics: Vec<(u64, Metrics)>,
     pub warnings: Vec<String>,
     /// The step of the newest checkpoint it told of.
@@ -220,13 +220,21 @@ impl History {
         self.evals.iter().filter_map(judged).filter(|(_, value)| !value.is_nan()).collect()
     }
 
-    /// The number that a run of classes or answers is looked at by.
+    /// Whether answers are compared.
+    pub fn has_rewards(&self) -> bool {
+        let of_step =
+            |made: &Made| made.step.metrics.as_ref().is_some_and(|metrics| metrics.rewards().is_some());
+        self.steps.iter().any(of_step) || self.metrics.iter().any(|(_, metrics)| metrics.rewards().is_some())
+    }
+
+    /// The number that a run of classes, answers or preferences is looked at by.
     pub fn judged_by(&self) -> Option<Metric> {
         let metric = self.config.eval.metric;
         let metric = if metric.is_of_classes() { metric } else { Metric::Accuracy };
         let has_answers = self.metrics.iter().any(|(_, metrics)| metrics.answers().is_some());
         match self.config.model.classes() {
             Some(_) => Some(metric),
+            None if self.has_rewards() => Some(Metric::RewardAccuracy),
             None => has_answers.then_some(Metric::Exact),
         }
     }

@@ -12,6 +12,7 @@ use crate::words::{bytes, count, duration, short};
 use flatout_data::durable;
 use flatout_train::Config;
 use flatout_train::metrics::Metrics;
+use flatout_train::metrics::goal::Metric;
 use flatout_train::run::events::{Event, Start, Status, Step};
 use flatout_train::run::quoted;
 use flatout_train::switches::{Switches, TABLE};
@@ -93,7 +94,7 @@ fn plots(history: &History) -> Vec<(&'static str, Plot)> {
         log_y: true,
         ..plot("Norm of the gradient", "", both(|step| step.grad_norm as f64, "smoothed"))
     };
-    vec![
+    let mut plots = vec![
         ("loss", Plot { skipped: FIRST_STEPS, ..plot("Loss", "nats", loss) }),
         (
             "lr",
@@ -107,7 +108,30 @@ fn plots(history: &History) -> Vec<(&'static str, Plot)> {
                 false => plot("Tokens a second", "", both(|step| step.tokens_per_second, "smoothed")),
             },
         ),
-    ]
+    ];
+    if history.has_rewards() {
+        for (name, title, of, metric) in [
+            ("reward_accuracy", "Reward accuracy", accuracy as fn(&Step) -> f64, Metric::RewardAccuracy),
+            ("reward_margin", "Reward margin", margin, Metric::RewardMargin),
+        ] {
+            let mut curves = both(of, "training, smoothed");
+            let held_out: Vec<(f64, f64)> =
+                history.judged(metric).into_iter().map(|(step, value)| (step as f64, value)).collect();
+            if !held_out.is_empty() {
+                curves.push(series("held-out", held_out, Style::Marks, 1));
+            }
+            plots.push((name, plot(title, "", curves)));
+        }
+    }
+    plots
+}
+
+fn accuracy(step: &Step) -> f64 {
+    step.metrics.as_ref().and_then(Metrics::rewards).map_or(f64::NAN, |rewards| rewards.reward_accuracy)
+}
+
+fn margin(step: &Step) -> f64 {
+    step.metrics.as_ref().and_then(Metrics::rewards).map_or(f64::NAN, |rewards| rewards.reward_margin)
 }
 
 fn page(history: &History) -> String {
@@ -203,6 +227,15 @@ fn result(history: &History) -> Rows {
                 rows.push(("perplexity", format!("{:.3}", (*loss as f64).exp())));
                 rows.push(("answers that are exact", format!("{:.4}", metrics.exact)));
                 rows.push(("learned tokens that are likeliest", format!("{:.4}", metrics.token_accuracy)));
+            }
+            Some((_, Metrics::Rewards(metrics))) => {
+                rows.push(("reward accuracy", format!("{:.4}", metrics.reward_accuracy)));
+                let (chosen, rejected) = (metrics.reward_chosen, metrics.reward_rejected);
+                let margin = metrics.reward_margin;
+                rows.push((
+                    "reward margin",
+                    format!("{margin:.4} (chosen {chosen:.4}, rejected {rejected:.4})"),
+                ));
             }
         }
     }

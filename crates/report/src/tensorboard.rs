@@ -132,7 +132,36 @@ fn eval_scalars(loss: f32, metrics: Option<&Metrics>) -> Vec<(&'static str, f32)
         ("eval/token_accuracy", Metric::TokenAccuracy),
     ];
     let value = |(tag, metric): (&'static str, Metric)| Some((tag, metric.of(loss, metrics)? as f32));
-    tags.into_iter().filter_map(value).collect()
+    tags.into_iter().filter_map(value).chain(rewards(metrics, EVAL_REWARDS)).collect()
+}
+
+/// Tags of what the rewards of preferences come to, in an evaluation and in training.
+const EVAL_REWARDS: [(&str, &str); 6] = [
+    ("reward_accuracy", "eval/reward_accuracy"),
+    ("reward_margin", "eval/reward_margin"),
+    ("reward_chosen", "eval/reward_chosen"),
+    ("reward_rejected", "eval/reward_rejected"),
+    ("logp_chosen", "eval/logp_chosen"),
+    ("logp_rejected", "eval/logp_rejected"),
+];
+const TRAIN_REWARDS: [(&str, &str); 6] = [
+    ("reward_accuracy", "train/reward_accuracy"),
+    ("reward_margin", "train/reward_margin"),
+    ("reward_chosen", "train/reward_chosen"),
+    ("reward_rejected", "train/reward_rejected"),
+    ("logp_chosen", "train/logp_chosen"),
+    ("logp_rejected", "train/logp_rejected"),
+];
+
+fn rewards(
+    metrics: Option<&Metrics>,
+    tags: [(&'static str, &'static str); 6],
+) -> impl Iterator<Item = (&'static str, f32)> {
+    let named = metrics.and_then(Metrics::rewards).map_or(vec![], |rewards| rewards.named());
+    named.into_iter().filter_map(move |(name, value)| {
+        let (_, tag) = tags.into_iter().find(|(own, _)| *own == name)?;
+        Some((tag, value as f32))
+    })
 }
 
 /// A step's numbers by tag. Those that are not known are left out; those that are not finite are points TensorBoard marks.
@@ -160,7 +189,8 @@ fn step_scalars(step: &Step) -> Vec<(&'static str, f32)> {
         ("gpu/clock_mhz", gpu.clock_mhz.map(f64::from)),
         ("gpu/throttled", throttled),
     ];
-    known.into_iter().filter_map(|(tag, value)| Some((tag, value? as f32))).collect()
+    let known = known.into_iter().filter_map(|(tag, value)| Some((tag, value? as f32)));
+    known.chain(rewards(step.metrics.as_ref(), TRAIN_REWARDS)).collect()
 }
 
 #[cfg(test)]

@@ -36,6 +36,8 @@ const RECIPES: &[Embedded] = &[
     Embedded { name: "vision-tiny", text: include_str!("../../../recipes/vision-tiny.toml") },
     Embedded { name: "smollm2-135m-sft", text: include_str!("../../../recipes/smollm2-135m-sft.toml") },
     Embedded { name: "qwen3-0.6b-sft", text: include_str!("../../../recipes/qwen3-0.6b-sft.toml") },
+    Embedded { name: "qwen3-0.6b-dpo", text: include_str!("../../../recipes/qwen3-0.6b-dpo.toml") },
+    Embedded { name: "preference-tiny", text: include_str!("../../../recipes/preference-tiny.toml") },
     Embedded { name: "bdh-cifar10", text: include_str!("../../../recipes/bdh-cifar10.toml") },
     Embedded { name: "vit-tiny-cifar10", text: include_str!("../../../recipes/vit-tiny-cifar10.toml") },
     Embedded { name: "dinov2-s-classify", text: include_str!("../../../recipes/dinov2-s-classify.toml") },
@@ -379,6 +381,17 @@ mod tests {
             let small = resolve(name, &["small".into(), "quick-test".into()], &[]).unwrap();
             assert!(small.model.parameters() < 1_500_000 && small.train.steps == Some(10), "{name}");
         }
+    }
+
+    #[test]
+    fn preferences_are_qwen3s_and_a_small_models() {
+        let config = resolve("qwen3-0.6b-dpo", &[], &[]).unwrap();
+        assert_eq!((config.validate_for_training(), config.data.task), (Ok(()), Task::Preference));
+        assert_eq!(config.model, resolve("qwen3-0.6b-sft", &[], &[]).unwrap().model);
+        let small = resolve("qwen3-0.6b-dpo", &["small".into(), "quick-test".into()], &[]).unwrap();
+        assert!(small.model.parameters() < 1_500_000 && small.train.steps == Some(10));
+        let tiny = resolve("preference-tiny", &[], &[]).unwrap();
+        assert_eq!((tiny.validate_for_training(), tiny.together()), (Ok(()), 2));
     }
 
     #[test]

@@ -63,6 +63,7 @@ fn material((train, held_out): &Sides, vocab: usize) -> Examples {
         vocabulary,
         classes: vec![],
         images: None,
+        compared: None,
     }
 }
 

@@ -23,6 +23,8 @@ mod lengths;
 mod optimizer_state;
 mod packing;
 mod passes;
+mod preference;
+mod preference_run;
 mod resume;
 mod small_recipe;
 mod small_run;

@@ -4,7 +4,7 @@
 //! known, and at most four extents are taken that leave the least of them empty.
 
 use super::layout::{ImageRoom, Layout, MOST_SHAPES, Member, Shape};
-use super::lengths::{Extent, Lengths};
+use super::lengths::{Extent, Lengths, Tree};
 use super::updates::sorted_windows;
 use crate::random::{Uniform, key};
 
@@ -36,6 +36,8 @@ pub struct BatchLimits {
     pub context: usize,
     /// Patches that become one token, of a model that sees images; 1 otherwise.
     pub block: usize,
+    /// Examples that lie in one micro-batch because one loss compares them; 1 where each counts alone.
+    pub together: usize,
 }
 
 /// A layout and what it comes to.
@@ -72,9 +74,9 @@ const WORTH: f64 = 0.01;
 
 /// Chooses the shapes that leave the least padding for these lengths.
 pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) -> Arrangement {
-    let BatchLimits { batch, rows, context, .. } = limits;
+    let BatchLimits { batch, rows, context, together, .. } = limits;
     assert!(lengths.longest() <= context, "examples are no longer than the context");
-    let updates = drawn(lengths, batch, manner);
+    let updates = drawn(lengths, limits, manner);
     let trees = manner
         .shares_prefixes
         .then(|| lengths.largest_tree().tokens.min((rows * context).next_multiple_of(TILE)));
@@ -87,7 +89,7 @@ pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) ->
     };
     let sharing = |shapes: Vec<Shape>| {
         let endless = lengths.has_images().then(|| vec![ENDLESS; shapes.len()]);
-        Layout::new(shapes).sharing(trees).seeing(endless)
+        Layout::new(shapes).sharing(trees).seeing(endless).comparing(together)
     };
     let shape = |extent: usize| match manner.is_packed {
         true => Shape::Packed { tokens: extent, segments: batch },
@@ -111,7 +113,7 @@ pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) ->
             wanted.push(if manner.is_packed { place.used.tokens } else { lengths.max().unwrap_or(1) });
         }
     }
-    let longest = lengths.longest();
+    let longest = if manner.is_packed { largest_unit(lengths, together).tokens } else { lengths.longest() };
     wanted.push(if is_naive { context } else { longest });
     let rounded = |extent: usize| extent.next_multiple_of(step).min(largest);
     let shapes: Vec<Shape> = extents_for(wanted, rounded, most).into_iter().map(shape).collect();
@@ -174,6 +176,15 @@ impl Trial {
     }
 }
 
+/// The most of everything that must fit one micro-batch: an example, or those that are compared.
+fn largest_unit(lengths: &Lengths, together: usize) -> Extent {
+    match (together, lengths.trees()) {
+        (1, _) => lengths.most(),
+        (_, []) => std::iter::repeat_n(lengths.most(), together).sum(),
+        (_, trees) => trees.iter().map(Tree::extent).fold(lengths.most(), Extent::most),
+    }
+}
+
 fn weighed(runs: &[f64], counts: impl Iterator<Item = usize>) -> f64 {
     runs.iter().zip(counts).map(|(runs, count)| runs * count as f64).sum()
 }
@@ -191,6 +202,7 @@ fn reading(of_all: Trial, lengths: &Lengths, updates: &[Vec<Member>]) -> Trial {
         return of_all;
     }
     let most_computed = (1.0 + WORTH) * of_all.computed;
+    let most_learned = largest_unit(lengths, of_all.layout.together()).learned;
     let with = |room: f64| {
         let rows = |(index, shape): (usize, &Shape)| {
             let all = shape.tokens();
@@ -198,7 +210,7 @@ fn reading(of_all: Trial, lengths: &Lengths, updates: &[Vec<Member>]) -> Trial {
                 // Any of its examples may be the one of which most is learned.
                 Shape::Padded { rows, .. } => rows * lengths.most().learned,
                 Shape::Packed { .. } => {
-                    let least = if index == 0 { lengths.most().learned } else { 1 };
+                    let least = if index == 0 { most_learned } else { 1 };
                     ((room * share * all as f64).ceil() as usize).max(least)
                 }
             };
@@ -206,7 +218,8 @@ fn reading(of_all: Trial, lengths: &Lengths, updates: &[Vec<Member>]) -> Trial {
         };
         let read = shapes.iter().enumerate().map(rows).collect();
         let seen = of_all.layout.seen().map(<[ImageRoom]>::to_vec);
-        Trial::new(Layout::reading(shapes.to_vec(), Some(read)).sharing(trees).seeing(seen), updates)
+        let layout = Layout::reading(shapes.to_vec(), Some(read)).sharing(trees).seeing(seen);
+        Trial::new(layout.comparing(of_all.layout.together()), updates)
     };
     let enough = ROOM.into_iter().map(with).find(|trial| trial.computed <= most_computed);
     enough.unwrap_or(of_all)
@@ -248,7 +261,8 @@ fn seeing(
             }
         }
         let read = layout.read(0).map(|_| read);
-        Layout::reading(shapes, read).sharing(layout.trees()).seeing(Some(seen))
+        let all = Layout::reading(shapes, read).sharing(layout.trees()).seeing(Some(seen));
+        all.comparing(layout.together())
     };
     let mut trial = Trial::new(of(ROOM[0]), updates);
     for room in &ROOM[1..] {
@@ -313,7 +327,8 @@ impl Arrangement {
 }
 
 /// The examples of some updates, in the order of a run.
-fn drawn(lengths: &Lengths, batch: usize, manner: LayoutOptions) -> Vec<Vec<Member>> {
+fn drawn(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) -> Vec<Vec<Member>> {
+    let BatchLimits { batch, together, .. } = limits;
     let count = (DRAWN / batch).clamp(UPDATES[0], UPDATES[1]);
     let mut uniform = Uniform::new(key(batch as u64, 0x6c65));
     let mut all: Vec<Member> = vec![];
@@ -326,9 +341,10 @@ fn drawn(lengths: &Lengths, batch: usize, manner: LayoutOptions) -> Vec<Vec<Memb
     }
     all.truncate(count * batch);
     if manner.is_sorted {
-        let tokens: Vec<usize> = all.iter().map(|member| member.extent.tokens).collect();
-        let order = sorted_windows(&tokens, batch, 0);
-        all = order.into_iter().map(|index| all[index]).collect();
+        let longest = |unit: &[Member]| unit.iter().map(|member| member.extent.tokens).max().unwrap_or(0);
+        let tokens: Vec<usize> = all.chunks(together).map(longest).collect();
+        let order = sorted_windows(&tokens, batch / together, 0);
+        all = order.into_iter().flat_map(|unit| all[unit * together..][..together].to_vec()).collect();
     }
     all.chunks(batch).map(<[Member]>::to_vec).collect()
 }
@@ -402,7 +418,11 @@ mod tests {
     const NAIVE: LayoutOptions = LayoutOptions { has_buckets: false, ..BUCKETED };
 
     fn arranged(manner: LayoutOptions, rows: usize) -> Arrangement {
-        arrange(&Lengths::drawn(200, 512), BatchLimits { batch: 32, rows, context: 512, block: 1 }, manner)
+        arrange(
+            &Lengths::drawn(200, 512),
+            BatchLimits { batch: 32, rows, context: 512, block: 1, together: 1 },
+            manner,
+        )
     }
 
     #[test]
@@ -459,7 +479,11 @@ mod tests {
     fn equal_lengths_need_one_plan() {
         let lengths = Lengths::given(&[64], &[], [&[]; 2]).unwrap();
         for manner in [PACKED, BUCKETED, SORTED, NAIVE] {
-            let all = arrange(&lengths, BatchLimits { batch: 8, rows: 4, context: 64, block: 1 }, manner);
+            let all = arrange(
+                &lengths,
+                BatchLimits { batch: 8, rows: 4, context: 64, block: 1, together: 1 },
+                manner,
+            );
             assert_eq!((all.layout.shapes().len(), all.padding), (1, 0.0), "{manner:?}");
             assert_eq!(all.runs, [2.0]);
         }
@@ -468,9 +492,14 @@ mod tests {
     #[test]
     fn one_long_example_fits_whatever_the_rest() {
         let lengths = Lengths::given(&[vec![3; 63], vec![100]].concat(), &[], [&[]; 2]).unwrap();
-        let all = arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100, block: 1 }, PACKED);
+        let all =
+            arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100, block: 1, together: 1 }, PACKED);
         assert_eq!(all.layout.shapes()[0].tokens(), 128);
-        let all = arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100, block: 1 }, BUCKETED);
+        let all = arrange(
+            &lengths,
+            BatchLimits { batch: 2, rows: 1, context: 100, block: 1, together: 1 },
+            BUCKETED,
+        );
         assert_eq!(all.layout.shapes()[0], Shape::Padded { rows: 1, len: 100 });
     }
 
@@ -480,7 +509,7 @@ mod tests {
         let tokens: Vec<usize> = (1..=64).map(|i| 8 * i).collect();
         let learned: Vec<usize> = tokens.iter().map(|tokens| 4 + tokens / 4).collect();
         let lengths = Lengths::given(&tokens, &learned, [&[]; 2]).unwrap();
-        let limits = BatchLimits { batch: 32, rows: 8, context: 512, block: 1 };
+        let limits = BatchLimits { batch: 32, rows: 8, context: 512, block: 1, together: 1 };
         for manner in [PACKED, BUCKETED, SORTED, NAIVE] {
             let all = arrange(&lengths, limits, manner);
             let some = arrange(&lengths, limits, LayoutOptions { reads_learned: true, ..manner });
@@ -507,7 +536,7 @@ mod tests {
         let images: Vec<usize> = (0..60).map(|i| usize::from(i % 3 != 0)).collect();
         let patches: Vec<usize> = images.iter().map(|images| 400 * images).collect();
         let lengths = Lengths::given(&tokens, &vec![4; 60], [&images, &patches]).unwrap();
-        let limits = BatchLimits { batch: 8, rows: 1, context: 512, block: 4 };
+        let limits = BatchLimits { batch: 8, rows: 1, context: 512, block: 4, together: 1 };
         let all = arrange(&lengths, limits, LayoutOptions { reads_learned: true, ..PACKED });
         let layout = &all.layout;
         assert!(layout.images(0).patches >= 400 && layout.images(0).patches.is_multiple_of(128));

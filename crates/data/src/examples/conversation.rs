@@ -198,13 +198,31 @@ impl Conversation {
         })
     }
 
+    /// The tools and options of a row, and the system's message that stands beside its messages.
+    pub(super) fn begun(fields: &Fields) -> Result<Conversation, Wrong> {
+        let mut chat = Conversation { tools: tools_of(fields)?, ..Conversation::default() };
+        if let Some(Field::Object(options)) = fields.get("chat_template_kwargs") {
+            chat.options = options.clone();
+        }
+        if let Some(system) = optional_text(fields, "system")? {
+            chat.push(message("system", system.into()), false);
+        }
+        Ok(chat)
+    }
+
+    /// The role that one of its names means.
+    pub(super) fn role(named: &str) -> Option<&'static str> {
+        let other = OTHER_ROLES.iter().find(|(other, _)| *other == named).map(|(_, role)| *role);
+        ROLES.into_iter().find(|known| *known == named).or(other)
+    }
+
     fn push(&mut self, message: Fields, is_learned: bool) {
         self.messages.push(message);
         self.learned.push(is_learned);
     }
 
     /// Takes a message as it was written, number `at` of the field `of`.
-    fn take(
+    pub(super) fn take(
         &mut self,
         field: &Field,
         at: usize,
@@ -234,8 +252,7 @@ impl Conversation {
             };
             return wrong(Reason::Role, said);
         };
-        let known = OTHER_ROLES.iter().find(|(other, _)| other == role).map(|(_, role)| *role);
-        let Some(role) = ROLES.into_iter().find(|known| known == role).or(known) else {
+        let Some(role) = Conversation::role(role) else {
             let said = format!(
                 "message {turn} has the role `{}`, which is none of {}; correct it",
                 role.escape_debug(),
@@ -417,7 +434,7 @@ pub(super) fn text_of<'f>(fields: &'f Fields, name: &str) -> Result<&'f str, Wro
 }
 
 /// A field that may be missing, null or empty.
-fn optional_text<'f>(fields: &'f Fields, name: &str) -> Result<Option<&'f str>, Wrong> {
+pub(super) fn optional_text<'f>(fields: &'f Fields, name: &str) -> Result<Option<&'f str>, Wrong> {
     match fields.get(name) {
         None | Some(Field::Null) => Ok(None),
         Some(_) => text_of(fields, name).map(|text| Some(text).filter(|text| !text.trim().is_empty())),

@@ -56,6 +56,8 @@ pub struct Layout {
     trees: Option<usize>,
     /// The room of each shape for images; `None` where no example has one.
     seen: Option<Vec<ImageRoom>>,
+    /// Examples that follow one another and lie in one micro-batch, because one loss compares them; 1 where each counts alone.
+    together: usize,
 }
 
 /// The images that there is room for, and their patches.
@@ -99,7 +101,19 @@ impl Layout {
         assert!(shapes.iter().all(|shape| is_packed(shape) == is_packed(&shapes[0])), "one kind of shapes");
         let is_falling = |read: &Vec<usize>| read.len() == shapes.len() && read.is_sorted_by(|a, b| a >= b);
         assert!(read.as_ref().is_none_or(is_falling), "largest first: {read:?}");
-        Layout { shapes, read, trees: None, seen: None }.checked()
+        Layout { shapes, read, trees: None, seen: None, together: 1 }.checked()
+    }
+
+    /// Every `together` examples that follow one another lie in one micro-batch. The largest shape has room for them.
+    pub fn comparing(self, together: usize) -> Layout {
+        let has_room = self.shapes.iter().all(|shape| shape.segments() >= together);
+        assert!(together > 0 && has_room, "{together} examples that are compared in {self:?}");
+        Layout { together, ..self }
+    }
+
+    /// Examples that one loss compares; 1 where each counts alone.
+    pub fn together(&self) -> usize {
+        self.together
     }
 
     /// Shapes have room for images. Only of packed shapes; of two of as many tokens the first has more.
@@ -174,37 +188,65 @@ impl Layout {
 
     /// Longest first, each into the first micro-batch with room for it.
     fn packed(&self, examples: &[Member], segments: usize) -> Vec<Place> {
+        struct Bin {
+            used: Extent,
+            members: Vec<usize>,
+        }
         let room = self.room(0);
-        let trees = self.grown(examples, room);
-        let extents: Vec<Extent> = trees.iter().map(|(extent, _)| *extent).collect();
-        let mut bins: Vec<(Extent, Vec<usize>)> = vec![];
+        let bundles = match self.together {
+            1 => self.grown(examples, room).into_iter().map(|(extent, tree)| (extent, vec![tree])).collect(),
+            together => self.compared(examples, together, room),
+        };
+        let extents: Vec<Extent> = bundles.iter().map(|(extent, _)| *extent).collect();
+        let mut bins: Vec<Bin> = vec![];
         for index in longest_first(&extents) {
             let own = extents[index];
-            assert!(own.fits(room), "an example of {own:?} in a plan of {room:?}");
-            let takes = |(used, members): &&mut (Extent, Vec<usize>)| {
-                (*used + own).fits(room) && members.len() < segments
+            assert!(own.fits(room), "examples of {own:?} in a plan of {room:?}");
+            let takes = |bin: &&mut Bin| {
+                (bin.used + own).fits(room) && (bin.members.len() + 1) * self.together <= segments
             };
             match bins.iter_mut().find(takes) {
-                Some((used, members)) => {
-                    *used = *used + own;
-                    members.push(index);
+                Some(bin) => {
+                    bin.used = bin.used + own;
+                    bin.members.push(index);
                 }
-                None => bins.push((own, vec![index])),
+                None => bins.push(Bin { used: own, members: vec![index] }),
             }
         }
-        let place = |(used, mut members): (Extent, Vec<usize>)| {
+        let place = |Bin { used, mut members }: Bin| {
             members.sort_unstable();
-            let of_tree = |index: usize| trees[index].1.clone();
-            let trees = members.into_iter().map(of_tree).collect();
+            let trees = members.into_iter().flat_map(|index| bundles[index].1.clone()).collect();
             Place { shape: self.smallest(used, |_| true), used, trees }
         };
         bins.into_iter().map(place).collect()
     }
 
+    /// Examples that are compared, with their size: one tree where they share a prefix and it fits, otherwise each a tree of
+    /// its own.
+    fn compared(&self, examples: &[Member], together: usize, room: Extent) -> Vec<(Extent, Vec<Vec<usize>>)> {
+        let room = self.tree_room(room);
+        let bundle = |(number, members): (usize, &[Member])| {
+            let all = number * together..number * together + members.len();
+            let branches: Extent = members[1..].iter().map(Member::branch).sum();
+            let tree = members[0].extent + branches;
+            let shares = self.trees.is_some() && members[0].prefix.tokens > 0 && tree.fits(room);
+            match shares {
+                true => (tree, vec![all.collect()]),
+                false => (members.iter().map(|member| member.extent).sum(), all.map(|i| vec![i]).collect()),
+            }
+        };
+        examples.chunks(together).enumerate().map(bundle).collect()
+    }
+
+    /// The room there is for one tree.
+    fn tree_room(&self, room: Extent) -> Extent {
+        Extent { tokens: self.trees.map_or(room.tokens, |most| most.min(room.tokens)), ..room }
+    }
+
     /// Examples as trees with their sizes, in the order of their first members: one tree a group, or several where one would
     /// not fit; an example that shares nothing is a tree of its own.
     fn grown(&self, examples: &[Member], room: Extent) -> Vec<(Extent, Vec<usize>)> {
-        let room = Extent { tokens: self.trees.map_or(room.tokens, |most| most.min(room.tokens)), ..room };
+        let room = self.tree_room(room);
         let mut trees: Vec<(Extent, Vec<usize>)> = vec![];
         let mut growing: HashMap<u32, usize> = HashMap::new();
         for (index, example) in examples.iter().enumerate() {
@@ -230,8 +272,14 @@ impl Layout {
     /// they stay in their order.
     fn padded(&self, examples: &[Member], rows: usize) -> Vec<Place> {
         let examples: Vec<Extent> = examples.iter().map(|example| example.extent).collect();
-        let order =
-            if self.shapes.len() > 1 { longest_first(&examples) } else { (0..examples.len()).collect() };
+        let units: Vec<Extent> = examples
+            .chunks(self.together)
+            .map(|unit| unit.iter().copied().fold(unit[0], Extent::most))
+            .collect();
+        let units = if self.shapes.len() > 1 { longest_first(&units) } else { (0..units.len()).collect() };
+        let of_unit = |unit: usize| unit * self.together..((unit + 1) * self.together).min(examples.len());
+        let order: Vec<usize> = units.into_iter().flat_map(of_unit).collect();
+        let rows = rows / self.together * self.together;
         let place = |members: &[usize]| {
             let extents = || members.iter().map(|index| examples[*index]);
             let longest = extents().map(|extent| extent.tokens).max().expect("a chunk has members");
@@ -304,6 +352,8 @@ pub struct MicroBatch {
     runs: Vec<Run>,
     /// The global index of each example.
     pub samples: Vec<u64>,
+    /// The number of each example in its table.
+    pub numbers: Vec<usize>,
     /// The class of each example; -1 where it has none. As many as there is room for.
     pub labels: Vec<i32>,
     /// The weight of each class in the loss.
@@ -326,6 +376,7 @@ impl MicroBatch {
             segments: Vec::with_capacity(segments),
             runs: vec![],
             samples: Vec::with_capacity(segments),
+            numbers: Vec::with_capacity(segments),
             labels: vec![-1; segments],
             label_weights: vec![0.0; segments],
         }

@@ -11,7 +11,8 @@ use crate::random::Uniform;
 pub struct Lengths {
     /// Those without images first, shortest first; the last has the most of everything there is.
     shares: Vec<Extent>,
-    /// Where examples share prefixes: equal shares of the trees they make, smallest first. The last is the largest.
+    /// Where examples share prefixes, or are pairs: equal shares of the trees they make, smallest first. The last is the
+    /// largest.
     trees: Vec<Tree>,
     /// Patches of the largest image; 0 where there is none.
     largest_image: usize,
@@ -135,6 +136,13 @@ impl Tree {
         })
     }
 
+    /// A tree with room for so much, which has as many examples and the same prefix.
+    pub fn holding(self, most: Extent) -> Tree {
+        let all = self.extent().most(most);
+        let branches = all.with(self.prefix, usize::saturating_sub);
+        Tree { branches: Extent { tokens: branches.tokens.max(branches.learned), ..branches }, ..self }
+    }
+
     /// The size of each of its examples, taken to be equal.
     fn example(&self) -> Extent {
         let branch = self.branches.with(Extent::default(), |count, _| count.div_ceil(self.examples));
@@ -227,7 +235,7 @@ impl Lengths {
         &self.shares
     }
 
-    /// Shares of trees; none where examples share nothing.
+    /// Shares of trees; none where examples share nothing and are no pairs.
     pub fn trees(&self) -> &[Tree] {
         &self.trees
     }
@@ -284,21 +292,30 @@ impl Lengths {
     }
 }
 
-/// Equal shares of the trees of a table.
+/// Equal shares of the trees of a table. A pair is one of them, whether or not its answers share their prompt.
 fn trees(table: &ExampleTable) -> Vec<Tree> {
-    let Some(prefixes) = &table.prefixes else { return vec![] };
     let tree = |(prefix, members): (usize, &[u32])| {
         let prefix = table.beginning_of(members[0] as usize, prefix);
         let branches = members.iter().map(|member| table.extent_of(*member as usize) - prefix).sum();
         Tree { examples: members.len(), prefix, branches }
     };
-    let mut all: Vec<Tree> = prefixes.trees().map(tree).collect();
+    let mut all: Vec<Tree> = match &table.prefixes {
+        Some(prefixes) => prefixes.trees().map(tree).collect(),
+        None if table.is_paired => {
+            (0..table.count() as u32).step_by(2).map(|first| tree((0, &[first, first + 1]))).collect()
+        }
+        None => return vec![],
+    };
     all.sort_by_key(|tree| tree.extent().tokens);
+    let most = all.iter().map(Tree::extent).fold(Extent::default(), Extent::most);
     if all.len() > SHARES {
         let mut some: Vec<Tree> =
             (0..SHARES).map(|share| all[(2 * share + 1) * all.len() / (2 * SHARES)]).collect();
         some[SHARES - 1] = all[all.len() - 1];
         all = some;
+    }
+    if let Some(last) = all.last_mut().filter(|_| table.is_paired) {
+        *last = last.holding(most);
     }
     all
 }

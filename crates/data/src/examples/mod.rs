@@ -6,6 +6,7 @@
 //! ```text
 //! formats::Records   rows with their fields   (synthetic, shapes: rows of our own, without images and with)
 //!    -> conversation   instructions in the forms they are published in      labelled   texts and pairs with a class
+//!    -> preference     answers to one prompt of which one is preferred, and answers that are wanted or not
 //!    -> visual         conversations with images, and questions about them
 //!    -> template       conversations as a model's template writes them   (beside: where it is found; python: its values)
 //!    -> mask           what of the text is learned   (marks: what of an answer)
@@ -35,6 +36,7 @@ pub(crate) mod lengths;
 mod look;
 mod marks;
 mod mask;
+mod preference;
 mod prefixes;
 mod question;
 mod reading;
@@ -135,9 +137,32 @@ pub struct ExampleTable {
     image_ends: Vec<usize>,
     /// The beginnings that examples share, where they are computed once.
     prefixes: Option<Prefixes>,
+    /// Whether examples 2 i and 2 i + 1 are the chosen and the rejected answer to one prompt.
+    is_paired: bool,
 }
 
 impl ExampleTable {
+    /// A table of pairs: a chosen answer, then the rejected one to the same prompt.
+    pub fn of_pairs() -> ExampleTable {
+        ExampleTable { is_paired: true, ..ExampleTable::default() }
+    }
+
+    /// Examples that are drawn, split and laid out as one: 2 of pairs.
+    pub fn together(&self) -> usize {
+        1 + usize::from(self.is_paired)
+    }
+
+    /// Pairs, or examples where each counts alone.
+    pub fn units(&self) -> usize {
+        self.count() / self.together()
+    }
+
+    /// Tokens of the longest example of a unit.
+    fn unit_len(&self, unit: usize) -> usize {
+        let examples = unit * self.together()..(unit + 1) * self.together();
+        examples.map(|example| self.len_of(example)).max().expect("a unit has examples")
+    }
+
     /// Appends one. The lengths of tokens and weights are equal, and not 0.
     pub fn push(&mut self, example: Example<'_>) {
         assert_eq!(example.tokens.len(), example.weights.len(), "a weight a token");
@@ -189,9 +214,30 @@ impl ExampleTable {
         self.images.iter().map(|image| image.grid.patches()).max().unwrap_or(0)
     }
 
-    /// Looks for beginnings that examples share, for a run that computes each once.
+    /// Looks for beginnings that examples share, for a run that computes each once. The answers of a pair share their prompt,
+    /// and nothing with other pairs.
     pub fn share_prefixes(&mut self) {
-        self.prefixes = Some(Prefixes::of(self));
+        self.prefixes = Some(if self.is_paired { Prefixes::of_pairs(self) } else { Prefixes::of(self) });
+    }
+
+    /// Every prompt with the answer of the example before it, the first with that of the last, cut at `most` tokens. What a
+    /// model makes of such answers says how far it has moved, whatever it learned of the right ones.
+    pub fn mismatched(&self, most: usize) -> ExampleTable {
+        let mut table = ExampleTable::default();
+        let prompt = |example: &Example<'_>| {
+            example.weights.iter().position(|weight| *weight != 0.0).unwrap_or(example.tokens.len())
+        };
+        for index in 0..self.count() {
+            let (asked, other) = (self.get(index), self.get((index + self.count() - 1) % self.count()));
+            let (own, from) = (prompt(&asked), prompt(&other));
+            let tokens = [&asked.tokens[..own], &other.tokens[from..]].concat();
+            let weights = [&asked.weights[..own], &other.weights[from..]].concat();
+            let len = tokens.len().min(most);
+            let example =
+                Example { tokens: &tokens[..len], weights: &weights[..len], label: None, images: &[] };
+            table.push(example);
+        }
+        table
     }
 
     /// Example `index` as a layout takes it.
@@ -212,6 +258,21 @@ impl ExampleTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prompts_meet_the_answers_before_them() {
+        let mut table = ExampleTable::default();
+        for (tokens, prompt) in [(vec![1, 2, 3], 2), (vec![4, 5, 6, 7], 1), (vec![8, 9], 1)] {
+            let weights: Vec<f32> = (0..tokens.len()).map(|at| f32::from(at >= prompt)).collect();
+            table.push(Example { tokens: &tokens, weights: &weights, label: Some(1), images: &[] });
+        }
+        let tokens = |most: usize| -> Vec<Vec<u32>> {
+            table.mismatched(most).iter().map(|example| example.tokens.to_vec()).collect()
+        };
+        assert_eq!(tokens(9), [vec![1, 2, 9], vec![4, 3], vec![8, 5, 6, 7]]);
+        assert_eq!(tokens(3), [vec![1, 2, 9], vec![4, 3], vec![8, 5, 6]]);
+        assert!(table.mismatched(9).iter().all(|example| example.is_supervised() && example.label.is_none()));
+    }
 
     #[test]
     fn examples_come_back_as_they_were_given() {

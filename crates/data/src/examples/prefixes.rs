@@ -59,6 +59,21 @@ impl Prefixes {
         found
     }
 
+    /// Every pair of a table as a group, which shares its prompt.
+    pub(super) fn of_pairs(table: &ExampleTable) -> Prefixes {
+        let pairs = table.units();
+        let shared = |pair: usize| {
+            let [chosen, rejected] = [2 * pair, 2 * pair + 1].map(|example| beginning(&table.get(example)));
+            common(&chosen, &rejected)
+        };
+        Prefixes {
+            group_of: (0..table.count() as u32).map(|example| example / 2).collect(),
+            tokens: (0..pairs).map(shared).collect(),
+            members: (0..table.count() as u32).collect(),
+            ends: (1..=pairs).map(|pair| 2 * pair).collect(),
+        }
+    }
+
     /// The group of an example, and the tokens it shares.
     pub(super) fn of_example(&self, example: usize) -> (u32, usize) {
         let group = self.group_of[example];

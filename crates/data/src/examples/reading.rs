@@ -10,6 +10,7 @@ use super::encoder::Encoder;
 use super::labelled::{Collected, Columns, Labelled};
 use super::marks;
 use super::mask::{Masked, TrainOn, masked, weights};
+use super::preference::{Judged, JudgedSchema, Pair, PairSchema};
 use super::sets::{ExampleKind, ExampleSpec, Inputs, TooLong};
 use super::shapes;
 use super::sides::sides;
@@ -38,6 +39,21 @@ enum RowForm {
     Chat(Schema),
     Classes(Columns),
     Visual(VisualSchema),
+    Pairs(PairSchema),
+    Judged(JudgedSchema),
+}
+
+impl RowForm {
+    /// The form in words.
+    fn named(&self) -> String {
+        match self {
+            RowForm::Chat(schema) => schema.to_string(),
+            RowForm::Classes(columns) => columns.to_string(),
+            RowForm::Visual(schema) => schema.to_string(),
+            RowForm::Pairs(schema) => schema.to_string(),
+            RowForm::Judged(schema) => schema.to_string(),
+        }
+    }
 }
 
 enum Row {
@@ -45,6 +61,8 @@ enum Row {
     Labelled(Labelled),
     /// Conversations about the same images.
     Visual(Vec<SightedChat>),
+    Pair(Pair),
+    Judged(Judged),
 }
 
 impl Row {
@@ -162,6 +180,8 @@ impl Reading<'_> {
                     ExampleKind::Chat => synthetic::exercise,
                     ExampleKind::Classes => synthetic::pair,
                     ExampleKind::Visual => shapes::question,
+                    ExampleKind::Pairs => synthetic::preference,
+                    ExampleKind::Judged => synthetic::judgement,
                 },
             }]),
             Inputs::Files(files) => {
@@ -216,6 +236,8 @@ impl Reading<'_> {
                 Columns::of(fields, given, !spec.unlabelled).map(RowForm::Classes)
             }
             ExampleKind::Visual => VisualSchema::of(fields).map(RowForm::Visual),
+            ExampleKind::Pairs => PairSchema::of(fields).map(RowForm::Pairs),
+            ExampleKind::Judged => JudgedSchema::of(fields).map(RowForm::Judged),
         }
     }
 
@@ -253,6 +275,8 @@ impl Reading<'_> {
                 let sight = self.sight.as_ref().expect("a set with images is opened with a vision");
                 Row::Visual(sight.chats(schema, fields, place)?)
             }
+            RowForm::Pairs(schema) => Row::Pair(schema.read(fields)?),
+            RowForm::Judged(schema) => Row::Judged(schema.read(fields)?),
         };
         let hash = match &self.spec.group {
             Some(group) => group_hash(fields, group)?,
@@ -263,6 +287,8 @@ impl Reading<'_> {
                     [chat] => chat.hash(),
                     chats => chats.iter().fold(0, |hash, chat| key(hash, chat.hash())),
                 },
+                Row::Pair(pair) => pair.hash(),
+                Row::Judged(judged) => judged.hash(),
             },
         };
         Ok((row, hash))
@@ -313,6 +339,11 @@ impl Reading<'_> {
                             let texts = chats.iter().map(|chat| self.visual_texts(chat));
                             texts.collect::<Result<Vec<_>, _>>()?.into_iter().flat_map(spelled).collect()
                         }
+                        Row::Pair(Pair { chosen, rejected }) => {
+                            let texts = [self.texts(&chosen)?, self.texts(&rejected)?];
+                            texts.into_iter().flat_map(spelled).collect()
+                        }
+                        Row::Judged(Judged { dialogue, .. }) => spelled(self.texts(&dialogue)?).collect(),
                     };
                     Ok(TextRow { hash, images, texts })
                 })
@@ -385,11 +416,7 @@ impl Reading<'_> {
         };
         let mut skipped = Skipped::default();
         self.each_batch(inputs, &mut skipped, &mut |batch, form, skipped| {
-            let named = match form {
-                RowForm::Chat(schema) => schema.to_string(),
-                RowForm::Classes(columns) => columns.to_string(),
-                RowForm::Visual(schema) => schema.to_string(),
-            };
+            let named = form.named();
             if taken.schema.last() != Some(&named) {
                 taken.schema.push(named);
             }
@@ -421,11 +448,11 @@ impl Reading<'_> {
             let mut drafted = Drafted::default();
             match row {
                 Row::Labelled(labelled) => return self.labelled(labelled, &origin, encoder),
-                Row::Chat(dialogue) => {
-                    let is_document = matches!(dialogue, Dialogue::Plain { .. });
-                    for masked in self.texts(&dialogue)? {
-                        self.draft(&masked, is_document, None, &origin, encoder, &mut drafted)?;
-                    }
+                Row::Chat(dialogue) => self.dialogue(&dialogue, &origin, encoder, &mut drafted)?,
+                Row::Pair(pair) => return self.pair(&pair, &origin, encoder),
+                Row::Judged(Judged { dialogue, is_wanted }) => {
+                    self.dialogue(&dialogue, &origin, encoder, &mut drafted)?;
+                    drafted.drafts.iter_mut().for_each(|draft| draft.class = Some(u32::from(is_wanted)));
                 }
                 Row::Visual(chats) => {
                     for chat in &chats {
@@ -442,6 +469,42 @@ impl Reading<'_> {
             }
         });
         drafted.unwrap_or_else(Fate::Wrong)
+    }
+
+    /// Makes an example of every text of a conversation.
+    fn dialogue(
+        &self,
+        dialogue: &Dialogue,
+        origin: &Origin<'_>,
+        encoder: &Encoder,
+        drafted: &mut Drafted,
+    ) -> Result<(), Wrong> {
+        let is_document = matches!(dialogue, Dialogue::Plain { .. });
+        for masked in self.texts(dialogue)? {
+            self.draft(&masked, is_document, None, origin, encoder, drafted)?;
+        }
+        Ok(())
+    }
+
+    /// Makes two examples, or leaves both out: the prompt is never cut, and answers are cut at their ends.
+    fn pair(&self, pair: &Pair, origin: &Origin<'_>, encoder: &Encoder) -> Result<Fate, Wrong> {
+        let mut drafted = Drafted::default();
+        self.dialogue(&pair.chosen, origin, encoder, &mut drafted)?;
+        self.dialogue(&pair.rejected, origin, encoder, &mut drafted)?;
+        let Drafted { drafts, cut, too_long } = drafted;
+        if too_long > 0 {
+            return Ok(Fate::TooLong);
+        }
+        let [chosen, rejected] = &drafts[..] else { unreachable!("an answer is one text") };
+        match chosen.tokens == rejected.tokens {
+            // What tells them apart was cut off.
+            true if cut > 0 => Ok(Fate::TooLong),
+            true => Err(Wrong::new(
+                Reason::Pair,
+                "both answers are the same tokens, so there is nothing to prefer; correct one of them",
+            )),
+            false => Ok(Fate::Drafts(drafts, cut)),
+        }
     }
 
     /// Makes an example of a text, unless it is too long.

@@ -35,6 +35,10 @@ pub enum ExampleKind {
     Classes,
     /// Conversations about images, and questions about them.
     Visual,
+    /// Two answers to each prompt, of which the first is preferred.
+    Pairs,
+    /// Answers that are wanted or not.
+    Judged,
 }
 
 choice! {
@@ -133,7 +137,7 @@ pub struct ExampleSets {
     pub vocabulary: Vocabulary,
     pub train: ExampleTable,
     pub held_out: ExampleTable,
-    /// Where the examples of each side were found.
+    /// Where the examples of each side were found; of a pair twice.
     pub train_places: Vec<Place>,
     pub held_out_places: Vec<Place>,
     /// In their order, where classes are learned.
@@ -154,6 +158,7 @@ pub struct SetDescription {
     pub template: Option<String>,
     pub files: usize,
     pub rows: u64,
+    /// Examples of each side, or pairs.
     pub train: u64,
     pub held_out: u64,
     /// Of both sides.
@@ -259,8 +264,8 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
     let pool = pool(spec.workers)?;
     let given = spec.tokenizer.as_deref().map(Vocabulary::load).transpose()?;
     let template = match spec.task {
-        ExampleKind::Chat | ExampleKind::Visual => template(spec, given.as_ref())?,
         ExampleKind::Classes => None,
+        _ => template(spec, given.as_ref())?,
     };
     let vision = vision(spec);
     let sight = vision.as_ref().map(Sight::new);
@@ -327,8 +332,19 @@ fn check(spec: &ExampleSpec) -> Result<(), DataError> {
             "Fold {part} of {parts} is none: folds are 0 to one less than their number."
         )));
     }
+    let is_compared = matches!(spec.task, ExampleKind::Pairs | ExampleKind::Judged);
+    if is_compared && spec.train_on == TrainOn::Each {
+        return Err(DataError::input(
+            "data.train_on=each makes an example of every turn, and answers are compared whole: give assistant, last or \
+             all.",
+        ));
+    }
     if spec.task != ExampleKind::Classes && !spec.classes.is_empty() {
-        let task = if spec.task == ExampleKind::Chat { "chat" } else { "visual_chat" };
+        let task = match spec.task {
+            ExampleKind::Visual => "visual_chat",
+            ExampleKind::Pairs | ExampleKind::Judged => "preference",
+            _ => "chat",
+        };
         return Err(DataError::input(format!(
             "data.classes is given, and data.task={task} has none: give data.task=classes."
         )));
@@ -588,7 +604,11 @@ impl Taken {
     ) -> ExampleSets {
         let mut counts: Vec<ClassCount> =
             classes.iter().map(|name| ClassCount { name: name.clone(), train: 0, held_out: 0 }).collect();
-        let mut sides = [ExampleTable::default(), ExampleTable::default()];
+        let table = || match spec.task {
+            ExampleKind::Pairs => ExampleTable::of_pairs(),
+            _ => ExampleTable::default(),
+        };
+        let mut sides = [table(), table()];
         let mut places = [Vec::new(), Vec::new()];
         let mut lengths = Vec::with_capacity(self.drafts.len());
         let mut learned = 0;
@@ -600,6 +620,8 @@ impl Taken {
             ExampleKind::Classes => 0,
             ExampleKind::Chat => 1,
             ExampleKind::Visual => 2,
+            ExampleKind::Pairs => 3,
+            ExampleKind::Judged => 4,
         };
         let mut mark = key(vocabulary.fingerprint(), kind);
         for (draft, is_held) in self.drafts.into_iter().zip(held) {
@@ -625,8 +647,7 @@ impl Taken {
             image_examples += u64::from(!sightings.is_empty());
             lengths.push(draft.tokens.len() as u64);
             learned += draft.weights.iter().filter(|weight| **weight > 0.0).count() as u64;
-            if let Some(class) = draft.class {
-                let count = &mut counts[class as usize];
+            if let Some(count) = draft.class.and_then(|class| counts.get_mut(class as usize)) {
                 if is_held { count.held_out += 1 } else { count.train += 1 }
             }
             let side = usize::from(is_held);
@@ -652,8 +673,8 @@ impl Taken {
             template: template.map(|template| template.shown.clone()),
             files,
             rows: self.rows,
-            train: train.count() as u64,
-            held_out: held_out.count() as u64,
+            train: train.units() as u64,
+            held_out: held_out.units() as u64,
             tokens: lengths.iter().sum(),
             learned_tokens: learned,
             lengths: LengthSummary::of("tokens", lengths),

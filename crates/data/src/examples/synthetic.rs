@@ -1,6 +1,7 @@
-//! Generated sets for fine-tuning without a download: exercises with exact answers, and pairs of sentences.
+//! Generated sets for fine-tuning without a download: exercises with exact answers, pairs of sentences, and answers of which
+//! one is preferred.
 //!
-//! The sentences of a pair are about the same thing or not. Both sets go the way of files: rows with fields.
+//! The sentences of a pair are about the same thing or not. All sets go the way of files: rows with fields.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -83,6 +84,53 @@ fn turn(draw: &mut Draw) -> (String, String) {
     }
 }
 
+const COMPARED: [&str; 3] = [
+    "Which comes first in the alphabet, {a} or {b}?",
+    "Of {a} and {b}, name the word that comes first.",
+    "Tell me the earlier word: {a} or {b}?",
+];
+const ANSWERED: [&str; 2] = ["The word is {w}.", "It must be {w}."];
+
+/// A question about two words, an answer that names the earlier one in the alphabet, and one as long that names the other.
+fn compared(draw: &mut Draw) -> [String; 3] {
+    let a = draw.below(THINGS.len());
+    let b = (a + 1 + draw.below(THINGS.len() - 1)) % THINGS.len();
+    let question = COMPARED[draw.below(COMPARED.len())].replace("{a}", THINGS[a]).replace("{b}", THINGS[b]);
+    let frame = ANSWERED[draw.below(ANSWERED.len())];
+    let (earlier, later) = (THINGS[a.min(b)], THINGS[a.max(b)]);
+    [question, frame.replace("{w}", earlier), frame.replace("{w}", later)]
+}
+
+/// Row `row` of the preferences: the preferred answer follows a rule, and the other breaks it.
+pub(super) fn preference(seed: u64, row: u64) -> Record {
+    let mut draw = Draw(Uniform::new(key(key(seed, 0x7072_6566), row)));
+    let [question, chosen, rejected] = compared(&mut draw);
+    let message = |role: &str, content: &str| {
+        let fields = Fields(vec![("role".into(), role.into()), ("content".into(), content.into())]);
+        Field::List(vec![Field::Object(fields)])
+    };
+    let fields = vec![
+        ("prompt".into(), message("user", &question)),
+        ("chosen".into(), message("assistant", &chosen)),
+        ("rejected".into(), message("assistant", &rejected)),
+    ];
+    Record { fields: Fields(fields), place: place(row) }
+}
+
+/// Row `row` of the judgements: an answer that follows the rule of the preferences is wanted, one that breaks it is not.
+pub(super) fn judgement(seed: u64, row: u64) -> Record {
+    let mut draw = Draw(Uniform::new(key(key(seed, 0x6a75_6467), row)));
+    let [question, right, wrong] = compared(&mut draw);
+    let is_wanted = draw.below(2) == 0;
+    let message = |role: &str, content: &str| {
+        Field::Object(Fields(vec![("role".into(), role.into()), ("content".into(), content.into())]))
+    };
+    let answer = if is_wanted { &right } else { &wrong };
+    let messages = Field::List(vec![message("user", &question), message("assistant", answer)]);
+    let fields = vec![("messages".into(), messages), ("label".into(), Field::Bool(is_wanted))];
+    Record { fields: Fields(fields), place: place(row) }
+}
+
 const SUBJECTS: [(&str, [&str; 6]); 6] = [
     ("sea", ["harbour", "anchor", "sailor", "wave", "tide", "island"]),
     ("kitchen", ["oven", "spoon", "flour", "recipe", "kettle", "bread"]),
@@ -126,7 +174,7 @@ mod tests {
 
     #[test]
     fn rows_are_the_same_every_time_and_differ_from_each_other() {
-        for make in [exercise as fn(u64, u64) -> Record, pair] {
+        for make in [exercise as fn(u64, u64) -> Record, pair, preference, judgement] {
             let rows: Vec<Record> = (0..500).map(|row| make(7, row)).collect();
             assert_eq!(rows, (0..500).map(|row| make(7, row)).collect::<Vec<_>>());
             let mut texts: Vec<String> = rows.iter().map(|row| format!("{:?}", row.fields)).collect();
@@ -151,6 +199,23 @@ mod tests {
             turns[messages.len() / 2] += 1;
         }
         assert!(turns[0] == 0 && turns[1] > 100 && turns[2] > 100, "{turns:?}");
+    }
+
+    #[test]
+    fn the_preferred_answer_is_as_long_and_names_the_earlier_word() {
+        for row in 0..300 {
+            let fields = preference(3, row).fields;
+            let text = |name: &str| {
+                let Some(Field::List(list)) = fields.get(name) else { panic!("{fields:?}") };
+                let Field::Object(message) = &list[0] else { panic!("{list:?}") };
+                message.get("content").and_then(Field::text).unwrap().to_string()
+            };
+            let (question, chosen, rejected) = (text("prompt"), text("chosen"), text("rejected"));
+            let word = |answer: &str| answer.trim_end_matches('.').rsplit(' ').next().unwrap().to_string();
+            assert!(word(&chosen) < word(&rejected), "{chosen} {rejected}");
+            assert!(question.contains(&word(&chosen)) && question.contains(&word(&rejected)), "{question}");
+            assert_eq!(chosen.split(' ').count(), rejected.split(' ').count());
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::random::{fingerprint, key};
 /// Where training goes on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExampleCursor {
-    /// The place of the next example in the series.
+    /// The place of the next example in the series; of pairs the next pair.
     pub sample: u64,
     /// The hash of what the position refers to: examples and seed. Others have another mark and refuse the cursor.
     pub data: String,
@@ -59,7 +59,7 @@ const WINDOW_UPDATES: usize = 50;
 #[derive(Debug, Clone, PartialEq)]
 pub struct UpdateOptions {
     pub seed: u64,
-    /// Examples an update.
+    /// Examples an update, or pairs.
     pub batch: usize,
     pub layout: Layout,
     /// Whether examples of like length share an update.
@@ -90,7 +90,7 @@ impl Updates {
                  cannot go on exactly: restore the data, or begin a new run.",
             ));
         }
-        let order = Order::new(Some(table.count() as u64), seed);
+        let order = Order::new(Some(table.units() as u64), seed);
         let (window, epoch, waited) = (None, None, Waited::default());
         Ok(Updates {
             table,
@@ -111,20 +111,25 @@ impl Updates {
     pub fn next_update(&mut self) -> ExampleUpdate {
         let since = Instant::now();
         let first = self.cursor.sample;
-        let samples: Vec<u64> = (first..first + self.batch as u64).collect();
-        let examples: Vec<usize> = samples.iter().map(|sample| self.example(*sample) as usize).collect();
+        let (units, together) = (first..first + self.batch as u64, self.table.together() as u64);
+        let of_unit = |unit: u64| unit * together..(unit + 1) * together;
+        let samples: Vec<u64> = units.clone().flat_map(of_unit).collect();
+        let examples = units.map(|sample| self.unit(sample));
+        let examples: Vec<usize> = examples.flat_map(of_unit).map(|example| example as usize).collect();
         let parts = laid_out(&self.table, &examples, &samples, &self.layout, &self.class_weights);
         self.cursor.sample += self.batch as u64;
         // Tokens lie in memory, and laying them out is all there is to wait for.
         let spent = since.elapsed();
         let waited = Waited::new(spent, Spent::default(), spent);
         self.waited += waited;
-        ExampleUpdate { parts, epoch: self.cursor.sample as f64 / self.table.count() as f64, waited }
+        ExampleUpdate { parts, epoch: self.cursor.sample as f64 / self.table.units() as f64, waited }
     }
 
-    /// The example at a place of the series.
-    fn example(&mut self, sample: u64) -> u64 {
-        if let Some(prefixes) = self.table.prefixes.as_ref().filter(|_| self.layout.trees().is_some()) {
+    /// The example or pair at a place of the series.
+    fn unit(&mut self, sample: u64) -> u64 {
+        // Pairs share nothing with one another, so that their order is free.
+        let is_grouped = self.layout.trees().is_some() && !self.table.is_paired;
+        if let Some(prefixes) = self.table.prefixes.as_ref().filter(|_| is_grouped) {
             let count = self.table.count() as u64;
             let (number, at) = (sample / count, sample % count);
             if self.epoch.as_ref().is_none_or(|(of, _)| *of != number) {
@@ -136,14 +141,13 @@ impl Updates {
             return self.order.document(sample);
         }
         // Within an epoch, so that no example meets itself.
-        let updates = (self.table.count() / self.batch).clamp(1, WINDOW_UPDATES);
+        let updates = (self.table.units() / self.batch).clamp(1, WINDOW_UPDATES);
         let size = (updates * self.batch) as u64;
         let (number, at) = (sample / size, sample % size);
         if self.window.as_ref().is_none_or(|(of, _)| *of != number) {
             let window: Vec<u64> =
                 (number * size..(number + 1) * size).map(|s| self.order.document(s)).collect();
-            let lengths: Vec<usize> =
-                window.iter().map(|example| self.table.len_of(*example as usize)).collect();
+            let lengths: Vec<usize> = window.iter().map(|unit| self.table.unit_len(*unit as usize)).collect();
             let sorted = sorted_window(&lengths, self.batch, key(self.seed, number));
             self.window = Some((number, sorted.into_iter().map(|index| window[index]).collect()));
         }
@@ -161,9 +165,21 @@ impl Updates {
     }
 }
 
-/// Lays out every example of a table once, in its order, up to a limit; for evaluation.
+/// Lays out every example of a table once, in its order, up to a limit of examples or pairs; for evaluation.
 pub fn once(table: &ExampleTable, most: usize, layout: &Layout, class_weights: &[f32]) -> Vec<MicroBatch> {
-    let examples: Vec<usize> = (0..table.count().min(most)).collect();
+    some(table, 0..table.units().min(most), layout, class_weights)
+}
+
+/// Lays out some of a table's examples or pairs once, in the order they are given in.
+pub fn some(
+    table: &ExampleTable,
+    units: impl IntoIterator<Item = usize>,
+    layout: &Layout,
+    class_weights: &[f32],
+) -> Vec<MicroBatch> {
+    let together = table.together();
+    let of_unit = |unit: usize| unit * together..(unit + 1) * together;
+    let examples: Vec<usize> = units.into_iter().flat_map(of_unit).collect();
     let samples: Vec<u64> = examples.iter().map(|index| *index as u64).collect();
     laid_out(table, &examples, &samples, layout, class_weights)
 }
@@ -184,6 +200,7 @@ fn laid_out(
             let of_tree: Vec<_> = tree.iter().map(|i| (table.get(examples[*i]), samples[*i])).collect();
             let prefix = if tree.len() > 1 { members[tree[0]].prefix.tokens } else { 0 };
             batch.push(extents, &of_tree, prefix, class_weights);
+            batch.numbers.extend(tree.iter().map(|i| examples[*i]));
         }
         batch
     };

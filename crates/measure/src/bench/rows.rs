@@ -11,11 +11,10 @@ use flatout_train::config::{Config, Data, SourceKind, Task};
 use flatout_train::device::Device;
 use flatout_train::refuse;
 use flatout_train::resolve::compile::Compiled;
-use flatout_train::switches::Choose;
 use flatout_train::tasks;
 use flatout_train::tasks::batch::{Batch, BatchSource};
 use flatout_train::tasks::dataset::Dataset;
-use flatout_train::tasks::{images, text};
+use flatout_train::tasks::{examples, images, text};
 use flatout_train::training::vision_cache;
 use serde_json::Value;
 
@@ -48,7 +47,7 @@ impl Key {
         let model = &config.model;
         let [height, width] = model.image_sides().unwrap_or([0, model.tokens()]);
         let extents = [model.vocab().unwrap_or(0), height, width];
-        let shares_prefixes = config.switches.data.shared_prefix == Choose::On;
+        let shares_prefixes = examples::shares_prefixes(config);
         Key { data, extents, seed: config.train.seed, shares_prefixes }
     }
 }

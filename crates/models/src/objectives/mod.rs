@@ -2,4 +2,5 @@
 
 pub mod image_classes;
 pub mod next_token;
+pub mod preference;
 pub mod text_classes;

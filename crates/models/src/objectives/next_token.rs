@@ -4,6 +4,7 @@
 
 use flatout_ir::{Builder, DType, HeadLosses, Tensor};
 
+use super::preference;
 use crate::form::{Form, LossForm};
 
 /// Results of a form that is scored: the log-probability of each target, and the largest of its row.
@@ -18,12 +19,12 @@ pub fn answers(b: &Builder, rows: usize) -> Tensor<'_> {
 /// The results of a form over tokens, of states x [T, D] and a head [V, D]; a form that trims its last block gives the
 /// states of the rows that are read, x [R, D].
 ///
-/// `loss` and `weight` are weighted sums over tokens, all or those that are read, whose inputs are `targets` and `weights`; `logits` are those of every
+/// Answers that are compared have the results of [`preference`]. Otherwise `loss` and `weight` are weighted sums over tokens, all or those that are read, whose inputs are `targets` and `weights`; `logits` are those of every
 /// token or, of a cached form, of the token of each sequence that the input `last` names.
 #[track_caller]
 pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>) {
     match form {
-        Form::Loss(LossForm { read, trims_last, scored, .. }) => {
+        Form::Loss(LossForm { read, trims_last, scored, preference: compared, .. }) => {
             let x = match read {
                 Some(rows) if !trims_last => x.gather(answers(b, rows)),
                 _ => x,
@@ -32,6 +33,9 @@ pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>) 
             let target = b.input("targets", DType::I32, &[t]);
             let weight = b.input("weights", DType::F32, &[t]);
             let HeadLosses { sum, logp, best } = x.head_loss(head, target, weight);
+            if let Some(compared) = compared {
+                return preference::results(b, &compared, logp, weight, scored);
+            }
             b.result("loss", sum);
             if scored {
                 b.result(LOGP, logp);

@@ -23,6 +23,7 @@ impl Config {
         self.model.validate()?;
         self.validate_data()?;
         self.validate_train()?;
+        self.validate_preference()?;
         self.adapter.validate()?;
         self.validate_optimizer()?;
         self.validate_schedule()?;

@@ -22,6 +22,12 @@ impl Config {
                     self.data.task
                 );
             }
+            if metric.is_of_rewards() && self.data.task != Task::Preference {
+                refuse!(
+                    "`eval.metric` is {metric} and `data.task` is {}: only preferences have rewards",
+                    self.data.task
+                );
+            }
             if train.class_weights != ClassWeights::None {
                 refuse!(
                     "`train.class_weights` is given and `model.head` is tokens: only a head of classes has classes"
@@ -32,7 +38,7 @@ impl Config {
             }
             return self.validate_folds();
         };
-        if metric.is_of_answers() {
+        if metric.is_of_answers() || metric.is_of_rewards() {
             refuse!("`eval.metric` is {metric} and `model.head` is classes: only conversations have answers");
         }
         train.class_weights.validate(classes)?;

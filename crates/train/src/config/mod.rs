@@ -12,6 +12,7 @@ mod layers;
 mod nearest;
 pub mod pattern;
 mod places;
+mod preference;
 pub mod resolved;
 mod schema;
 mod task;
@@ -22,6 +23,7 @@ pub use adapter::{Adapter, AdapterGroup, AdapterGroups, AdapterKind, DEFAULT_ADA
 pub(crate) use layers::{Layers, may_change};
 pub use layers::{answer, keys_of, option_as_key, parse, parse_override};
 pub use nearest::{nearest, suggestion};
+pub use preference::Preference;
 pub use schema::{SchemaKey, schema};
 pub use task::{Task, Unit};
 
@@ -52,6 +54,8 @@ pub struct Config {
     pub model: Model,
     pub data: Data,
     pub train: Train,
+    #[serde(default)]
+    pub preference: Preference,
     #[serde(default)]
     pub adapter: Adapter,
     pub eval: Eval,
@@ -144,7 +148,7 @@ section! {
         pub tree_images: Vec<usize> = Vec::new(),
         /// Patches of the largest image; measured where not given.
         pub largest_image: Option<usize>,
-        /// The content of the files: documents, conversations, texts with a class, images with one, or conversations about images.
+        /// The content of the files: documents, conversations, texts with a class, images with one, conversations about images, or preferences.
         pub task: Task = Task::Text,
         /// A chat template: a file, its text, or chatml; where not given, the one beside the tokeniser.
         pub template: Option<String>,
@@ -166,7 +170,7 @@ section! {
         pub label: Option<String>,
         /// A column whose equal values are never both trained on and held out, such as a document's id.
         pub group: Option<String>,
-        /// Rows of the synthetic sets of conversations, pairs, images and questions about images.
+        /// Rows of the synthetic sets of conversations, pairs, images, questions about images and preferences.
         pub synthetic_rows: u64 = 4000,
         /// The column or field with the images, or the names of their files; where not given, found by its name.
         pub image: Option<String>,
@@ -312,7 +316,7 @@ section! {
         pub steps: Option<u64>,
         /// Passes over the data; give this or steps.
         pub epochs: Option<u64>,
-        /// Rows an update.
+        /// Rows an update; of preferences pairs, or judged answers.
         pub batch: usize,
         /// Rows computed at once; the update is the same for every split of the batch.
         pub micro_batch: Count = Count::Auto,
@@ -370,7 +374,7 @@ section! {
         pub every: u64 = 500,
         /// Passes over the data between evaluations, instead of every.
         pub every_epochs: Option<f64>,
-        /// What the best checkpoint and train.patience go by: the loss, or a number of classes.
+        /// What the best checkpoint and train.patience go by: the loss, or a number of classes, answers or preferences.
         pub metric: Metric = Metric::Loss,
         /// Held-out rows an evaluation reads; 0 turns evaluation off.
         pub rows: usize = 256,

@@ -37,6 +37,9 @@ pub struct Capacities {
     /// Patches of the largest of these images.
     #[serde(skip_serializing_if = "is_zero")]
     pub largest_image: usize,
+    /// Answers that are compared.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub answers: usize,
 }
 
 fn is_zero(count: &usize) -> bool {

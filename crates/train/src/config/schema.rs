@@ -3,7 +3,9 @@
 use flatout_models::config::{Model, ModelKind};
 use flatout_settings::{Key, Kind, Leaf, Section, leaves};
 
-use super::{Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Optimizer, Schedule, Train, text};
+use super::{
+    Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Optimizer, Preference, Schedule, Train, text,
+};
 use crate::switches::Switches;
 
 /// One key as help shows it.
@@ -25,6 +27,7 @@ pub(super) fn sections() -> Vec<(&'static str, Vec<Key>)> {
         ("model", Model::keys()),
         ("data", Data::keys()),
         ("train", Train::keys()),
+        ("preference", Preference::keys()),
         ("adapter", Adapter::keys()),
         ("eval", Eval::keys()),
         ("optimizer", Optimizer::keys()),

@@ -18,6 +18,8 @@ choice! {
         Images = "images",
         /// Conversations about images, and questions about them, of which the answers are learned.
         VisualChat = "visual_chat",
+        /// Answers to prompts of which some are preferred to others.
+        Preference = "preference",
     }
 }
 
@@ -74,6 +76,12 @@ static TABLE: &[Facts] = &[
             "vision_cache",
             "answer_marks",
         ],
+    },
+    Facts {
+        task: Task::Preference,
+        unit: Unit::Examples,
+        head: Head::Tokens,
+        keys: &["template", "date", "max_tokens", "group"],
     },
 ];
 

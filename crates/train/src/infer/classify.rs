@@ -105,7 +105,7 @@ pub fn logits(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Res
     let graph = capacities::texts(&loaded.config, &Capacities::of_shape(&loaded.config, &layout, 0), false);
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
     let classes = loaded.config.model.decoder().classes();
-    let laid_out = LaidOut { parts: once(texts, usize::MAX, &layout, &[]), images: None };
+    let laid_out = LaidOut { parts: once(texts, usize::MAX, &layout, &[]), images: None, compared: None };
     evaluate_all(&mut session, &laid_out, TEXTS_AT_ONCE, &mut |batch, results| {
         for (sample, logits) in batch.samples.iter().zip(results.class_logits.chunks_exact(classes)) {
             rows[*sample as usize] = logits.to_vec();

@@ -1,5 +1,7 @@
 //! How well a model predicts some text: the mean loss a token, and perplexity.
 
+use std::path::Path;
+
 use flatout_data::Layout;
 use flatout_ir::{Program, Role};
 use serde::Serialize;
@@ -10,8 +12,11 @@ use crate::metrics::Metrics;
 use crate::tasks;
 use crate::tasks::batch::{Batch, EvalSet};
 use crate::tasks::capacities::{self, Capacities};
+use crate::tasks::dataset::Dataset;
 pub use crate::tasks::dataset::Share;
+use crate::tasks::preference::{Compared, Scores, Side};
 use crate::training::evaluate::{Counted, EvalResults, evaluate_all};
+use crate::training::reference;
 use crate::weights::loaded::Loaded;
 use crate::{Failure, UserError, refuse};
 
@@ -38,6 +43,7 @@ pub struct Rows {
     layout: Option<Layout>,
     /// Rows of the context at once.
     at_once: usize,
+    data: Box<dyn Dataset>,
 }
 
 /// The rows to evaluate on: all documents of a path given on the command line, otherwise the held-out share of a run's own
@@ -65,7 +71,31 @@ pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<Rows, Failure> 
     let auto = (AUTO_TOKENS / config.model.tokens()).max(1);
     let at_once = config.eval.micro_batch.given().unwrap_or(auto).min(most).max(1);
     let layout = data.layout_alone(config, share, at_once);
-    Ok(Rows { set: data.eval_set(config, share, most, layout.as_ref())?, share, layout, at_once })
+    let set = data.eval_set(config, share, most, layout.as_ref())?;
+    Ok(Rows { set, share, layout, at_once, data })
+}
+
+/// The reference's scores of answers: those that the run kept of its own, or what the reference makes of others.
+fn scores(
+    loaded: &Loaded,
+    rows: &Rows,
+    compared: &Compared,
+    layout: &Layout,
+    device: &Device,
+) -> Result<Scores, Failure> {
+    let config = &loaded.config;
+    if rows.share == Share::HeldOut {
+        return reference::of_run(config, compared, &loaded.dir);
+    }
+    let Some(named) = config.preference.reference.as_ref().or(config.model.from()) else {
+        return Err(Failure::User(UserError(format!(
+            "{} began from random weights, which are not kept, so other answers than its own have no reference: name one with \
+             preference.reference",
+            loaded.dir.display()
+        ))));
+    };
+    let mut other = reference::another(config, &*rows.data, Path::new(named))?;
+    reference::by_model(&mut other, compared, layout, device, &mut |_| {})
 }
 
 fn needs_path(loaded: &Loaded) -> Result<(), UserError> {
@@ -83,8 +113,16 @@ pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &Rows) -> Result<Eva
         None => Capacities::of_rows(config, at_once),
         Some(layout) => Capacities::of_shape(config, layout, 0),
     };
+    if let (Some(compared), Some(layout)) = (reference::unscored(config, &*rows.data), &rows.layout) {
+        compared.give(scores(loaded, rows, compared, layout, device)?);
+    }
     let graph = capacities::texts(config, &capacities, false);
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
+    if let Some(compared) = rows.data.compared() {
+        let side = if rows.share == Share::All { Side::Train } else { Side::HeldOut };
+        let numbers: Vec<usize> = (0..count).collect();
+        compared.take_baseline(&mut session, side, &numbers, rows.layout.as_ref())?;
+    }
     let mut counted = Counted::new(None);
     let see = &mut |batch: Batch, results: &EvalResults| counted.see(&batch, results);
     let sums = evaluate_all(&mut session, &*rows.set, at_once, see)?;

@@ -6,7 +6,8 @@ use crate::metrics::Metrics;
 
 choice! {
     /// A number of an evaluation. The loss is better the lower it is, all others the higher. `f1`, `precision` and
-    /// `recall` are those of the positive class, of two; `exact` and `token_accuracy` are of answers.
+    /// `recall` are those of the positive class, of two; `exact` and `token_accuracy` are of answers,
+    /// `reward_accuracy` and `reward_margin` of preferences.
     pub enum Metric {
         Loss = "loss",
         Accuracy = "accuracy",
@@ -18,6 +19,8 @@ choice! {
         MacroRecall = "macro_recall",
         Exact = "exact",
         TokenAccuracy = "token_accuracy",
+        RewardAccuracy = "reward_accuracy",
+        RewardMargin = "reward_margin",
     }
 }
 
@@ -25,12 +28,15 @@ impl Metric {
     /// The number, where the evaluation has it.
     pub fn of(self, loss: f32, metrics: Option<&Metrics>) -> Option<f64> {
         let answers = metrics.and_then(Metrics::answers);
+        let rewards = metrics.and_then(Metrics::rewards);
         let metrics = metrics.and_then(Metrics::classes);
         let positive = || metrics?.positive;
         match self {
             Metric::Loss => Some(loss as f64),
             Metric::Exact => Some(answers?.exact),
             Metric::TokenAccuracy => Some(answers?.token_accuracy),
+            Metric::RewardAccuracy => Some(rewards?.reward_accuracy),
+            Metric::RewardMargin => Some(rewards?.reward_margin),
             Metric::Accuracy => Some(metrics?.accuracy),
             Metric::F1 => Some(positive()?.f1),
             Metric::Precision => Some(positive()?.precision),
@@ -50,12 +56,17 @@ impl Metric {
 
     /// Whether it needs classes.
     pub fn is_of_classes(self) -> bool {
-        self != Metric::Loss && !self.is_of_answers()
+        self != Metric::Loss && !self.is_of_answers() && !self.is_of_rewards()
     }
 
     /// Whether it needs answers.
     pub fn is_of_answers(self) -> bool {
         matches!(self, Metric::Exact | Metric::TokenAccuracy)
+    }
+
+    /// Whether it needs answers that are preferred to others.
+    pub fn is_of_rewards(self) -> bool {
+        matches!(self, Metric::RewardAccuracy | Metric::RewardMargin)
     }
 
     /// Whether it needs a positive class.

@@ -3,15 +3,18 @@
 //! ```text
 //! classes   a confusion matrix, and the numbers that follow from it
 //! answers   how many answers a model would give as they are written
+//! rewards   how much likelier the preferred answers are made than the others
 //! goal      the number that the best checkpoint and the early stop follow
 //! ```
 
 mod answers;
 mod classes;
 pub mod goal;
+mod rewards;
 
 pub use answers::{AnswerMetrics, AnswerTally};
 pub use classes::{ClassMetrics, Confusion, Score, Tally, likeliest, probabilities};
+pub use rewards::RewardMetrics;
 
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +24,7 @@ use serde::{Deserialize, Serialize};
 pub enum Metrics {
     Classes(ClassMetrics),
     Answers(AnswerMetrics),
+    Rewards(RewardMetrics),
 }
 
 impl Metrics {
@@ -29,6 +33,7 @@ impl Metrics {
         match self {
             Metrics::Classes(classes) => classes.words(),
             Metrics::Answers(answers) => answers.words(),
+            Metrics::Rewards(rewards) => rewards.words(),
         }
     }
 
@@ -36,7 +41,7 @@ impl Metrics {
     pub fn classes(&self) -> Option<&ClassMetrics> {
         match self {
             Metrics::Classes(classes) => Some(classes),
-            Metrics::Answers(_) => None,
+            _ => None,
         }
     }
 
@@ -44,7 +49,15 @@ impl Metrics {
     pub fn answers(&self) -> Option<&AnswerMetrics> {
         match self {
             Metrics::Answers(answers) => Some(answers),
-            Metrics::Classes(_) => None,
+            _ => None,
+        }
+    }
+
+    /// Where answers are compared.
+    pub fn rewards(&self) -> Option<&RewardMetrics> {
+        match self {
+            Metrics::Rewards(rewards) => Some(rewards),
+            _ => None,
         }
     }
 }

@@ -6,14 +6,14 @@ use flatout_models::vision::{SCOPE, Vision};
 
 use crate::UserError;
 use crate::config::pattern::matches;
-use crate::config::{AdapterKind, Config};
+use crate::config::{AdapterKind, Config, Task};
 use crate::refuse;
 use crate::switches::data::{
     HEAD_ROWS, HeadRows, LAST_LAYER, LENGTH_BUCKETS, PACKING, SHARED_PREFIX, WITHIN_UPDATES,
 };
 use crate::switches::{Choose, Chosen};
 use crate::tasks::capacities::trims_last_layer;
-use crate::tasks::examples::lengths;
+use crate::tasks::examples::{self, lengths};
 use crate::weights::pretrained;
 
 /// Packing is worth other attention kernels where it saves this share of what is computed.
@@ -53,7 +53,9 @@ pub(crate) fn arranged(
     let shares_prefixes = shares_prefixes(config)?;
     let vision = config.model.as_decoder().and_then(|decoder| decoder.vision.as_ref());
     let block = vision.map_or(1, Vision::block);
-    let extents = BatchLimits { batch: config.train.batch, rows, context, block };
+    let together = config.together();
+    let (batch, rows) = (config.train.batch * together, rows * together);
+    let extents = BatchLimits { batch, rows, context, block, together };
     let always_sees = lengths.has_images() && trains_tower(config);
     if lengths.has_images() {
         check_images(config)?;
@@ -75,7 +77,7 @@ pub(crate) fn arranged(
             of(true)
         }
         Choose::Auto if shares_prefixes => {
-            choose(PACKING.name, "on", "shared_prefix=on lays examples one after another".into());
+            choose(PACKING.name, "on", "shared prefixes lay examples one after another".into());
             of(true)
         }
         Choose::Auto if is_sorted => {
@@ -118,8 +120,14 @@ pub(crate) fn arranged(
         choose(LAST_LAYER.name, value, why.into());
     }
     if config.switches.data.shared_prefix == Choose::Auto {
-        let why = "it would keep examples that begin alike together, which changes their order";
-        choose(SHARED_PREFIX.name, "off", why.into());
+        let (value, why) = match (shares_prefixes, together) {
+            (true, _) => ("on", "the answers of a pair share their prompt"),
+            (false, 1) => {
+                ("off", "it would keep examples that begin alike together, which changes their order")
+            }
+            (false, _) => ("off", "answers in rows, or of a model that sees a window, do not share a prompt"),
+        };
+        choose(SHARED_PREFIX.name, value, why.into());
     }
     Ok(Some((arrangement, chosen)))
 }
@@ -165,7 +173,12 @@ fn check_images(config: &Config) -> Result<(), UserError> {
 fn shares_prefixes(config: &Config) -> Result<bool, UserError> {
     let switches = &config.switches.data;
     if switches.shared_prefix != Choose::On {
-        return Ok(false);
+        return Ok(examples::shares_prefixes(config));
+    }
+    if config.preference.loss.is_judged() && config.data.task == Task::Preference {
+        refuse!(
+            "`shared_prefix=on` is of answers in pairs, and kto has one a prompt: give shared_prefix=off"
+        );
     }
     if switches.packing == Choose::Off || switches.length_buckets == Choose::On {
         refuse!(
@@ -193,8 +206,11 @@ pub fn eval_layout(config: &Config, arrangement: &Arrangement) -> Layout {
     let Some(rows) = config.eval.micro_batch.given() else {
         let read = arrangement.layout.read(0).map(|rows| vec![rows]);
         let seen = arrangement.layout.seen().map(|seen| vec![seen[0]]);
-        return Layout::reading(vec![largest], read).sharing(arrangement.layout.trees()).seeing(seen);
+        let layout = Layout::reading(vec![largest], read).sharing(arrangement.layout.trees()).seeing(seen);
+        return layout.comparing(arrangement.layout.together());
     };
+    let together = arrangement.layout.together();
+    let rows = rows * together;
     let shape = match largest {
         Shape::Packed { segments, .. } => {
             Shape::Packed { tokens: (rows * context).next_multiple_of(128), segments }
@@ -202,5 +218,5 @@ pub fn eval_layout(config: &Config, arrangement: &Arrangement) -> Layout {
         Shape::Padded { .. } => Shape::Padded { rows, len: context },
     };
     let trees = arrangement.layout.trees().map(|most| most.min(shape.tokens()));
-    Layout::new(vec![shape]).sharing(trees)
+    Layout::new(vec![shape]).sharing(trees).comparing(together)
 }

@@ -93,7 +93,7 @@ const AUTO_TOKENS_GPU: usize = 65536;
 /// Compiles for training: `grad`, `apply` and, where something is held out, `eval`.
 pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
     let batch = config.train.batch;
-    let tokens = config.model.tokens();
+    let tokens = config.model.tokens() * config.together();
     if let Some(rows) = config.train.micro_batch() {
         let compiled = compile_for(config, target, rows, true);
         return compiled.map_err(|refused| too_large(config, target, rows, refused));
@@ -173,9 +173,11 @@ pub fn compile_for(
         |role, capacities, training| Program { role, graph: tasks::graph(config, capacities, training) };
     let grads = capacities.iter().enumerate();
     let mut programs: Vec<Program> = grads.map(|(index, c)| program(Role::Grad(index), c, true)).collect();
-    if eval_batch > 0 {
+    // The plan of evaluation also scores answers for the reference.
+    if eval_batch > 0 || config.has_reference() {
+        let rows = if eval_batch > 0 { eval_batch } else { micro_batch };
         let capacities = match arrangement {
-            None => Capacities::of_rows(config, eval_batch),
+            None => Capacities::of_rows(config, rows),
             Some(arrangement) => Capacities::of_shape(config, &eval_layout(config, arrangement), 0),
         };
         programs.push(program(Role::Eval, &capacities, false));

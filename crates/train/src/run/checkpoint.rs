@@ -7,7 +7,7 @@
 
 mod format;
 mod retention;
-mod tensors;
+pub(crate) mod tensors;
 
 pub use retention::{Best, Retention, best, forget_after, prune};
 pub use tensors::{Dtype, Entry, Tensor, TensorFile, header};

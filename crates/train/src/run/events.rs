@@ -23,7 +23,7 @@ pub enum Event {
         step: u64,
         #[serde(deserialize_with = "null_is_nan")]
         loss: f32,
-        /// Where classes are learned: how well they are predicted.
+        /// Where classes are learned, answers or preferences: how well.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         metrics: Option<Metrics>,
         /// The running average of the weights was evaluated (`train.ema`), not the weights.
@@ -194,6 +194,9 @@ pub struct Step {
     /// The newest sample, at most about a second old; absent on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuSample>,
+    /// Where answers are compared: the rewards of the update's pairs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<Metrics>,
 }
 
 /// A GPU as NVML sees it. What a model does not tell is absent.
@@ -447,6 +450,7 @@ mod tests {
             data_wait_ms: None,
             padding: None,
             gpu: None,
+            metrics: None,
         }
     }
 

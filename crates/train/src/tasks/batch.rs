@@ -152,6 +152,11 @@ pub trait BatchSource {
     /// The next batch of the update, or `None` behind its last.
     fn next_batch(&mut self) -> Result<Option<Batch>, Failure>;
 
+    /// The numbers of the examples of the update that was begun, of sources that have numbered examples.
+    fn numbers(&self) -> Vec<usize> {
+        vec![]
+    }
+
     /// Where the update after the last whole one begins, as a checkpoint keeps it.
     fn cursor(&self) -> Value;
 

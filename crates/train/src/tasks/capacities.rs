@@ -16,6 +16,11 @@ impl Capacities {
     /// Of rows of the model's whole context, or of images.
     pub fn of_rows(config: &Config, rows: usize) -> Capacities {
         let (model, len) = (&config.model, config.model.tokens());
+        if config.data.task == Task::Preference {
+            // Before lengths are known every answer may be as long as the context.
+            let rows = rows * config.together();
+            return Capacities::of_shape(config, &Layout::new(vec![Shape::Padded { rows, len }]), 0);
+        }
         if model.image_sides().is_some() {
             return Capacities { tokens: rows * len, images: rows, ..Capacities::default() };
         }
@@ -51,13 +56,14 @@ impl Capacities {
         let read = layout.read(number).unwrap_or(0);
         let ImageRoom { patches, images, largest: largest_image } = layout.images(number);
         let tokens = shape.tokens();
-        Capacities { rows, tokens, segments, trees, longest, read, images, patches, largest_image }
+        let answers = if config.data.task == Task::Preference { shape.segments() } else { 0 };
+        Capacities { rows, tokens, segments, trees, longest, read, images, patches, largest_image, answers }
     }
 }
 
-/// The forward graph over texts, with the loss of the next token or of classes.
+/// The forward graph over texts, with the loss of the next token, of classes or of preferences.
 pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph {
-    let Capacities { rows, tokens, segments, trees, longest, read, images, patches, largest_image } =
+    let Capacities { rows, tokens, segments, trees, longest, read, images, patches, largest_image, answers } =
         *capacities;
     let form = match config.model.class_head() {
         Some(_) => Form::Classes { tokens, texts: segments, longest, dropout: training },
@@ -77,7 +83,8 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
                 dropout: training,
                 seen,
                 features_given: config.data.vision_cache.is_some(),
-                scored: !training && config.data.task.has_answers(),
+                scored: !training && (answers > 0 || config.data.task.has_answers()),
+                preference: (answers > 0).then(|| config.preference.form(answers)),
                 ..LossForm::rows(rows, tokens / rows)
             })
         }

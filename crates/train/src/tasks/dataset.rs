@@ -6,6 +6,7 @@ use flatout_runtime::Session;
 use serde_json::Value;
 
 use super::batch::{BatchSource, EvalSet, Inputs};
+use super::preference::Compared;
 use super::seen::SeenImages;
 use crate::config::Config;
 use crate::config::resolved::Resolved;
@@ -80,6 +81,11 @@ pub trait Dataset {
     /// Writes what the plans keep of the data on the device, before the first update.
     fn prepare(&self, _session: &mut Session) -> Result<(), Failure> {
         Ok(())
+    }
+
+    /// The answers that are compared, which need a reference's scores before the first update.
+    fn compared(&self) -> Option<&Compared> {
+        None
     }
 
     /// The batches of updates, from the beginning or from a cursor that an earlier source of the same data gave.

@@ -1,4 +1,5 @@
-//! Examples that are learned from one by one, laid out by their lengths: the tasks `chat`, `classes` and `visual_chat`.
+//! Examples that are learned from one by one, laid out by their lengths: the tasks `chat`, `classes`, `visual_chat` and
+//! `preference`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use serde_json::Value;
 
 use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
 use super::dataset::{Dataset, Feeding, Share, loader_threads, read_cursor, updates};
+use super::preference::{Compared, Side};
 use super::seen::SeenImages;
 use super::text;
 use crate::config::resolved::Resolved;
@@ -32,12 +34,14 @@ pub struct Examples {
     pub classes: Vec<String>,
     /// The images among their tokens, where there are any.
     pub images: Option<SeenImages>,
+    /// How they are compared, where they are.
+    pub compared: Option<Compared>,
 }
 
 /// Synthetic examples that are drawn: enough that few meet twice in a measurement.
 const DRAWN: usize = 8192;
 
-/// Opens the data of the tasks `chat` and `classes`.
+/// Opens the data of a task of examples.
 pub fn open(
     config: &Config,
     run: Option<&Path>,
@@ -52,13 +56,15 @@ pub fn read(
     run: Option<&Path>,
     say: &mut dyn FnMut(OpenEvent),
 ) -> Result<Examples, Failure> {
-    let ExampleSets { train, held_out, vocabulary, classes, images, .. } =
+    let ExampleSets { train, held_out, vocabulary, classes, images, mark, .. } =
         example_sets(config, run, config.held_out_fold(), say)?;
     let images = SeenImages::of(config, images)?;
     let examples = Examples::new(config, [train, held_out], vocabulary, classes);
     let shares_prefixes = config.switches.data.shared_prefix == Choose::On;
     let images = images.map(|images| images.shown_by(&examples.train, shares_prefixes));
-    Ok(Examples { images, ..examples })
+    let sides = || [examples.train.clone(), examples.held_out.clone()];
+    let compared = (config.data.task == Task::Preference).then(|| Compared::new(sides(), mark));
+    Ok(Examples { images, compared, ..examples })
 }
 
 /// Examples of the synthetic language whose lengths are drawn from these.
@@ -76,11 +82,26 @@ impl Examples {
         vocabulary: Vocabulary,
         classes: Vec<String>,
     ) -> Examples {
-        if config.switches.data.shared_prefix == Choose::On {
+        if shares_prefixes(config) {
             tables.iter_mut().for_each(ExampleTable::share_prefixes);
         }
         let [train, held_out] = tables.map(Arc::new);
-        Examples { train, held_out, vocabulary, classes, images: None }
+        Examples { train, held_out, vocabulary, classes, images: None, compared: None }
+    }
+}
+
+/// Whether examples that begin alike share the computation of their beginning. Where that is left open, the answers of a pair
+/// share their prompt: their order does not change by it.
+pub fn shares_prefixes(config: &Config) -> bool {
+    let switches = &config.switches.data;
+    let is_free = switches.packing != Choose::Off && switches.length_buckets != Choose::On;
+    match switches.shared_prefix {
+        Choose::On => true,
+        Choose::Off => false,
+        Choose::Auto => {
+            let is_causal = config.model.as_decoder().is_some_and(|decoder| decoder.is_causal());
+            config.together() > 1 && is_free && is_causal
+        }
     }
 }
 
@@ -127,6 +148,8 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
             Task::Classes => ExampleKind::Classes,
             Task::Chat => ExampleKind::Chat,
             Task::VisualChat => ExampleKind::Visual,
+            Task::Preference if config.preference.loss.is_judged() => ExampleKind::Judged,
+            Task::Preference => ExampleKind::Pairs,
             _ => unreachable!("documents are opened as a corpus"),
         },
         source: match data.source() {
@@ -203,9 +226,9 @@ impl Dataset for Examples {
         let tokens =
             |table: &ExampleTable| (0..table.count()).map(|index| table.len_of(index) as u64).sum::<u64>();
         Description {
-            documents: Some(self.train.count() as u64),
+            documents: Some(self.train.units() as u64),
             tokens: Some(tokens(&self.train)),
-            held_out_documents: Some(self.held_out.count() as u64),
+            held_out_documents: Some(self.held_out.units() as u64),
             held_out_tokens: Some(tokens(&self.held_out)),
             is_estimated: false,
         }
@@ -223,19 +246,23 @@ impl Dataset for Examples {
         }
         let lengths = Lengths::of(&self.train);
         let mut shares = lengths.as_ref().map_or(vec![], |lengths| lengths.shares().to_vec());
-        let trees = || lengths.iter().flat_map(Lengths::trees);
+        let mut trees: Vec<Tree> = lengths.iter().flat_map(Lengths::trees).copied().collect();
         let has_images = shares.iter().any(|share| share.images > 0);
         let some = |numbers: Vec<usize>| Some(numbers).filter(|numbers| !numbers.is_empty());
-        resolved.trees = some(trees().flat_map(|tree| tree.numbers()).collect());
         // The examples of an evaluation must fit too.
         if let (Some(last), Some(held_out)) = (shares.last_mut(), Lengths::of(&self.held_out)) {
             *last = last.most(held_out.most());
+            if let Some(last) = trees.last_mut().filter(|_| self.train.together() > 1) {
+                *last = last
+                    .holding(held_out.trees().iter().map(Tree::extent).fold(Extent::default(), Extent::most));
+            }
         }
+        resolved.trees = some(trees.iter().flat_map(Tree::numbers).collect());
         if has_images {
             resolved.largest_image = Some(self.train.largest_image().max(self.held_out.largest_image()));
             resolved.images = Some(shares.iter().map(|share| share.images).collect());
             resolved.patches = Some(shares.iter().map(|share| share.patches).collect());
-            resolved.tree_images = some(trees().flat_map(|tree| tree.image_numbers()).collect());
+            resolved.tree_images = some(trees.iter().flat_map(Tree::image_numbers).collect());
         }
         if config.model.class_head().is_none() {
             resolved.learned = Some(shares.iter().map(|share| share.learned).collect());
@@ -278,7 +305,7 @@ impl Dataset for Examples {
     }
 
     fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure> {
-        Ok(updates(config, epochs, self.train.count() as u64))
+        Ok(updates(config, epochs, self.train.units() as u64))
     }
 
     fn source(
@@ -315,13 +342,20 @@ impl Dataset for Examples {
             epoch: 0.0,
             waited: Waited::default(),
             inputs,
+            compared: self.compared.clone(),
         }))
+    }
+
+    fn compared(&self) -> Option<&Compared> {
+        self.compared.as_ref()
     }
 
     fn layout_alone(&self, config: &Config, share: Share, rows: usize) -> Option<Layout> {
         let (lengths, len) = (Lengths::of(self.side(share))?, config.model.tokens());
         if !lengths.has_images() {
-            return Some(Layout::new(vec![Shape::Padded { rows, len }]));
+            let together = self.side(share).together();
+            let rows = rows * together;
+            return Some(Layout::new(vec![Shape::Padded { rows, len }]).comparing(together));
         }
         let most = lengths.most();
         let tokens = (rows * len).min(AT_ONCE).max(most.tokens).next_multiple_of(128);
@@ -355,7 +389,9 @@ impl Dataset for Examples {
             ))),
             Some(layout) => {
                 let (parts, images) = (once(table, most, layout, &[]), self.images.clone());
-                Ok(Box::new(LaidOut { parts, images }))
+                let side = if share == Share::All { Side::Train } else { Side::HeldOut };
+                let compared = self.compared.clone().map(|compared| (compared, side));
+                Ok(Box::new(LaidOut { parts, images, compared }))
             }
             None => Ok(Box::new(as_rows(table, most, config.model.tokens()))),
         }
@@ -388,6 +424,7 @@ struct ExampleSource {
     waited: Waited,
     /// Of the plan of every shape.
     inputs: Vec<Inputs>,
+    compared: Option<Compared>,
 }
 
 impl BatchSource for ExampleSource {
@@ -419,11 +456,17 @@ impl BatchSource for ExampleSource {
             Supply::Memory(_) => vec![],
             Supply::Threads(_, images) => images.tensors(&laid_out, rows, inputs),
         };
+        let compared = self.compared.iter().flat_map(|of| of.tensors(Side::Train, &laid_out, inputs));
+        let compared: Vec<_> = compared.collect();
         // The whole update was waited for at once.
         let waited = std::mem::take(&mut self.waited);
         let mut batch = Batch { epoch: self.epoch, waited, ..batch(role, laid_out, inputs) };
-        batch.tensors.extend(images);
+        batch.tensors.extend(images.into_iter().chain(compared));
         Ok(Some(batch))
+    }
+
+    fn numbers(&self) -> Vec<usize> {
+        self.next.as_slice().iter().flat_map(|(part, _)| part.numbers.iter().copied()).collect()
     }
 
     fn cursor(&self) -> Value {
@@ -447,11 +490,14 @@ pub struct LaidOut {
     pub parts: Vec<MicroBatch>,
     /// The images among their tokens, where there are any.
     pub images: Option<SeenImages>,
+    /// How they are compared, where they are, and which side they are.
+    pub compared: Option<(Compared, Side)>,
 }
 
 impl EvalSet for LaidOut {
     fn samples(&self) -> usize {
-        self.parts.iter().map(|batch| batch.samples.len()).sum()
+        let together = self.compared.as_ref().map_or(1, |(compared, _)| compared.together());
+        self.parts.iter().map(|batch| batch.samples.len()).sum::<usize>() / together
     }
 
     fn batches(&self, _: usize) -> usize {
@@ -464,8 +510,9 @@ impl EvalSet for LaidOut {
             None => vec![],
             Some(images) => images.tensors(laid_out, images.rows_of(laid_out)?, inputs),
         };
+        let compared = self.compared.iter().flat_map(|(of, side)| of.tensors(*side, laid_out, inputs));
         let mut batch = batch(Role::Eval, laid_out.clone(), inputs);
-        batch.tensors.extend(images);
+        batch.tensors.extend(images.into_iter().chain(compared));
         Ok(batch)
     }
 }

@@ -9,6 +9,7 @@ pub mod examples;
 pub mod image_table;
 pub mod images;
 mod mixing;
+pub mod preference;
 pub mod seen;
 pub mod text;
 
@@ -42,6 +43,7 @@ pub static TABLE: &[TaskRow] = &[
     TaskRow { task: Task::Classes, open: examples::open, graph: capacities::texts },
     TaskRow { task: Task::Images, open: images::open, graph: capacities::of_images },
     TaskRow { task: Task::VisualChat, open: examples::open, graph: capacities::texts },
+    TaskRow { task: Task::Preference, open: examples::open, graph: capacities::texts },
 ];
 
 /// The row of the config's task.
@@ -67,7 +69,7 @@ pub fn classes(config: &Config) -> Result<Option<usize>, Failure> {
         _ if !data.classes.is_empty() => Ok(Some(data.classes.len())),
         Task::Classes => Ok(Some(class_names(&examples::spec(config, None))?.len())),
         Task::Images => Ok(Some(images::sets(config, &mut |_| {})?.classes.len())),
-        Task::Text | Task::Chat | Task::VisualChat => Ok(None),
+        Task::Text | Task::Chat | Task::VisualChat | Task::Preference => Ok(None),
     }
 }
 

@@ -4,6 +4,7 @@ mod diagnosis;
 pub mod evaluate;
 pub mod host;
 pub mod opening;
+pub mod reference;
 pub mod resume;
 pub mod schedule;
 mod spike;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use flatout_data::{OpenEvent, Waited};
+use flatout_data::{Layout, OpenEvent, Waited};
 use flatout_ir::Class;
 pub use flatout_runtime::Laps;
 use flatout_runtime::{Mark, Posted, Session};
@@ -30,10 +30,12 @@ use crate::run::writer::Writer;
 use crate::switches::active;
 use crate::tasks::batch::{Batch, BatchSource, Draw, EvalSet};
 use crate::tasks::dataset::{Dataset, Share};
+use crate::tasks::preference::Side;
 use crate::tasks::{self, image_table};
 use crate::training::evaluate::{Counted, evaluate};
 use crate::training::host;
 use crate::training::opening;
+use crate::training::reference;
 use crate::training::schedule::learning_rate;
 use crate::training::spike::{Spike, Spikes};
 use crate::training::update::{Results, accumulate, apply, collect};
@@ -86,7 +88,7 @@ pub struct Outcome {
     /// Held-out where there is an evaluation, otherwise of the last step.
     pub loss: f32,
     pub is_held_out: bool,
-    /// Of the last evaluation, where classes are learned.
+    /// Of the last evaluation, where classes, answers or preferences are learned.
     pub metrics: Option<Metrics>,
     /// Why it ended before its last step, where nobody stopped it.
     pub early: Option<String>,
@@ -178,12 +180,10 @@ pub fn train_on(
         laps.lap("features");
     }
     let data = &*data;
+    let layout = compiled.settled.arrangement.as_ref().map(|a| arranged::eval_layout(config, a));
     let held_out = match compiled.eval_batch {
         0 => None,
-        _ => {
-            let layout = compiled.settled.arrangement.as_ref().map(|a| arranged::eval_layout(config, a));
-            Some(data.eval_set(config, Share::HeldOut, config.eval.rows, layout.as_ref())?)
-        }
+        _ => Some(data.eval_set(config, Share::HeldOut, config.eval.rows, layout.as_ref())?),
     };
     let found = checkpoint::latest(&run.checkpoints_dir())?;
     checkpoint::clean(&run.checkpoints_dir()).map_err(Failure::io("cleaning up"))?;
@@ -191,6 +191,8 @@ pub fn train_on(
         let (_, file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
         check_schema(&compiled.plans, &file)?;
     }
+    let say = &mut |said: String| notice(Notice::Data(said));
+    let scores = reference::by_another(config, data, run.dir(), layout.as_ref(), device, say)?;
     laps.lap("data");
     let mut session = device.session(compiled.plans.clone(), &compiled.settled)?;
     match session.as_cuda() {
@@ -242,6 +244,11 @@ pub fn train_on(
         run.keep_tokenizer(vocabulary)?;
     }
     origin.map_or(Ok(()), |origin| origin.keep(run.dir()))?;
+    let (scoring, say) = ((&mut session, layout.as_ref()), &mut |said: String| notice(Notice::Data(said)));
+    reference::give(config, data, run.dir(), scoring, scores, !is_resumed, say)?;
+    if config.has_reference() {
+        laps.lap("reference");
+    }
 
     for sink in sinks.iter_mut() {
         sink.open(run.dir(), progress.step, config);
@@ -258,6 +265,7 @@ pub fn train_on(
         session,
         source,
         held_out,
+        layout,
         log,
         sinks,
         watch: Watch::new(&compiled, config.train.batch, device),
@@ -378,6 +386,8 @@ struct Trainer<'a, 'n, 's> {
     session: Session,
     source: Box<dyn BatchSource>,
     held_out: Option<Box<dyn EvalSet>>,
+    /// How the plan `eval` is laid out, where examples have lengths.
+    layout: Option<Layout>,
     log: EventLog,
     sinks: &'n mut [&'s mut dyn Sink],
     watch: Watch,
@@ -513,6 +523,10 @@ impl Trainer<'_, '_, '_> {
         let (mut epoch, mut waited) = (0.0, Waited::default());
         let (mut real_tokens, mut computed_tokens) = (0, 0);
         self.source.begin_update();
+        if let Some(compared) = self.data.compared() {
+            let (numbers, layout) = (self.source.numbers(), self.layout.as_ref());
+            compared.take_baseline(&mut self.session, Side::Train, &numbers, layout)?;
+        }
         let mut batches = vec![];
         while let Some(batch) = self.source.next_batch()? {
             #[cfg(test)]
@@ -553,7 +567,7 @@ impl Trainer<'_, '_, '_> {
     fn report(&mut self, update: Pending) -> Result<(), Failure> {
         let Pending { progress, epoch, waited, lr, posted, span, real_tokens, padding, batches } = update;
         let Progress { step, tokens, samples } = progress;
-        let Results { loss, grad_norm, is_applied } = collect(&mut self.session, posted)?;
+        let Results { loss, grad_norm, is_applied, rewards } = collect(&mut self.session, posted)?;
         let [began, ended] = &span;
         let seconds = self.session.between(began, ended)?.as_secs_f64();
         // Slow steps are forgotten by and by.
@@ -605,6 +619,7 @@ impl Trainer<'_, '_, '_> {
             data_wait_ms: Some(1e3 * waited.total.as_secs_f64()),
             padding,
             gpu: seen.gpu,
+            metrics: rewards.map(Metrics::Rewards),
         }))
     }
 
@@ -626,6 +641,10 @@ impl Trainer<'_, '_, '_> {
             return Ok(None);
         }
         self.ended = None;
+        if let Some(compared) = self.data.compared() {
+            let numbers: Vec<usize> = (0..held_out.samples()).collect();
+            compared.take_baseline(&mut self.session, Side::HeldOut, &numbers, self.layout.as_ref())?;
+        }
         let mut counted = Counted::new(self.config.model.classes());
         let (set, capacity, draw) = (&**held_out, self.compiled.eval_batch, self.draw);
         let (stop, within) = (self.stop, self.time_to_stop());

@@ -36,8 +36,8 @@ pub struct Loaded {
 const NO_TRAINING: &str = "[train]\nsteps = 1\nbatch = 1\n[optimizer]\nlr = 1.0\n";
 
 impl Loaded {
-    /// Opens a run or a folder. Overrides may set what does not change the model: data, eval, loader and switches; and
-    /// `train.ema=0` reads what a run trained instead of its average.
+    /// Opens a run or a folder. Overrides may set what does not change the model: data, eval, loader, switches and
+    /// preference; and `train.ema=0` reads what a run trained instead of its average.
     pub fn open(said: &Path, overrides: &[String]) -> Result<Loaded, UserError> {
         let source = Source::local(said)?;
         let Pretrained { description, mut weights, checkpoint } = open(&source, &mut |_| {})?;
@@ -58,7 +58,7 @@ impl Loaded {
                 (description.folder.clone(), false)
             }
         };
-        let mut allowed = vec!["data.", "eval.", "loader.", "switches.", "train.ema"];
+        let mut allowed = vec!["data.", "eval.", "loader.", "switches.", "train.ema", "preference."];
         // Learned positions are resampled for other images.
         let has_grid = matches!(description.model, Model::Vit(_));
         allowed.extend(has_grid.then_some("model.image_size"));

@@ -1,6 +1,7 @@
 //! From a forward graph with results `loss` (a weighted sum) and `weight` to the graph of one micro-batch: forward,
-//! backward, and sums of gradients, loss and weight that cross micro-batches. Nothing is divided here: `apply` does
-//! that once a step, so any split into micro-batches gives the same update.
+//! backward, and sums of gradients, loss and weight that cross micro-batches. Results whose names begin with `sum.` are
+//! carried as the loss is. Nothing is divided here: `apply` does that once a step, so any split into micro-batches gives the
+//! same update.
 
 use std::collections::BTreeSet;
 
@@ -22,6 +23,9 @@ pub struct Trained {
 
 pub const LOSS_SUM: &str = "carry.loss";
 pub const WEIGHT_SUM: &str = "carry.weight";
+/// What the names of results begin with that are sums over samples beside the loss, and those of the slots that carry them.
+pub const SUM: &str = "sum.";
+pub const CARRIED_SUM: &str = "carry.sum.";
 
 /// The slot a parameter's gradient is summed in.
 pub fn gradient_path(weight: &str) -> String {
@@ -76,6 +80,11 @@ pub fn differentiate(g: &Graph) -> Trained {
         .collect();
     add_to(LOSS_SUM, loss);
     add_to(WEIGHT_SUM, weight);
+    for (name, value) in &g.results {
+        if let Some(name) = name.strip_prefix(SUM) {
+            add_to(&format!("{CARRIED_SUM}{name}"), b.tensor(*value));
+        }
+    }
     Trained { graph: b.finish(), forward, weights }
 }
 

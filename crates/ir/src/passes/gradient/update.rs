@@ -8,7 +8,9 @@ use crate::ops::reduce::Fold;
 use crate::optimizers::{self, Group, Optimizer, Step, align, moment_path, scales_path};
 use crate::passes::forward::adapter;
 use crate::passes::gradient::average::{self, average_path};
-use crate::passes::gradient::differentiate::{LOSS_SUM, Trained, WEIGHT_SUM, flat, gradient_path};
+use crate::passes::gradient::differentiate::{
+    CARRIED_SUM, LOSS_SUM, SUM, Trained, WEIGHT_SUM, flat, gradient_path,
+};
 use crate::passes::input_path;
 use crate::passes::options::{Rule, Update};
 use crate::plan::Role;
@@ -182,6 +184,8 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece<'_>], how: &Update) -> G
     let find = |path: &str| slots.find_slot(path).expect("laid out before");
     let (loss_sum, weight_sum) = (find(LOSS_SUM), find(WEIGHT_SUM));
     let (updates, skipped) = (find(UPDATES), find(SKIPPED));
+    let named = slots.slot_ids().filter_map(|id| Some((id, slots.slot(id).path.strip_prefix(CARRIED_SUM)?)));
+    let named: Vec<(SlotId, String)> = named.map(|(id, name)| (id, format!("{SUM}{name}"))).collect();
     let b = Builder::from_graph(slots);
     let lr = b.input(&input_path(Role::Apply, LR), DType::F32, &[1]);
     b.scope("apply", || {
@@ -217,7 +221,11 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece<'_>], how: &Update) -> G
         b.result("grad_norm", norm);
         b.result("weight", b.read(weight_sum).scale(1.0));
         b.result("is_finite", is_finite);
-        for slot in sums.iter().copied().chain([loss_sum, weight_sum]) {
+        for (slot, name) in &named {
+            b.result(name, b.read(*slot) * per_weight);
+        }
+        let carried = named.iter().map(|(slot, _)| *slot);
+        for slot in sums.iter().copied().chain([loss_sum, weight_sum]).chain(carried) {
             let ty = b.with_graph(|g| g.slot(slot).ty.clone());
             b.write(slot, b.fill(0.0, ty.dtype, &ty.dims));
         }

@@ -1,0 +1,148 @@
+//! Section `preference`: which loss compares answers, and with what.
+
+use flatout_models::objectives::preference::{Preference as Form, PreferenceLoss};
+use flatout_settings::section;
+
+use super::check::within;
+use super::{Config, Task};
+use crate::UserError;
+use crate::refuse;
+
+section! {
+    /// How answers are compared, where data.task is preference.
+    pub struct Preference {
+        /// The loss: of pairs dpo, ipo, hinge, robust, apo_zero, simpo or orpo, of answers that are wanted or not kto.
+        pub loss: PreferenceLoss = PreferenceLoss::Dpo,
+        /// How strongly answers are told apart; 0.1 where not given, of simpo 2.
+        pub beta: Option<f64>,
+        /// Share of pairs that are taken to be the wrong way round, of dpo and robust.
+        pub label_smoothing: f64 = 0.0,
+        /// The lead that a chosen answer should have, of simpo; 1 where not given.
+        pub margin: Option<f64>,
+        /// How much of the chosen answer's mean loss is added, of pairs.
+        pub sft: f64 = 0.0,
+        /// A run or a folder whose model the answers are compared with; where not given, the model as training begins.
+        pub reference: Option<String>,
+    }
+}
+
+impl Preference {
+    pub fn beta(&self) -> f64 {
+        self.beta.unwrap_or(if self.loss == PreferenceLoss::Simpo { 2.0 } else { 0.1 })
+    }
+
+    /// The loss with its numbers, for so many answers at once.
+    pub fn form(&self, answers: usize) -> Form {
+        let (loss, beta, label_smoothing, sft) = (self.loss, self.beta(), self.label_smoothing, self.sft);
+        Form { loss, beta, label_smoothing, margin: self.margin.unwrap_or(1.0), sft, answers }
+    }
+}
+
+impl Config {
+    /// Examples that one loss compares: 2 of pairs, otherwise 1. `train.batch` and `eval.rows` count what they make together.
+    pub fn together(&self) -> usize {
+        1 + usize::from(self.data.task == Task::Preference && !self.preference.loss.is_judged())
+    }
+
+    /// Whether answers are compared with a reference.
+    pub fn has_reference(&self) -> bool {
+        self.data.task == Task::Preference && self.preference.loss.has_reference()
+    }
+
+    pub(super) fn validate_preference(&self) -> Result<(), UserError> {
+        let own = &self.preference;
+        if self.data.task != Task::Preference {
+            if *own != Preference::default() {
+                refuse!(
+                    "`preference` is given but `data.task` is {}: give data.task=preference",
+                    self.data.task
+                );
+            }
+            return Ok(());
+        }
+        let loss = own.loss;
+        if !(own.beta() > 0.0 && own.beta().is_finite()) {
+            refuse!("`preference.beta` is {} and must be a number above 0", own.beta());
+        }
+        within("preference.label_smoothing", own.label_smoothing, 0.0, 0.5)?;
+        let smooths = matches!(loss, PreferenceLoss::Dpo | PreferenceLoss::Robust);
+        if own.label_smoothing != 0.0 && !smooths {
+            refuse!(
+                "`preference.label_smoothing` is given but the loss is {loss}: only dpo and robust have it"
+            );
+        }
+        if loss == PreferenceLoss::Robust && own.label_smoothing == 0.5 {
+            refuse!("`preference.label_smoothing` is 0.5, which leaves robust nothing to learn: lower it");
+        }
+        if own.margin.is_some() && loss != PreferenceLoss::Simpo {
+            refuse!("`preference.margin` is given but the loss is {loss}: only simpo has it");
+        }
+        within("preference.margin", own.margin.unwrap_or(0.0), 0.0, f64::MAX)?;
+        within("preference.sft", own.sft, 0.0, f64::MAX)?;
+        if own.sft != 0.0 && loss.is_judged() {
+            refuse!(
+                "`preference.sft` is given but the loss is {loss}, which has no chosen answers: leave it out"
+            );
+        }
+        if loss.is_judged() && self.train.ema > 0.0 {
+            refuse!(
+                "`train.ema` is given and evaluation reads the average, by which kto would also judge what is trained: leave \
+                 one out"
+            );
+        }
+        if own.reference.is_some() && !loss.has_reference() {
+            refuse!(
+                "`preference.reference` is given but the loss is {loss}, which compares with none: leave it out"
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::recipes::resolve;
+
+    #[test]
+    fn numbers_that_do_not_go_together_are_refused() {
+        let cases = [
+            ("preference.beta=0.2", "`data.task` is text: give data.task=preference"),
+            ("data.task=preference preference.beta=0", "must be a number above 0"),
+            ("data.task=preference preference.label_smoothing=0.6", "from 0 to 0.5"),
+            (
+                "data.task=preference preference.loss=ipo preference.label_smoothing=0.1",
+                "only dpo and robust",
+            ),
+            (
+                "data.task=preference preference.loss=robust preference.label_smoothing=0.5",
+                "nothing to learn",
+            ),
+            ("data.task=preference preference.margin=1", "only simpo has it"),
+            ("data.task=preference preference.loss=kto preference.sft=1", "no chosen answers"),
+            ("data.task=preference preference.loss=kto train.ema=0.9", "`train.ema` is given"),
+            ("data.task=preference preference.loss=orpo preference.reference=x", "compares with none"),
+            ("data.task=preference preference.loss=ppo", "preference.loss"),
+            ("eval.metric=reward_accuracy", "only preferences have rewards"),
+            ("data.task=preference eval.metric=exact", "only conversations have answers"),
+        ];
+        for (overrides, words) in cases {
+            let overrides: Vec<String> = overrides.split(' ').map(String::from).collect();
+            let sentence = resolve("tiny", &[], &overrides).expect_err(words).0;
+            assert!(sentence.contains(words), "{overrides:?}: {sentence:?} lacks {words:?}");
+        }
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_loss() {
+        let of = |loss: &str| {
+            let overrides = ["data.task=preference".to_string(), format!("preference.loss={loss}")];
+            let config = resolve("tiny", &[], &overrides).unwrap();
+            let form = config.preference.form(4);
+            (form.beta, form.margin, config.together(), config.has_reference())
+        };
+        assert_eq!(of("dpo"), (0.1, 1.0, 2, true));
+        assert_eq!(of("simpo"), (2.0, 1.0, 2, false));
+        assert_eq!(of("orpo"), (0.1, 1.0, 2, false));
+        assert_eq!(of("kto"), (0.1, 1.0, 1, true));
+    }
+}

@@ -1,0 +1,201 @@
+//! Answers that are compared, as plans take them, and what a reference makes of each: the task `preference`.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use flatout_data::{ExampleTable, Layout, MicroBatch, some};
+use flatout_ir::Role;
+use flatout_models::objectives::preference::ANSWER_LOGP;
+use flatout_runtime::{RuntimeError, Session};
+
+use super::batch::{self, Batch, Draw, HostTensor, Inputs};
+use super::examples;
+
+/// The answers of a set, and the reference's sums of their log-probabilities, once these are known.
+#[derive(Clone)]
+pub struct Compared {
+    /// In the order of [`Side`]: two of pairs, four of judged answers.
+    sides: Vec<Arc<ExampleTable>>,
+    scores: Arc<OnceLock<Scores>>,
+    /// What judged answers are held against.
+    baseline: Arc<Mutex<f32>>,
+    /// Another one where answers, tokeniser or sides are other ones.
+    pub mark: String,
+}
+
+/// The sum of the log-probabilities of every answer's tokens under the reference, by side and by the number of the example.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scores(pub Vec<Vec<f32>>);
+
+/// The side that answers are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Train,
+    HeldOut,
+    /// Prompts of the first two with the answers of others, by which the baseline of judged answers is known.
+    TrainMismatched,
+    HeldOutMismatched,
+}
+
+impl Side {
+    pub const ALL: [Side; 4] = [Side::Train, Side::HeldOut, Side::TrainMismatched, Side::HeldOutMismatched];
+
+    /// The side whose prompts are the same and whose answers are others'.
+    fn mismatched(self) -> Side {
+        Side::ALL[self as usize % 2 + 2]
+    }
+}
+
+/// Pairs or judged answers that are laid out at once where all of them are scored: first fit over more takes long.
+const LAID_OUT_AT_ONCE: usize = 1024;
+
+impl Compared {
+    /// Of the answers that are trained on and those that are held out.
+    pub fn new(sides: [Arc<ExampleTable>; 2], mark: String) -> Compared {
+        let longest =
+            |table: &Arc<ExampleTable>| (0..table.count()).map(|i| table.len_of(i)).max().unwrap_or(0);
+        let most = sides.iter().map(longest).max().unwrap_or(0);
+        let is_judged = sides[0].together() == 1;
+        let mismatched = sides.iter().filter(|_| is_judged).map(|table| Arc::new(table.mismatched(most)));
+        let sides = sides.iter().cloned().chain(mismatched).collect();
+        Compared { sides, scores: Arc::default(), baseline: Arc::default(), mark }
+    }
+
+    /// Answers that one loss compares: 2 of pairs.
+    pub fn together(&self) -> usize {
+        self.sides[0].together()
+    }
+
+    /// Whether answers are judged one by one.
+    pub fn is_judged(&self) -> bool {
+        self.sides.len() > 2
+    }
+
+    /// Answers of each side there is.
+    pub fn counts(&self) -> Vec<usize> {
+        self.sides.iter().map(|table| table.count()).collect()
+    }
+
+    /// Takes the reference's scores. They are given once, before the first update.
+    pub fn give(&self, scores: Scores) {
+        self.scores.set(scores).expect("the reference is known once");
+    }
+
+    pub fn scores(&self) -> Option<&Scores> {
+        self.scores.get()
+    }
+
+    /// Lays out all answers for a plan that scores them, a part of a side at a time.
+    pub fn parts(&self, layout: &Layout) -> impl Iterator<Item = (Side, Vec<MicroBatch>)> {
+        let of_side = move |(side, table): (Side, &'_ Arc<ExampleTable>)| {
+            let (table, layout) = (table.clone(), layout.clone());
+            let starts = (0..table.units()).step_by(LAID_OUT_AT_ONCE);
+            starts.map(move |start| {
+                let end = (start + LAID_OUT_AT_ONCE).min(table.units());
+                (side, some(&table, start..end, &layout, &[]))
+            })
+        };
+        Side::ALL.into_iter().zip(&self.sides).flat_map(of_side)
+    }
+
+    /// Runs the plan `eval` over the prompts of some judged answers with the answers of others, and takes the mean of what
+    /// these gained over the reference for the baseline, or 0 where that is less. It is that of the whole update or evaluation,
+    /// however it is split. Nothing is done where answers are compared in pairs.
+    pub fn take_baseline(
+        &self,
+        session: &mut Session,
+        side: Side,
+        numbers: &[usize],
+        layout: Option<&Layout>,
+    ) -> Result<(), RuntimeError> {
+        let Some(layout) = layout.filter(|_| self.is_judged() && !numbers.is_empty()) else { return Ok(()) };
+        let side = side.mismatched();
+        let inputs = Inputs::of(session.plans(), Role::Eval);
+        let mut gain = 0.0;
+        for laid_out in some(&self.sides[side as usize], numbers.iter().copied(), layout, &[]) {
+            let sums = self.sums(session, side, &laid_out, &inputs)?;
+            let known = self.scores().map(|Scores(sides)| &sides[side as usize]);
+            for (number, example) in laid_out.numbers.iter().enumerate() {
+                gain += (sums[number] - known.map_or(0.0, |known| known[*example])) as f64;
+            }
+        }
+        let mean = gain / numbers.len() as f64;
+        *self.baseline.lock().unwrap_or_else(PoisonError::into_inner) = mean.max(0.0) as f32;
+        Ok(())
+    }
+
+    /// The sums of log-probabilities that the plan `eval` gives of a micro-batch, by answer.
+    pub fn sums(
+        &self,
+        session: &mut Session,
+        side: Side,
+        laid_out: &MicroBatch,
+        inputs: &Inputs,
+    ) -> Result<Vec<f32>, RuntimeError> {
+        let batch = self.batch(Role::Eval, side, laid_out.clone(), inputs);
+        batch::write(session, &batch, Draw::default())?;
+        session.run(Role::Eval)?;
+        session.result(Role::Eval, ANSWER_LOGP)
+    }
+
+    /// A micro-batch of a side as the plan of a role takes it.
+    pub fn batch(&self, role: Role, side: Side, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
+        let own = self.tensors(side, &laid_out, inputs);
+        let mut batch = examples::batch(role, laid_out, inputs);
+        batch.tensors.extend(own);
+        batch
+    }
+
+    /// The inputs of the loss that compares, of those that a plan has.
+    pub fn tensors(
+        &self,
+        side: Side,
+        laid_out: &MicroBatch,
+        inputs: &Inputs,
+    ) -> Vec<(&'static str, HostTensor)> {
+        let together = self.together();
+        let (room, count) = (laid_out.labels.len(), laid_out.samples.len());
+        let slots: Vec<usize> = (0..count).map(|number| slot(number, together, room)).collect();
+        let answer_of = || {
+            let read = inputs.has("answers");
+            let rows = if read { laid_out.read } else { laid_out.tokens.len() };
+            let answers = laid_out.answered(read);
+            let of_row = |answer: &Option<u32>| answer.map_or(-1, |number| slots[number as usize] as i32);
+            answers.iter().map(of_row).chain(std::iter::repeat(-1)).take(rows).collect()
+        };
+        let filled = |value: &dyn Fn(usize) -> f32| {
+            let mut values = vec![0.0; room];
+            (0..count).for_each(|number| values[slots[number]] = value(number));
+            values
+        };
+        // Where the scores are not known yet, they are what is being computed.
+        let scores = self.scores.get().map(|Scores(sides)| &sides[side as usize]);
+        let score = |number: usize| scores.map_or(0.0, |scores| scores[laid_out.numbers[number]]);
+        let wanted = |number: usize| f32::from(laid_out.labels[number] == 1);
+        let baseline = *self.baseline.lock().unwrap_or_else(PoisonError::into_inner);
+        let units = room / together;
+        let present = (0..units).map(|unit| f32::from(unit < count / together)).collect();
+        inputs.only([
+            ("answer_of", Box::new(|| HostTensor::I32(answer_of())) as Box<dyn FnOnce() -> HostTensor>),
+            ("present", Box::new(|| HostTensor::F32(present))),
+            ("reference", Box::new(|| HostTensor::F32(filled(&score)))),
+            ("wanted", Box::new(|| HostTensor::F32(filled(&wanted)))),
+            ("baseline", Box::new(|| HostTensor::F32(vec![baseline]))),
+        ])
+    }
+
+    /// Writes the scores of a micro-batch, which a plan gave by answer, to their examples.
+    pub fn take(&self, side: Side, laid_out: &MicroBatch, by_answer: &[f32], scores: &mut Scores) {
+        let together = self.together();
+        for (number, example) in laid_out.numbers.iter().enumerate() {
+            scores.0[side as usize][*example] = by_answer[slot(number, together, laid_out.labels.len())];
+        }
+    }
+}
+
+/// Where the answer of a micro-batch's example lies among `room`: of pairs the chosen ones come first.
+fn slot(number: usize, together: usize, room: usize) -> usize {
+    match together {
+        1 => number,
+        _ => number % 2 * (room / 2) + number / 2,
+    }
+}

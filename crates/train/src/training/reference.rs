@@ -1,0 +1,262 @@
+//! What the reference makes of every answer: computed once, before the first update, and kept with the run.
+//!
+//! The reference is the model as training begins, which is what the session holds then: a fresh adapter adds nothing. So no
+//! second model lies in memory and no second pass is made in training. Another model can be named, which is opened and let go
+//! before the run's own session is. A run that goes on reads what it kept.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use flatout_data::{Layout, durable};
+use flatout_ir::{Program, Role};
+use flatout_runtime::Session;
+
+use crate::config::Config;
+use crate::device::Device;
+use crate::run::checkpoint::tensors::{Dtype, Tensor, TensorFile, write};
+use crate::tasks::batch::Inputs;
+use crate::tasks::capacities::{self, Capacities};
+use crate::tasks::dataset::Dataset;
+use crate::tasks::preference::{Compared, Scores};
+use crate::weights::loaded::Loaded;
+use crate::weights::pretrained::Origin;
+use crate::{Failure, UserError, refuse};
+
+/// The file of a run that keeps the scores.
+const FILE: &str = "reference.safetensors";
+/// Its tensors: the scores of each side, and what they belong to, as bytes of a text.
+const SIDES: [&str; 4] = ["train", "held_out", "train_mismatched", "held_out_mismatched"];
+const KEY: &str = "key";
+
+/// Between two lines about how far it is; the first comes after a second.
+const FIRST_LINE: Duration = Duration::from_secs(1);
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// A line for people while it goes on.
+pub type Say<'a> = &'a mut dyn FnMut(String);
+
+/// The answers of a set that still need a reference.
+pub fn unscored<'d>(config: &Config, data: &'d dyn Dataset) -> Option<&'d Compared> {
+    data.compared().filter(|compared| config.has_reference() && compared.scores().is_none())
+}
+
+/// The scores that another model gives, where one is named and the run has not kept them. To be called before the run's own
+/// session is opened, so that both never lie in memory together.
+pub fn by_another(
+    config: &Config,
+    data: &dyn Dataset,
+    run: &Path,
+    layout: Option<&Layout>,
+    device: &Device,
+    say: Say<'_>,
+) -> Result<Option<Scores>, Failure> {
+    let (Some(compared), Some(layout)) = (unscored(config, data), layout) else { return Ok(None) };
+    let Some(named) = &config.preference.reference else { return Ok(None) };
+    if path(run).is_file() {
+        return Ok(None);
+    }
+    let mut other = another(config, data, Path::new(named))?;
+    Ok(Some(by_model(&mut other, compared, layout, device, say)?))
+}
+
+/// Opens the model of a run or a folder to compare with: it must have the same tokens, and as many positions.
+pub fn another(config: &Config, data: &dyn Dataset, named: &Path) -> Result<Loaded, UserError> {
+    let mut other = Loaded::open(named, &[])?;
+    if let (Some(own), Some(theirs)) = (data.vocabulary(), &other.vocabulary)
+        && !own.gives_the_same_tokens(theirs)
+    {
+        refuse!(
+            "{} has other tokens than this run, so nothing it says of them can be compared",
+            named.display()
+        );
+    }
+    let (own, theirs) = (config.model.vocab(), other.config.model.vocab());
+    if own != theirs || other.config.model.as_decoder().is_none() || other.config.model.class_head().is_some()
+    {
+        refuse!(
+            "{} is no decoder with this run's vocabulary: name another preference.reference",
+            named.display()
+        );
+    }
+    let context = config.model.tokens();
+    if other.positions < context {
+        refuse!(
+            "{} was made for {} tokens and `model.context` is {context}: lower it, or name another preference.reference",
+            named.display(),
+            other.positions
+        );
+    }
+    other.config.model.set_context(context);
+    other.config.data.task = config.data.task;
+    other.config.preference = config.preference.clone();
+    Ok(other)
+}
+
+/// The scores that an opened model gives.
+pub fn by_model(
+    model: &mut Loaded,
+    compared: &Compared,
+    layout: &Layout,
+    device: &Device,
+    say: Say<'_>,
+) -> Result<Scores, Failure> {
+    let capacities = Capacities::of_shape(&model.config, layout, 0);
+    let graph = capacities::texts(&model.config, &capacities, false);
+    let mut session = model.session(device, &[Program { role: Role::Eval, graph }])?;
+    score(&mut session, compared, layout, say)
+}
+
+/// Gives the answers their scores: those that the run kept, those that another model gave, or what the session makes of them,
+/// whose weights are still those that training begins with where `is_fresh`. What is new is kept.
+pub fn give(
+    config: &Config,
+    data: &dyn Dataset,
+    run: &Path,
+    (session, layout): (&mut Session, Option<&Layout>),
+    known: Option<Scores>,
+    is_fresh: bool,
+    say: Say<'_>,
+) -> Result<(), Failure> {
+    let (Some(compared), Some(layout)) = (unscored(config, data), layout) else { return Ok(()) };
+    let key = key(config, compared, run)?;
+    let kept = path(run);
+    let scores = match known {
+        Some(scores) => scores,
+        None if kept.is_file() => {
+            compared.give(read(&kept, &key, &compared.counts())?);
+            return Ok(());
+        }
+        None if is_fresh => score(session, compared, layout, say)?,
+        None => {
+            return Err(Failure::User(UserError(format!(
+                "{} is not there, and the model it is of has been trained on since: restore the file, or begin a new run",
+                kept.display()
+            ))));
+        }
+    };
+    keep(&kept, &key, &scores)?;
+    compared.give(scores);
+    Ok(())
+}
+
+/// The scores that a run kept of its own answers.
+pub fn of_run(config: &Config, compared: &Compared, run: &Path) -> Result<Scores, Failure> {
+    read(&path(run), &key(config, compared, run)?, &compared.counts())
+}
+
+/// Runs the plan `eval`, which drops nothing, over all answers of both sides.
+pub fn score(
+    session: &mut Session,
+    compared: &Compared,
+    layout: &Layout,
+    say: Say<'_>,
+) -> Result<Scores, Failure> {
+    let counts = compared.counts();
+    let total: usize = counts.iter().sum();
+    let mut scores = Scores(counts.iter().map(|count| vec![0.0; *count]).collect());
+    let inputs = Inputs::of(session.plans(), Role::Eval);
+    let (began, mut said, mut done) = (Instant::now(), None::<Instant>, 0);
+    for (side, parts) in compared.parts(layout) {
+        for laid_out in parts {
+            let by_answer = compared.sums(session, side, &laid_out, &inputs)?;
+            compared.take(side, &laid_out, &by_answer, &mut scores);
+            done += laid_out.samples.len();
+            let is_due = match said {
+                None => began.elapsed() >= FIRST_LINE,
+                Some(said) => said.elapsed() >= LINE_EVERY,
+            };
+            if is_due && done < total {
+                let left = began.elapsed().as_secs_f64() * (total - done) as f64 / done as f64;
+                say(format!("the reference has scored {done} of {total} answers, {left:.0} s left"));
+                said = Some(Instant::now());
+            }
+        }
+    }
+    if let Some(number) = scores.0.iter().flatten().position(|score| !score.is_finite()) {
+        return Err(Failure::User(UserError(format!(
+            "the reference gives answer {number} no finite log-probability: its weights or its precision cannot be used"
+        ))));
+    }
+    if said.is_some() {
+        say(format!("the reference scored {total} answers in {:.0} s", began.elapsed().as_secs_f64()));
+    }
+    Ok(scores)
+}
+
+fn path(run: &Path) -> PathBuf {
+    run.join(FILE)
+}
+
+/// What scores belong to: the answers, and the weights they were scored by.
+fn key(config: &Config, compared: &Compared, run: &Path) -> Result<String, UserError> {
+    let origin = match config.model.from() {
+        Some(_) => serde_json::to_value(Origin::of(run)?).expect("a record has a JSON form"),
+        None => serde_json::json!({ "seed": config.train.seed }),
+    };
+    let whole = serde_json::json!({
+        "answers": compared.mark,
+        "origin": origin,
+        "adapter": config.adapter.from,
+        "reference": config.preference.reference,
+    });
+    Ok(whole.to_string())
+}
+
+fn keep(path: &Path, key: &str, scores: &Scores) -> Result<(), Failure> {
+    let bytes = |side: &Vec<f32>| side.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let sides: Vec<(Vec<u8>, [usize; 1])> = scores.0.iter().map(|side| (bytes(side), [side.len()])).collect();
+    let key_shape = [key.len()];
+    let key = Tensor { name: KEY, dtype: Dtype::U8, shape: &key_shape, bytes: key.as_bytes() };
+    let of_sides = SIDES.iter().zip(&sides);
+    let of_sides = of_sides.map(|(name, (bytes, shape))| Tensor { name, dtype: Dtype::F32, shape, bytes });
+    let tensors: Vec<Tensor> = of_sides.chain([key]).collect();
+    let mut file = vec![];
+    write(&mut file, &tensors)
+        .and_then(|()| durable::replace(path, &file))
+        .map_err(Failure::io(path.display()))
+}
+
+fn read(path: &Path, key: &str, counts: &[usize]) -> Result<Scores, Failure> {
+    let unreadable = |error: std::io::Error| {
+        Failure::User(UserError(format!("{} cannot be used: {error}; restore it", path.display())))
+    };
+    let file = TensorFile::open(path).map_err(unreadable)?;
+    let mut own = vec![0; key.len()];
+    let is_own = file.read_into(KEY, &mut own).is_ok() && own == key.as_bytes();
+    if !is_own {
+        return Err(Failure::User(UserError(format!(
+            "{} belongs to other answers or other weights than this run's: restore its data, or begin a new run",
+            path.display()
+        ))));
+    }
+    let side = |at: usize| -> Result<Vec<f32>, Failure> {
+        let mut bytes = vec![0; 4 * counts[at]];
+        file.read_into(SIDES[at], &mut bytes).map_err(unreadable)?;
+        Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+    };
+    Ok(Scores((0..counts.len()).map(side).collect::<Result<_, _>>()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_come_back_to_the_bit_and_only_to_their_owner() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = path(folder.path());
+        let scores = Scores(vec![vec![-1.5, f32::MIN_POSITIVE, -1e-30], vec![-0.1]]);
+        keep(&path, "mine", &scores).unwrap();
+        assert_eq!(read(&path, "mine", &[3, 1]).unwrap(), scores);
+        for (key, counts, words) in [
+            ("yours", [3, 1], "other answers or other weights"),
+            ("mine!", [3, 1], "other answers or other weights"),
+            ("mine", [2, 1], "cannot be used"),
+        ] {
+            let Err(Failure::User(error)) = read(&path, key, &counts) else { panic!("{key} is refused") };
+            assert!(error.0.contains(words), "{}", error.0);
+        }
+        std::fs::write(&path, b"broken").unwrap();
+        assert!(matches!(read(&path, "mine", &[3, 1]), Err(Failure::User(_))));
+    }
+}
