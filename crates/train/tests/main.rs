@@ -12,6 +12,7 @@ mod classes;
 mod distance;
 mod export;
 mod fixture;
+mod fovea_golden;
 mod fp8;
 mod generate;
 mod golden;

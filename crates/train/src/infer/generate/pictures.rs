@@ -18,8 +18,8 @@ const MAX_BYTES: u64 = 1 << 30;
 #[derive(Clone, Debug, Default)]
 pub struct Pictures {
     pub grids: Grids,
-    /// Of every image [P, patch patch 3].
-    pub patches: Vec<Vec<u8>>,
+    /// Of every image: patches [P, patch patch 3], or a frame's pixels [rows, columns, 3].
+    pub bytes: Vec<Vec<u8>>,
     /// The token whose places images take.
     place: u32,
 }
@@ -27,8 +27,7 @@ pub struct Pictures {
 impl Pictures {
     /// Opens files for a model that sees, and gives the number of each.
     pub fn open(loaded: &Loaded, paths: &[PathBuf]) -> Result<(Pictures, Vec<usize>), UserError> {
-        let Some(vision) = loaded.config.model.as_decoder().and_then(|decoder| decoder.vision.as_ref())
-        else {
+        let Some(vision) = loaded.config.model.as_qwen3_vl() else {
             refuse!("{} has no tower and sees no images beside a text: leave them out", loaded.dir.display());
         };
         let beside = loaded.dir.join(BESIDE);
@@ -49,7 +48,7 @@ impl Pictures {
         }
         let mut pictures = Pictures {
             grids: Grids { all: vec![], merge: vision.merge },
-            patches: vec![],
+            bytes: vec![],
             place: vision.image_token as u32,
         };
         for number in 0..store.count() {
@@ -57,7 +56,7 @@ impl Pictures {
             let mut patches = vec![0; grid.patches() * vision.patch_values()];
             store.patches(number as u32, &mut patches).map_err(|error| UserError(error.sentence))?;
             pictures.grids.all.push(grid);
-            pictures.patches.push(patches);
+            pictures.bytes.push(patches);
         }
         Ok((pictures, numbers))
     }
