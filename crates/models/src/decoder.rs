@@ -469,6 +469,13 @@ impl Model {
         self.vision()?.as_fovea()
     }
 
+    pub fn as_fovea_mut(&mut self) -> Option<&mut FoveaConfig> {
+        match self {
+            Model::Decoder(DecoderConfig { vision: Some(Vision::Fovea(tower)), .. }) => Some(tower),
+            _ => None,
+        }
+    }
+
     pub fn as_decoder(&self) -> Option<&DecoderConfig> {
         match self {
             Model::Decoder(decoder) => Some(decoder),

@@ -72,7 +72,10 @@ impl Computed {
         for (path, want) in &other.gradients {
             let got = &self.gradients[path];
             let off = match path.ends_with("wk_bias") && path.starts_with("vision.") {
-                true => length(got) / length(&other.gradients[&path.replace("wk_bias", "wq_bias")]),
+                true => {
+                    let queries = length(&other.gradients[&path.replace("wk_bias", "wq_bias")]);
+                    if queries == 0.0 { length(got) } else { length(got) / queries }
+                }
                 false => relative(got, &want.iter().map(|x| *x as f32).collect::<Vec<_>>()),
             };
             assert!(off < BOUND, "{what}: {path} is off by {off:.1e}");
@@ -88,20 +91,20 @@ fn wide<T: Copy + Into<f64>>(values: &[T]) -> Vec<f64> {
     values.iter().map(|x| (*x).into()).collect()
 }
 
-struct Sample {
+pub struct Sample {
     /// The image of every frame.
-    frames: Vec<u32>,
-    tokens: Vec<i32>,
+    pub frames: Vec<u32>,
+    pub tokens: Vec<i32>,
     learned: Vec<i32>,
 }
 
-struct Golden {
-    model: DecoderConfig,
-    fixture: Fixture,
-    /// Values by the authors' names.
-    weights: BTreeMap<String, Vec<f32>>,
-    images: Vec<Vec<u8>>,
-    samples: Vec<Sample>,
+pub struct Golden {
+    pub model: DecoderConfig,
+    pub fixture: Fixture,
+    /// Shapes and values by the authors' names.
+    pub weights: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+    pub images: Vec<Vec<u8>>,
+    pub samples: Vec<Sample>,
 }
 
 /// Whether an image that is several frames is encoded once or for every frame.
@@ -120,7 +123,7 @@ struct Layout {
 }
 
 impl Golden {
-    fn open(look: Look) -> Golden {
+    pub fn open(look: Look) -> Golden {
         let mut fixture = Fixture::open("fovea");
         let Model::Decoder(mut model) = library::read(&fixture.json).expect("a foveated model").model else {
             panic!("it reads text")
@@ -136,7 +139,7 @@ impl Golden {
             let is_factor = name.ends_with("lambda1") || name.contains("norm") && name.ends_with("weight");
             let offset = if is_factor { 1.0 } else { 0.0 };
             let values = bytes.iter().map(|byte| (*byte as f32 - 128.0) / 128.0 + offset).collect();
-            weights.insert(name.clone(), values);
+            weights.insert(name.clone(), (entry.shape.clone(), values));
         }
         let size = tower.frame_bytes();
         let images = fixture.bytes("images").chunks_exact(size).map(<[u8]>::to_vec).collect();
@@ -172,7 +175,7 @@ impl Golden {
     }
 
     fn ours(&self) -> Vec<(String, Vec<f32>)> {
-        self.places().into_iter().map(|at| (at.ours.clone(), at.take(&self.weights[&at.theirs]))).collect()
+        self.places().into_iter().map(|at| (at.ours.clone(), at.take(&self.weights[&at.theirs].1))).collect()
     }
 
     /// Some samples, with more room of everything than they take.

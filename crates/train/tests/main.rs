@@ -13,6 +13,7 @@ mod distance;
 mod export;
 mod fixture;
 mod fovea_golden;
+mod fovea_run;
 mod fp8;
 mod generate;
 mod golden;

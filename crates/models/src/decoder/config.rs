@@ -272,6 +272,13 @@ impl DecoderConfig {
             (Vision::Qwen3Vl(_), Some(sections)) => Some(sections),
         };
         vision.validate(self.layers, self.vocab)?;
+        if vision.as_fovea().is_some_and(|tower| tower.from.is_some()) && self.from.is_none() {
+            return Err(
+                "`model.vision.from` is given without `model.from`: a tower that begins from a model stands \
+                        beside a text that does"
+                    .into(),
+            );
+        }
         let asked = [
             ("head", self.head == Head::Tokens, "tokens", self.head.to_string()),
             ("positions", self.positions == Positions::Rope, "rope", self.positions.to_string()),

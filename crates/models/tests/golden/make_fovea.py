@@ -164,11 +164,12 @@ def is_norm(name):
 
 
 def draw(model):
-    """Bytes of every weight: norms and scales 1 + 0.2 N, vectors 0.1 N, queries N clipped, matrices 0.25 N."""
-    generator = torch.Generator().manual_seed(53)
+    """Bytes of every weight: norms and scales 1 + 0.1 N, vectors 0.1 N, queries 0.4 N, matrices 0.15 N. With these PyTorch's own
+    gradients in f32 are within 2e-6 of those in f64; with larger ones rounding alone comes to 1e-5."""
+    generator = torch.Generator().manual_seed(54)
     weights = {}
     for name, p in named(model).items():
-        std = 0.2 if is_norm(name) else 0.1 if p.dim() == 1 else 0.4 if name.startswith("q_") else 0.25
+        std = 0.1 if is_norm(name) or p.dim() == 1 else 0.4 if name.startswith("q_") else 0.15
         drawn = torch.empty(p.shape).normal_(0.0, std, generator=generator)
         weights[name] = (drawn * 128).round().add(128).clamp(0, 255).to(torch.uint8)
     return weights

@@ -36,6 +36,7 @@ const MICRO_BATCH: &str = "train.micro_batch";
 const ACCUMULATE: &str = "train.accumulate";
 const KIND: &str = "model.kind";
 const TOWER: &str = "model.vision.kind";
+const TOWER_FROM: &str = "model.vision.from";
 const CLASSES: &str = "model.classes";
 
 /// What `flatout resume` may change.

@@ -78,6 +78,8 @@ pub struct Room {
 const CHUNK: usize = 64;
 /// The same where there are images, of which a run of the tower serves all prompts that are read with it.
 pub const CHUNK_WITH_IMAGES: usize = 1024;
+/// The same where there are frames, of which a run reads one a sequence.
+pub const CHUNK_WITH_FRAMES: usize = CHUNK;
 
 impl Generator {
     /// Opens the newest whole checkpoint of a run for one sequence as long as its context.
