@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use flatout_ir::{Class, DType};
-use flatout_models::vision::features::FEATURES;
+use flatout_models::vision::qwen3_vl::features::FEATURES;
 use flatout_runtime::cpu;
 use flatout_train::device::Device;
 use flatout_train::recipes;

@@ -4,6 +4,7 @@
 //! patching   how an image is scaled and cut, from its sides alone
 //!    -> grid      its patches, their order, the learned positions each reads, and where tokens of a text with images stand
 //!       -> tower     the inputs of a plan that follow from grids
+//! frames     the inputs of a plan that follow from which image every frame of a video is
 //! store      the images of a set: where their bytes lie, their sides and hashes
 //!    -> patches   the bytes of an image's patches
 //!    -> loader    updates of examples with the patches or features of their images, ahead of time
@@ -15,6 +16,7 @@
 mod data_url;
 mod feature_cache;
 mod feature_index;
+mod frames;
 mod grid;
 mod loader;
 mod patches;
@@ -28,6 +30,7 @@ mod tower;
 pub(crate) use data_url::{decode_data_url, is_data_url};
 pub use feature_cache::{CacheWriter, CachedImage, FeatureCache, PartSize, StoredFeatures};
 pub use feature_index::{FeatureFormat, FeatureIndex};
+pub use frames::{FrameInputs, FrameRoom, LookRead, Video};
 pub use grid::{Grid, Stretch, TAPS, positions};
 pub use loader::{ImageLoader, ImageRows, SeenUpdate};
 pub use patching::Patching;

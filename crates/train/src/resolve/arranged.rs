@@ -2,7 +2,7 @@
 
 use flatout_data::{Arrangement, BatchLimits, Layout, LayoutOptions, Shape, arrange};
 
-use flatout_models::vision::{SCOPE, Vision};
+use flatout_models::vision::{Qwen3VlConfig, SCOPE};
 
 use crate::UserError;
 use crate::config::pattern::matches;
@@ -51,8 +51,7 @@ pub(crate) fn arranged(
     };
     check_last_layer(config)?;
     let shares_prefixes = shares_prefixes(config)?;
-    let vision = config.model.as_decoder().and_then(|decoder| decoder.vision.as_ref());
-    let block = vision.map_or(1, Vision::block);
+    let block = config.model.as_qwen3_vl().map_or(1, Qwen3VlConfig::block);
     let together = config.together();
     let (batch, rows) = (config.train.batch * together, rows * together);
     let extents = BatchLimits { batch, rows, context, block, together };

@@ -4,8 +4,9 @@
 use flatout_data::{ImageRoom, patch_step};
 use flatout_ir::cost::cost;
 use flatout_ir::{DType, PlanSet, Precision, Program, Role, Slot, Target, compile};
-use flatout_models::form::Seen;
-use flatout_models::vision::{SCOPE, features};
+use flatout_models::form::SeenPatches;
+use flatout_models::vision::SCOPE;
+use flatout_models::vision::qwen3_vl::features;
 
 use crate::Failure;
 use crate::UserError;
@@ -64,7 +65,7 @@ impl Tower {
     /// the training, and features that are kept cannot, so they are made in bf16.
     pub fn compile(config: &Config, target: &Target, room: ImageRoom) -> Result<Tower, Failure> {
         let ImageRoom { patches, images, largest } = room;
-        let graph = features::build(config.model.decoder(), Seen { patches, images, largest });
+        let graph = features::build(config.model.decoder(), SeenPatches { patches, images, largest });
         let mut settled = switches::settle(&config.switches, &config.model, target)?;
         let options = &mut settled.options;
         if options.precision == Precision::FP8 {
@@ -168,7 +169,7 @@ pub fn forecast(
     largest_image: usize,
     step_seconds: f64,
 ) -> Result<Option<Forecast>, Failure> {
-    let vision = config.model.as_decoder().and_then(|decoder| decoder.vision.as_ref());
+    let vision = config.model.as_qwen3_vl();
     let Some(vision) = vision.filter(|_| config.data.vision_cache.is_some() && largest_image > 0) else {
         return Ok(None);
     };

@@ -2,7 +2,7 @@
 
 use flatout_data::{ImageRoom, Layout, Shape, max_segments, patch_step};
 use flatout_ir::Graph;
-use flatout_models::form::{Documents, Form, LossForm, Seen};
+use flatout_models::form::{Documents, Form, LossForm, Seen, SeenFrames, SeenPatches};
 
 use super::images;
 pub use crate::config::resolved::Capacities;
@@ -29,7 +29,7 @@ impl Capacities {
             return Capacities::of_shape(config, &Layout::new(vec![Shape::Padded { rows, len }]), 0);
         }
         if config.data.task == Task::VisualChat
-            && let Some(vision) = model.as_decoder().and_then(|decoder| decoder.vision.as_ref())
+            && let Some(vision) = model.as_qwen3_vl()
         {
             // Before images are known every row has one.
             let [least, most] = config.data.image_tokens.unwrap_or(IMAGE_TOKENS);
@@ -57,14 +57,25 @@ impl Capacities {
         let ImageRoom { patches, images, largest: largest_image } = layout.images(number);
         let tokens = shape.tokens();
         let answers = if config.data.task == Task::Preference { shape.segments() } else { 0 };
-        Capacities { rows, tokens, segments, trees, longest, read, images, patches, largest_image, answers }
+        Capacities {
+            rows,
+            tokens,
+            segments,
+            trees,
+            longest,
+            read,
+            images,
+            patches,
+            largest_image,
+            answers,
+            ..Capacities::default()
+        }
     }
 }
 
 /// The forward graph over texts, with the loss of the next token, of classes or of preferences.
 pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph {
-    let Capacities { rows, tokens, segments, trees, longest, read, images, patches, largest_image, answers } =
-        *capacities;
+    let Capacities { rows, tokens, segments, trees, longest, read, answers, .. } = *capacities;
     let form = match config.model.class_head() {
         Some(_) => Form::Classes { tokens, texts: segments, longest, dropout: training },
         None => {
@@ -75,13 +86,12 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
             };
             let read = (read > 0).then_some(read);
             let trims_last = read.is_some() && trims_last_layer(config);
-            let seen = (patches > 0).then_some(Seen { patches, images, largest: largest_image });
             Form::Loss(LossForm {
                 documents,
                 read,
                 trims_last,
                 dropout: training,
-                seen,
+                seen: seen(capacities),
                 features_given: config.data.vision_cache.is_some(),
                 scored: !training && (answers > 0 || config.data.task.has_answers()),
                 preference: (answers > 0).then(|| config.preference.form(answers)),
@@ -95,6 +105,17 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
 /// Whether the last layer runs, behind its attention, on the rows that the head reads alone, where these are not all.
 pub fn trims_last_layer(config: &Config) -> bool {
     config.model.as_decoder().is_some() && config.switches.data.last_layer != HeadRows::All
+}
+
+/// The images among the tokens of a plan.
+fn seen(capacities: &Capacities) -> Option<Seen> {
+    let Capacities { images, patches, largest_image, frames, videos, longest_video, repeats, .. } =
+        *capacities;
+    match (patches, frames) {
+        (0, 0) => None,
+        (_, 0) => Some(Seen::Patches(SeenPatches { patches, images, largest: largest_image })),
+        _ => Some(Seen::Frames(SeenFrames { images, frames, videos, longest: longest_video, repeats })),
+    }
 }
 
 /// The forward graph over images, with the loss of classes.

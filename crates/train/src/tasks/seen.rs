@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use flatout_data::vision::{Grid, ImageRows, ImageStore, StoredFeatures, TowerInputs};
 use flatout_data::{DataError, ExampleTable, ImageRoom, MicroBatch};
-use flatout_models::config::Vision;
-use flatout_models::vision::features::FEATURES;
+use flatout_models::vision::Qwen3VlConfig;
+use flatout_models::vision::qwen3_vl::features::FEATURES;
 
 use super::batch::{HostTensor, Inputs};
 use crate::config::Config;
@@ -28,10 +28,8 @@ pub struct SeenImages {
 impl SeenImages {
     /// `None` where no example has an image; refuses images with more patches a side than the model has positions.
     pub fn of(config: &Config, store: ImageStore) -> Result<Option<SeenImages>, UserError> {
-        let decoder = config.model.as_decoder();
-        let Some((vision, context)) = decoder.and_then(|d| Some((d.vision.as_ref()?, d.context))) else {
-            return Ok(None);
-        };
+        let Some(vision) = config.model.as_qwen3_vl() else { return Ok(None) };
+        let context = config.model.tokens();
         let grids = (0..store.count() as u32).map(|number| store.get(number).grid);
         if let Some(side) = grids.map(|grid| grid.rows.max(grid.columns)).find(|side| *side > context) {
             refuse!(
@@ -39,7 +37,7 @@ impl SeenImages {
                  data.image_tokens"
             );
         }
-        let Vision { positions, merge, .. } = *vision;
+        let Qwen3VlConfig { positions, merge, .. } = *vision;
         let store = Arc::new(store);
         let is_any = store.count() > 0;
         Ok(is_any.then_some(SeenImages { store, features: None, sightings: 0, positions, merge }))

@@ -2,7 +2,7 @@
 //! batches that are made ahead.
 
 use flatout_ir::passes::input_path;
-use flatout_models::vision::features::FEATURES;
+use flatout_models::vision::qwen3_vl::features::FEATURES;
 
 use crate::UserError;
 use crate::config::Config;

@@ -13,8 +13,8 @@ use flatout_data::DataError;
 use flatout_data::vision::{CacheWriter, CachedImage, FeatureCache, FeatureFormat, PartSize};
 use flatout_ir::types::bf16_from_f32;
 use flatout_ir::{DType, Role};
-use flatout_models::vision::SCOPE;
-use flatout_models::vision::features::{FEATURES, ROWS};
+use flatout_models::vision::qwen3_vl::features::{FEATURES, ROWS};
+use flatout_models::vision::{Qwen3VlConfig, SCOPE};
 use flatout_runtime::Session;
 use rayon::prelude::*;
 use ring::digest::{SHA256, digest};
@@ -121,7 +121,7 @@ fn format(config: &Config, tower: &Tower, tower_hash: String) -> FeatureFormat {
     ] {
         made_with.insert(name.to_string(), value);
     }
-    let levels = decoder.vision.as_ref().map_or(0, |vision| vision.feature_levels());
+    let levels = config.model.as_qwen3_vl().map_or(0, Qwen3VlConfig::feature_levels);
     FeatureFormat { made_with, levels, row_bytes: decoder.width * tower.dtype().bytes() }
 }
 

@@ -84,8 +84,8 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
             None
         }
         Some(from) => {
-            let mut pretrained = open_for(&config.model, from)?;
-            pretrained.weights.draw_head(&config.model, config.train.seed);
+            let mut pretrained = open_for(&config.model, from, &mut |_| {})?;
+            pretrained.weights.draw_rest(&config.model, config.train.seed);
             let left_out = pretrained.weights.left_out();
             let frozen = pretrained.weights.load(session, |class| class == Class::Frozen)?;
             pretrained.weights.load(session, |class| class != Class::Frozen)?;
@@ -108,8 +108,8 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
 /// The weights that a run begins with; of a run that began before, its frozen ones must be what they were then.
 pub fn beginning(config: &Config, run: Option<&Path>) -> Result<Weights, Failure> {
     let Some(from) = config.model.from() else { return Ok(Weights::drawn(config.train.seed)) };
-    let mut weights = open_for(&config.model, from)?.weights;
-    weights.draw_head(&config.model, config.train.seed);
+    let mut weights = open_for(&config.model, from, &mut |_| {})?.weights;
+    weights.draw_rest(&config.model, config.train.seed);
     if let Some(origin) = run.and_then(|run| Origin::of(run).ok()) {
         weights.expect(&origin.frozen);
     }
@@ -121,8 +121,8 @@ pub fn beginning(config: &Config, run: Option<&Path>) -> Result<Weights, Failure
 pub fn resume(config: &Config, session: &mut Session, run: &Path) -> Result<(), Failure> {
     let Some(from) = config.model.from() else { return Ok(initial::write(session, config.train.seed)?) };
     if !leaves(session.plans(), |class| class == Class::Frozen).is_empty() {
-        let mut weights = open_for(&config.model, from)?.weights;
-        weights.draw_head(&config.model, config.train.seed);
+        let mut weights = open_for(&config.model, from, &mut |_| {})?.weights;
+        weights.draw_rest(&config.model, config.train.seed);
         let origin = Origin::of(run)?;
         if origin.from != *from {
             named_otherwise(run, &origin.from, from)?;
