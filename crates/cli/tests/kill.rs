@@ -161,7 +161,7 @@ fn killed_and_compared(scene: &Scene, kind: &str, words: &[&str], folders: &[&st
         let [unbroken, broken] = ["unbroken", "broken"].map(|run| format!("{kind}-{run}{folder}"));
         scene.assert_same(&unbroken, &broken, steps);
         let kept = |run: &str, file: &str| fs::read(scene.dir(run).join(file)).ok();
-        for file in ["tokenizer.json", "config.toml", "origin.json"] {
+        for file in ["tokenizer.json", "config.toml", "origin.json", "reference.safetensors"] {
             assert!(kept(&unbroken, file) == kept(&broken, file), "{kind}: {file} of {broken}");
         }
         let left = fs::read_dir(scene.dir(&broken).join("checkpoints")).expect("checkpoints").flatten();
@@ -205,6 +205,14 @@ fn kills_of_runs_on_conversations_leave_no_trace() {
     let own = ["train.steps=30", "eval.rows=4"];
     let words = [&["train", "smollm2-135m-sft"][..], &SMALL_TEXTS, &own].concat();
     killed_and_compared(&Scene::new(), "chat", &words, &[""], 30);
+}
+
+/// With so many answers that kills also fall into the pass of the reference, before the first step.
+#[test]
+fn kills_of_runs_on_preferences_leave_no_trace() {
+    let own = ["data.synthetic_rows=1500", "train.steps=40", "eval.rows=4"];
+    let words = [&["train", "qwen3-0.6b-dpo"][..], &SMALL_TEXTS, &own].concat();
+    killed_and_compared(&Scene::new(), "preference", &words, &[""], 40);
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod lengths;
 mod models;
 mod output;
 mod pictures;
+mod preference;
 mod profile;
 mod program;
 mod requeue;

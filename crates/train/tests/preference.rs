@@ -182,7 +182,7 @@ fn the_loss_of_judged_answers_is_pytorchs() {
 }
 
 fn equals_pytorch(name: &str, overrides: &[&str], is_paired: bool) {
-    let mut fixture = Fixture::open("preference");
+    let mut fixture = Fixture::tensors("preference");
     let mut table = table(&mut fixture, "", is_paired);
     let config = config(overrides, &mut table);
     let units = table.units() as f32;
@@ -217,7 +217,7 @@ fn equals_pytorch(name: &str, overrides: &[&str], is_paired: bool) {
 /// way it goes for TRL.
 #[test]
 fn ten_steps_are_trls() {
-    let mut fixture = Fixture::open("preference");
+    let mut fixture = Fixture::tensors("preference");
     let wanted = fixture.f32s("steps.loss");
     for layout in LAYOUTS {
         let mut table = table(&mut fixture, "steps.", true);

@@ -213,11 +213,13 @@ pub const LOSS: Switch = Switch {
 };
 
 /// Whether logits stay out of memory. Images have few classes, and their targets are spread over all of them: their
-/// logits are kept, whatever is asked for.
+/// logits are kept, whatever is asked for. Where answers are compared the gradient of a row is known only behind the
+/// comparison, so that the logits are computed twice and still not stored.
 fn fused_loss(reading: &Reading<'_>) -> &'static str {
     let reads = |input: &str| reading.plans.slot(&input_path(Role::GRAD, input)).is_some();
     let reads_images = reads("pixels") || reads("parts");
-    match reading.has(OpKind::HeadLossTrain) {
+    let compares = reads("answer_of") && reading.has(OpKind::HeadLossGrad);
+    match reading.has(OpKind::HeadLossTrain) || compares {
         true => "on",
         false if reads_images => NOTHING,
         false => "off",

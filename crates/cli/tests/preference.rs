@@ -1,0 +1,143 @@
+//! Preferences through the program: files of pairs are looked at, planned, learned, judged and measured, and wrong ones named.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::program::{Said, say};
+
+fn ok(dir: &Path, words: &[&str]) -> Said {
+    let said = say(dir, words);
+    assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
+    said
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).expect("one object")
+}
+
+const SMALL: [&str; 14] = [
+    "model.width=32",
+    "model.layers=1",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn=48",
+    "model.vocab=320",
+    "model.context=64",
+    "data.synthetic_rows=80",
+    "train.batch=4",
+    "train.steps=4",
+    "schedule.warmup_steps=1",
+    "eval.every=2",
+    "eval.rows=4",
+    "backend=cpu",
+];
+
+fn with<'w>(command: &[&'w str], more: &[&'w str]) -> Vec<&'w str> {
+    [command, &SMALL, more].concat()
+}
+
+fn write_pairs(dir: &Path) {
+    let row = |i: usize| format!(r#"{{"prompt":"Question {i}: ","chosen":"yes {i}","rejected":"no {i}"}}"#);
+    let rows: Vec<String> = (0..40).map(row).collect();
+    fs::write(dir.join("pairs.jsonl"), rows.join("\n")).expect("a file");
+}
+
+#[test]
+fn pairs_are_looked_at_planned_trained_and_judged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    write_pairs(dir);
+    let shown = ok(dir, &["data", "inspect", "pairs.jsonl", "--task", "preference"]);
+    let said = &shown.out;
+    for words in ["pairs    ", "chosen, ", "rejected, ", "`prompt`, `chosen` and `rejected`"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let shown = json(&ok(dir, &["data", "inspect", "pairs.jsonl", "--task", "preference", "--json"]).out);
+    let answers: Vec<&str> = shown["samples"].as_array().expect("samples").iter().map(|s| s["answer"].as_str().unwrap()).collect();
+    assert_eq!(answers[..2], ["chosen", "rejected"]);
+
+    let recipe = ["plan", "preference-tiny"];
+    assert!(ok(dir, &with(&recipe, &["data.path=pairs.jsonl"])).out.contains("memory"));
+    let trained = ok(dir, &with(&["train", "preference-tiny", "--run", "run"], &["data.path=pairs.jsonl"]));
+    assert!(trained.err.contains("reward accuracy") && trained.err.contains("pairs"), "{}", trained.err);
+    let events = fs::read_to_string(dir.join("run/events.jsonl")).expect("events");
+    let of = |kind: &str| -> Vec<Value> {
+        events.lines().map(json).filter(|event| event["event"] == kind).collect()
+    };
+    for event in [of("step"), of("eval")].concat() {
+        for number in ["reward_accuracy", "reward_margin", "reward_chosen", "reward_rejected", "logp_chosen"] {
+            assert!(event["metrics"][number].is_number(), "{number}: {event}");
+        }
+    }
+    assert!(of("start")[0]["start_seconds"]["reference"].is_number());
+    assert!(dir.join("run/plots/reward_margin.svg").is_file() && dir.join("run/reference.safetensors").is_file());
+    assert!(fs::read_to_string(dir.join("run/report.md")).expect("a report").contains("reward accuracy"));
+    let best = fs::read_to_string(dir.join("run/checkpoints/best.json")).expect("the best");
+    assert!(best.contains("reward_accuracy"), "{best}");
+
+    let found = json(&ok(dir, &["eval", "run", "--json"]).out);
+    let last = of("eval").pop().expect("an evaluation");
+    let [got, wanted] = [&found, &last].map(|of| of["loss"].as_f64().expect("a loss"));
+    assert!((got - wanted).abs() < 1e-5, "{found} {last}");
+    assert_eq!(found["metrics"]["reward_accuracy"], last["metrics"]["reward_accuracy"]);
+    assert!(ok(dir, &["eval", "run"]).out.contains("held-out pairs"));
+    let other = say(dir, &["eval", "run", "data.path=pairs.jsonl"]);
+    assert_eq!(other.code, Some(2));
+    assert!(other.err.contains("name one with preference.reference"), "{}", other.err);
+    let other = ok(dir, &["eval", "run", "data.path=pairs.jsonl", "preference.reference=run"]);
+    assert!(other.out.contains("loss 0.") && other.out.contains("40 pairs"), "{}", other.out);
+
+    // A run that begins from another asks that one about other pairs.
+    let begun = ["train", "preference-tiny", "model.from=run", "data.tokenizer=run/tokenizer.json", "--run", "second"];
+    let few = ["train.steps=2", "eval.rows=2", "backend=cpu", "schedule.warmup_steps=0", "adapter.kind=lora"];
+    ok(dir, &[&begun[..], &few].concat());
+    assert!(ok(dir, &["eval", "second", "data.path=pairs.jsonl"]).out.contains("reward accuracy"));
+}
+
+#[test]
+fn judged_answers_are_trained_and_switches_are_measured() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let row = |i: usize| format!(r#"{{"prompt":"Question {i}: ","completion":"yes {i}","label":{}}}"#, i % 3 > 0);
+    let rows: Vec<String> = (0..40).map(row).collect();
+    fs::write(dir.join("kto.jsonl"), rows.join("\n")).expect("a file");
+    let shown = ok(dir, &["data", "inspect", "kto.jsonl", "--task", "preference"]);
+    assert!(shown.out.contains("wanted, "), "{}", shown.out);
+    let kto = ["data.path=kto.jsonl", "preference.loss=kto", "preference.sft=0"];
+    ok(dir, &with(&["train", "preference-tiny", "--run", "run"], &kto));
+    let found = json(&ok(dir, &["eval", "run", "--json"]).out);
+    assert!(found["metrics"]["reward_margin"].is_number(), "{found}");
+
+    let switches = ["ablate", "preference-tiny", "--only", "shared_prefix", "--budget", "1", "--json"];
+    let measured = json(&ok(dir, &with(&switches, &[])).out);
+    assert!(measured.to_string().contains("shared_prefix"), "{measured}");
+}
+
+#[test]
+fn wrong_pairs_end_with_a_sentence() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    write_pairs(dir);
+    let mut text = fs::read_to_string(dir.join("pairs.jsonl")).expect("a file");
+    text += "\n{\"prompt\":\"a\",\"chosen\":\"b\",\"rejected\":\"b\"}\n";
+    fs::write(dir.join("wrong.jsonl"), text).expect("a file");
+    let said = say(dir, &with(&["train", "preference-tiny", "--run", "run"], &["data.path=wrong.jsonl"]));
+    assert_eq!(said.code, Some(2), "{}", said.err);
+    assert!(said.err.contains("wrong.jsonl, line 41: both answers are equal"), "{}", said.err);
+    assert!(!dir.join("run").exists(), "nothing is left");
+    let skip = ["data.path=wrong.jsonl", "data.on_error=skip"];
+    let said = ok(dir, &with(&["train", "preference-tiny", "--run", "run"], &skip));
+    assert!(said.err.contains("1 answers that cannot be compared"), "{}", said.err);
+    for (word, sentence) in [
+        ("preference.loss=ppo", "preference.loss"),
+        ("data.train_on=each", "answers are compared whole"),
+        ("preference.reference=nowhere", "nowhere does not exist"),
+        ("loss_type=sigmoid", "preference.loss"),
+    ] {
+        let said = say(dir, &with(&["train", "preference-tiny", "--run", "other"], &["data.path=pairs.jsonl", word]));
+        assert_eq!(said.code, Some(2), "{word}: {}", said.err);
+        assert!(said.err.contains(sentence), "{word}: {}", said.err);
+    }
+}
