@@ -23,6 +23,7 @@ mod lengths;
 mod optimizer_state;
 mod packing;
 mod passes;
+mod rates;
 mod resume;
 mod small_recipe;
 mod small_run;
