@@ -3,6 +3,7 @@
 mod archive;
 mod bad_data;
 mod examples;
+mod frames;
 mod fuzz;
 mod hostile;
 mod images;

@@ -46,10 +46,11 @@ pub enum Reason {
     ImagePath,
     ImageCount,
     LargeImage,
+    Video,
 }
 
 /// Every reason: its words in a count, and what to do about it. The order is that of [`Reason`].
-const REASONS: [(Reason, &str, &str); 36] = [
+const REASONS: [(Reason, &str, &str); 37] = [
     (Reason::NotUtf8, "not UTF-8", "convert it to UTF-8"),
     (Reason::Nul, "NUL character", "remove it"),
     (Reason::BrokenJson, "broken JSON", "correct it"),
@@ -90,6 +91,7 @@ const REASONS: [(Reason, &str, &str); 36] = [
     (Reason::ImagePath, "image path that leads out", "give paths below data.image_root"),
     (Reason::ImageCount, "images and places for them differ in number", "correct it"),
     (Reason::LargeImage, "too many bytes of an image", "make it smaller, or give a path to its file"),
+    (Reason::Video, "video that is not cut into frames", "cut it with ffmpeg"),
 ];
 
 impl Reason {

@@ -1,4 +1,4 @@
-//! Updates of examples with the patches of their images, made ready ahead of time.
+//! Updates of examples with the rows of their images, made ready ahead of time.
 //!
 //! One thread lays updates out in their order, and a pool of threads decodes the images of an update: neither order nor bytes
 //! depend on how many there are.
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
+use super::frame_store::FrameStore;
 use super::store::ImageStore;
 use crate::error::DataError;
 use crate::examples::layout::MicroBatch;
@@ -16,15 +17,34 @@ use crate::examples::updates::{ExampleCursor, ExampleUpdate, Updates};
 use crate::order::documents::Spent;
 use crate::order::stall::Waited;
 
-/// An update and, for each of its micro-batches, the patches of its images: as many as the plan has room for.
+/// An update and, for each of its micro-batches, the rows of its images: as many as the plan has room for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SeenUpdate {
     pub update: ExampleUpdate,
-    pub patches: Vec<Vec<u8>>,
+    pub rows: Vec<Vec<u8>>,
+}
+
+/// The rows that images enter a plan as.
+#[derive(Debug, Clone)]
+pub enum ImageRows {
+    /// Patches of images of any size.
+    Patches(Arc<ImageStore>),
+    /// Whole images of one size, each once.
+    Frames(Arc<FrameStore>),
+}
+
+impl ImageRows {
+    /// The rows of a micro-batch's images one after another, and nothing behind them, as many as there is room for.
+    pub fn of(&self, batch: &mut MicroBatch) -> Result<Vec<u8>, DataError> {
+        match self {
+            ImageRows::Patches(store) => patches(store, batch),
+            ImageRows::Frames(store) => store.rows(batch),
+        }
+    }
 }
 
 /// Updates from a cursor on, without end.
-pub struct PatchLoader {
+pub struct ImageLoader {
     queue: Receiver<Result<Made, DataError>>,
     cursor: ExampleCursor,
     waited: Waited,
@@ -40,9 +60,9 @@ struct Made {
 /// Updates that are ready ahead of the one that is trained on.
 const AHEAD: usize = 2;
 
-impl PatchLoader {
+impl ImageLoader {
     /// Goes on where the updates stand, with this many threads for images.
-    pub fn new(updates: Updates, store: Arc<ImageStore>, threads: usize) -> Result<PatchLoader, DataError> {
+    pub fn new(updates: Updates, rows: ImageRows, threads: usize) -> Result<ImageLoader, DataError> {
         let (sender, queue) = sync_channel(AHEAD);
         let cursor = updates.cursor().clone();
         let failed = |error: &dyn std::fmt::Display| {
@@ -52,9 +72,9 @@ impl PatchLoader {
             .num_threads(threads.max(1))
             .thread_name(|i| format!("patches-{i}"));
         let pool = pool.build().map_err(|error| failed(&error))?;
-        let work = move || make(updates, &store, &pool, &sender);
+        let work = move || make(updates, &rows, &pool, &sender);
         std::thread::Builder::new().name("updates".into()).spawn(work).map_err(|error| failed(&error))?;
-        Ok(PatchLoader { queue, cursor, waited: Waited::default() })
+        Ok(ImageLoader { queue, cursor, waited: Waited::default() })
     }
 
     /// The next update. An error is final.
@@ -84,26 +104,26 @@ impl PatchLoader {
 /// Makes updates until nobody takes them, or one fails.
 fn make(
     mut updates: Updates,
-    store: &ImageStore,
+    rows: &ImageRows,
     pool: &rayon::ThreadPool,
     sender: &SyncSender<Result<Made, DataError>>,
 ) {
     loop {
         let since = Instant::now();
-        let update = updates.next_update();
-        let made = pool.install(|| update.parts.par_iter().map(|part| patches(store, part)).collect());
+        let mut update = updates.next_update();
+        let made = pool.install(|| update.parts.par_iter_mut().map(|part| rows.of(part)).collect());
         let made: Result<Vec<Vec<u8>>, DataError> = made;
         let (cursor, is_last) = (updates.cursor().clone(), made.is_err());
         let made =
-            made.map(|patches| Made { seen: SeenUpdate { update, patches }, cursor, spent: since.elapsed() });
+            made.map(|rows| Made { seen: SeenUpdate { update, rows }, cursor, spent: since.elapsed() });
         if sender.send(made).is_err() || is_last {
             return;
         }
     }
 }
 
-/// The patches of a micro-batch's images one after another, and nothing behind them, as many as there is room for.
-pub fn patches(store: &ImageStore, batch: &MicroBatch) -> Result<Vec<u8>, DataError> {
+/// The patches of a micro-batch's images.
+fn patches(store: &ImageStore, batch: &MicroBatch) -> Result<Vec<u8>, DataError> {
     let bytes = store.patch_bytes();
     let mut out = vec![0; batch.image_room.patches * bytes];
     let mut rest = &mut out[..];

@@ -6,12 +6,14 @@
 //!       -> tower     the inputs of a plan that follow from grids
 //! store      the images of a set: where their bytes lie, their sides and hashes
 //!    -> patches   the bytes of an image's patches
-//!    -> loader    updates of examples with the patches of their images, ahead of time
+//! frame_store   frames of videos: where their bytes lie, and the pixels that a plan reads of them
+//!    -> loader    updates of examples with the patches or frames of their images, ahead of time
 //! data_url   images that are written into a text
 //!       -> scaling   a whole image at another size, byte for byte as published processors make it (scaling_avx2: its inner loops)
 //! ```
 
 mod data_url;
+mod frame_store;
 mod grid;
 mod loader;
 mod patches;
@@ -23,8 +25,10 @@ mod store;
 mod tower;
 
 pub(crate) use data_url::{decode_data_url, is_data_url};
+pub(crate) use frame_store::FrameBytes;
+pub use frame_store::FrameStore;
 pub use grid::{Grid, Stretch, TAPS, positions};
-pub use loader::{PatchLoader, SeenUpdate, patches};
+pub use loader::{ImageLoader, ImageRows, SeenUpdate};
 pub use patching::Patching;
 pub use store::{EncodedImage, Given, ImageReader, ImageStore};
 pub use tower::TowerInputs;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flatout_data::examples::{Date, ExampleKind, ExampleSets, ExampleSpec, VisionSpec, open_reporting};
-use flatout_data::vision::{PatchLoader, Patching, SeenUpdate};
+use flatout_data::vision::{ImageLoader, Patching, SeenUpdate};
 use flatout_data::{
     DataError, Description, ExampleCursor, ExampleTable, Extent, ImageRoom, Layout, Lengths, MicroBatch,
     OpenEvent, Rows, Segment, Shape, Tree, UpdateOptions, Updates, Vocabulary, Waited, drawn_examples, once,
@@ -141,6 +141,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
         max_tokens: data.max_tokens.unwrap_or(config.model.decoder().context),
         too_long: data.too_long,
         vision: (data.task == Task::VisualChat).then(|| vision_spec(config)),
+        frames: None,
         classes: data.classes.clone(),
         text_a: data.text_a.clone(),
         text_b: data.text_b.clone(),
@@ -269,7 +270,7 @@ impl Dataset for Examples {
     }
 
     fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure> {
-        Ok(updates(config, epochs, self.train.count() as u64))
+        Ok(updates(config, epochs, self.train.epoch_examples()))
     }
 
     fn source(
@@ -295,7 +296,7 @@ impl Dataset for Examples {
         let supply = match &self.images {
             None => Supply::Memory(updates),
             Some(images) => {
-                let loader = PatchLoader::new(updates, images.store.clone(), loader_threads(config))?;
+                let loader = ImageLoader::new(updates, images.rows(), loader_threads(config))?;
                 Supply::Threads(loader, images.clone())
             }
         };
@@ -356,7 +357,7 @@ impl Dataset for Examples {
 /// Where updates come from: memory, or threads that decode the images of the next ones.
 enum Supply {
     Memory(Updates),
-    Threads(PatchLoader, SeenImages),
+    Threads(ImageLoader, SeenImages),
 }
 
 impl Supply {
@@ -371,7 +372,7 @@ impl Supply {
 /// Updates of examples.
 struct ExampleSource {
     supply: Supply,
-    /// Micro-batches with the patches of their images.
+    /// Micro-batches with the rows of their images.
     next: std::vec::IntoIter<(MicroBatch, Vec<u8>)>,
     /// Why there is no next update.
     failed: Option<DataError>,
@@ -386,15 +387,15 @@ impl BatchSource for ExampleSource {
         let seen = match &mut self.supply {
             Supply::Memory(updates) => {
                 let update = updates.next_update();
-                let patches = vec![vec![]; update.parts.len()];
-                Ok(SeenUpdate { update, patches })
+                let rows = vec![vec![]; update.parts.len()];
+                Ok(SeenUpdate { update, rows })
             }
             Supply::Threads(loader, _) => loader.next_update(),
         };
         match seen {
             Err(error) => self.failed = Some(error),
-            Ok(SeenUpdate { update, patches }) => {
-                let parts: Vec<_> = update.parts.into_iter().zip(patches).collect();
+            Ok(SeenUpdate { update, rows }) => {
+                let parts: Vec<_> = update.parts.into_iter().zip(rows).collect();
                 (self.next, self.epoch, self.waited) = (parts.into_iter(), update.epoch, update.waited);
             }
         }
@@ -404,11 +405,11 @@ impl BatchSource for ExampleSource {
         if let Some(error) = self.failed.take() {
             return Err(error.into());
         }
-        let Some((laid_out, patches)) = self.next.next() else { return Ok(None) };
+        let Some((laid_out, rows)) = self.next.next() else { return Ok(None) };
         let (role, inputs) = (Role::Grad(laid_out.shape), &self.inputs[laid_out.shape]);
         let images = match &self.supply {
             Supply::Memory(_) => vec![],
-            Supply::Threads(_, images) => images.tensors(&laid_out, patches, inputs),
+            Supply::Threads(_, images) => images.tensors(&laid_out, rows, inputs),
         };
         // The whole update was waited for at once.
         let waited = std::mem::take(&mut self.waited);
@@ -450,12 +451,15 @@ impl EvalSet for LaidOut {
     }
 
     fn batch(&self, number: usize, _: usize, inputs: &Inputs) -> Result<Batch, Failure> {
-        let laid_out = &self.parts[number];
+        let mut laid_out = self.parts[number].clone();
         let images = match &self.images {
             None => vec![],
-            Some(images) => images.tensors(laid_out, images.patches(laid_out)?, inputs),
+            Some(images) => {
+                let rows = images.rows().of(&mut laid_out)?;
+                images.tensors(&laid_out, rows, inputs)
+            }
         };
-        let mut batch = batch(Role::Eval, laid_out.clone(), inputs);
+        let mut batch = batch(Role::Eval, laid_out, inputs);
         batch.tensors.extend(images);
         Ok(batch)
     }
@@ -478,6 +482,7 @@ pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
         samples,
         labels,
         label_weights,
+        left_out,
         ..
     } = laid_out;
     let (read, targets, weights) = read_rows.unwrap_or((vec![], targets, weights));
@@ -510,7 +515,7 @@ pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
         computed_tokens,
         epoch: 0.0,
         waited: Waited::default(),
-        left_out: vec![],
+        left_out,
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use flatout_data::vision::{ImageStore, TowerInputs, patches};
-use flatout_data::{DataError, MicroBatch};
+use flatout_data::MicroBatch;
+use flatout_data::vision::{ImageRows, ImageStore, TowerInputs};
 
 use super::batch::{HostTensor, Inputs};
 use crate::config::Config;
@@ -35,9 +35,9 @@ impl SeenImages {
         Ok((store.count() > 0).then(|| SeenImages { store: Arc::new(store), positions, merge }))
     }
 
-    /// The patches of a micro-batch, decoded now.
-    pub fn patches(&self, laid_out: &MicroBatch) -> Result<Vec<u8>, DataError> {
-        patches(&self.store, laid_out)
+    /// The rows that the images enter plans as.
+    pub fn rows(&self) -> ImageRows {
+        ImageRows::Patches(self.store.clone())
     }
 
     /// The inputs of the tower, of those that a plan has.
