@@ -218,6 +218,10 @@ pub struct Generate {
     /// before the text, in their order, or where it says <image>.
     #[arg(long, value_name = "FILE")]
     pub image: Vec<PathBuf>,
+    /// Frames of a video that every prompt asks about, in the order of their names: a folder with JPEG or PNG files, a .tar archive,
+    /// or one file. Prompts are then questions, as with --chat, and frames stand before the text.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "image")]
+    pub frames: Option<PathBuf>,
     /// Tokens to add at most.
     #[arg(long, default_value_t = 200)]
     pub max_tokens: usize,

@@ -1,4 +1,4 @@
-//! `generate`: text from a run or a model, piece by piece where there is one prompt, and answers about images.
+//! `generate`: text from a run or a model, piece by piece where there is one prompt, and answers about images or frames.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -8,7 +8,9 @@ use flatout_data::Vocabulary;
 use flatout_data::examples::{Date, QuestionPart, Questions};
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::infer::generate::{CHUNK_WITH_IMAGES, Generator, Pictures, Prompt, Room, encode};
+use flatout_train::infer::generate::{
+    CHUNK_WITH_FRAMES, CHUNK_WITH_IMAGES, Generator, Pictures, Prompt, Room, encode,
+};
 use flatout_train::infer::sampling::Sampling;
 use flatout_train::run::BESIDE;
 use flatout_train::weights::loaded::Loaded;
@@ -31,9 +33,10 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
     }
     let prompts = prompts(args)?;
     let mut loaded = model::open(&args.model, &args.overrides)?;
-    let (pictures, shown) = match args.image.is_empty() {
-        true => (Pictures::default(), vec![]),
-        false => Pictures::open(&loaded, &args.image)?,
+    let (pictures, shown) = match (&args.frames, args.image.is_empty()) {
+        (Some(frames), _) => Pictures::open_frames(&loaded, frames)?,
+        (None, true) => (Pictures::default(), vec![]),
+        (None, false) => Pictures::open(&loaded, &args.image)?,
     };
     let Some(vocabulary) = loaded.vocabulary.clone() else {
         return refused(format!(
@@ -41,15 +44,18 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
             args.model.display()
         ));
     };
-    let asks = args.chat || !args.image.is_empty();
+    let asks = args.chat || !args.image.is_empty() || args.frames.is_some();
     let tokens = match asks {
         true => asked(&mut loaded, &vocabulary, &prompts, (&pictures, &shown))?,
         false => encode(&vocabulary, loaded.is_run, &prompts)?.into_iter().map(Prompt::from).collect(),
     };
     let longest = tokens.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(1);
     if longest > loaded.positions {
-        let what =
-            if shown.is_empty() { "a shorter one" } else { "a shorter one, or fewer or smaller images" };
+        let what = match (shown.is_empty(), &args.frames) {
+            (true, _) => "a shorter one",
+            (false, None) => "a shorter one, or fewer or smaller images",
+            (false, Some(_)) => "a shorter one, or fewer frames",
+        };
         return refused(format!(
             "a prompt has {longest} tokens, and the model was made for {}: give {what}",
             loaded.positions
@@ -59,9 +65,10 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
     let (weights, of_averages) = (loaded.weights.which(), model::of_averages(&loaded));
     let room =
         Room { sequences: prompts.len().min(args.at_once), tokens: longest.saturating_add(args.max_tokens) };
+    let chunk = if args.frames.is_some() { CHUNK_WITH_FRAMES } else { CHUNK_WITH_IMAGES };
     let mut generator = match shown.is_empty() {
         true => Generator::new(loaded, &device, room)?,
-        false => Generator::seeing(loaded, &device, room, pictures, CHUNK_WITH_IMAGES)?,
+        false => Generator::seeing(loaded, &device, room, pictures, chunk)?,
     };
     let how = Sampling {
         temperature: args.temperature,
@@ -91,7 +98,8 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
         let checkpoint = generator.checkpoint.display().to_string();
         let images: Vec<String> = args.image.iter().map(|path| path.display().to_string()).collect();
         screen.object(&json!({
-            "text": texts[0], "prompt": prompts[0], "texts": texts, "prompts": prompts, "images": images, "checkpoint": checkpoint,
+            "text": texts[0], "prompt": prompts[0], "texts": texts, "prompts": prompts, "images": images,
+            "frames": args.frames.as_ref().map(|_| shown.len()), "checkpoint": checkpoint,
             "step": generator.step, "weights": weights, "tokens": made, "prompt_tokens": read, "seconds": seconds,
             "tokens_per_second": made as f64 / seconds,
         }));
@@ -121,8 +129,12 @@ fn asked(
     let date = data.date.as_deref().and_then(Date::parse);
     let questions = Questions::open(vocabulary, data.template.as_deref(), &folders, date)?;
     loaded.stops.extend(questions.end()?);
-    let sees = loaded.config.model.has_tower();
+    let sees = loaded.config.model.as_qwen3_vl().is_some();
+    let looks = loaded.config.model.as_fovea().is_some();
     let prompt = |prompt: &String| -> Result<Prompt, Failure> {
+        if looks {
+            return Ok(Pictures::before(shown, &questions.tokens(prompt)?));
+        }
         let parts = if sees { QuestionPart::split(prompt, shown.len())? } else { vec![] };
         if shown.is_empty() {
             return Ok(questions.tokens(prompt)?.into());

@@ -298,6 +298,46 @@ fn both_applications_take_as_many_launches_as_two_blocks() {
     }
 }
 
+/// Rows that attend to the keys and values of others have queries alone: keys and values are one product, and queries, which
+/// are read without them, are none of it.
+#[test]
+fn a_weight_that_is_read_without_its_siblings_stays_apart() {
+    let b = Builder::new();
+    let x = b.input("x", DType::F32, &[TOKENS, WIDTH]);
+    let weight = |name: &str| {
+        let init = Init::Normal { std: 0.15 };
+        let dims = [WIDTH, WIDTH];
+        let bias = b.slot(&format!("{name}_bias"), Class::Weight, DType::F32, &[WIDTH], Init::Zeros);
+        (b.slot(name, Class::Weight, DType::F32, &dims, init), bias)
+    };
+    let [wq, wk, wv] = ["wq", "wk", "wv"].map(weight);
+    let heads = |x: Tensor<'_>, (weight, bias)| {
+        let y = x.linear(b.read(weight)) + b.read(bias).reshape(&[1, WIDTH]);
+        b.tensor(y.reshape(&[TOKENS, HEADS, SIZE]).v)
+    };
+    let of = Segments::Uniform { len: LEN };
+    let attend = Attend { scale: 0.25, mask: Mask::Full, q: of, k: of };
+    let (q, k, v) = (heads(x, wq), heads(x, wk), heads(x, wv));
+    let seen = q.attention(k, v, &attend, &Masking::default()).reshape(&[TOKENS, WIDTH]);
+    let others = heads(x.square(), wq).attention(k, v, &attend, &Masking::default());
+    let y = seen + others.reshape(&[TOKENS, WIDTH]);
+    b.result("loss", (y * x).sum(1).sum(0).reshape(&[1]));
+    b.result("weight", b.fill(TOKENS as f64, DType::F32, &[1]));
+    let g = b.finish();
+    let want = wanted(&g);
+    for options in [Options::default(), Options { fuse_qkv: false, ..Options::default() }] {
+        let run = compiled(&g, &options);
+        close(&run, &want, 3e-6, &format!("{options:?}"));
+        let merged: Vec<&str> =
+            run.plans.slots.iter().map(|slot| slot.path.as_str()).filter(|path| path.contains('+')).collect();
+        let products = count(&run.plans, OpKind::Product);
+        match options.fuse_qkv {
+            true => assert_eq!((merged, products), (vec!["wk+wv", "wk_bias+wv_bias"], 3 * 3)),
+            false => assert_eq!((merged, products), (vec![], 4 * 3)),
+        }
+    }
+}
+
 fn adapted(weights: &[&str], scopes: &[&str], dora: bool, dropout: f32) -> Vec<Adapter> {
     let adapter = |scope: &str, weight: &str| Adapter {
         name: "default".into(),

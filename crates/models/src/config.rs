@@ -7,7 +7,7 @@ pub use crate::decoder::{
     Attention, Bias, DecoderConfig, Norm, NormWeights, Positions, RopePairs, RopeScaling,
 };
 pub use crate::registry::{Model, ModelKind};
-pub use crate::vision::{Tower, Vision};
+pub use crate::vision::{FoveaConfig, Look, Qwen3VlConfig, Tower, Vision};
 pub use crate::vit::VitConfig;
 use flatout_settings::choice;
 

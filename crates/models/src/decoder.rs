@@ -22,7 +22,7 @@ use crate::library::processor::{self, Processor};
 use crate::library::{Described, Published, huggingface};
 use crate::objectives::{next_token, text_classes};
 use crate::registry::{Asked, Family, Model};
-use crate::vision::{self, Features};
+use crate::vision::{self, Beside, Features, FoveaConfig, Qwen3VlConfig, Vision, fovea};
 use crate::words::count;
 
 /// The head of classes, by the library's name and ours.
@@ -225,10 +225,13 @@ pub fn build(c: &DecoderConfig, form: Form) -> Graph {
     let b = Builder::new();
     let (tokens, mut pass) = inputs(&b, c, form);
     let w = weights(&b, c);
-    pass.images = seen(form).map(|seen| images(&b, c, seen, tokens.dims()[0]));
+    pass.images = seen(form).map(|seen| images(&b, c, &w, form, seen, tokens.dims()[0]));
     let table = b.read(w.embed);
     let x = embed(&b, c, &w, table, tokens, &pass);
     let x = apply(&b, c, &w, x, &pass);
+    if let Some(slot) = pass.images.as_ref().and_then(|images| images.features.states) {
+        fovea::keep_states(&b, slot, x, pass.sight.masking.q.expect("new tokens of sequences are segments"));
+    }
     match form {
         Form::Classes { dropout, .. } => b.scope("score", || classify(&b, c, &w, x, &pass, !dropout)),
         _ => {
@@ -246,18 +249,26 @@ fn seen(form: Form) -> Option<Seen> {
     }
 }
 
-/// The number that nodes of the tower are counted from, far above those of the text and below what adapters draw by.
-const TOWER_KEYS: u64 = 1 << 32;
-
-/// The tower with its inputs, and the input `seen`.
-fn images<'g>(b: &'g Builder, c: &DecoderConfig, seen: Seen, tokens: usize) -> Images<'g> {
+/// The features of images, by the tower with its inputs, and the input `seen`.
+fn images<'g>(
+    b: &'g Builder,
+    c: &DecoderConfig,
+    w: &Weights,
+    form: Form,
+    seen: Seen,
+    tokens: usize,
+) -> Images<'g> {
     let v = c.vision.as_ref().expect("only a decoder with a tower sees images");
-    let w = vision::weights(b, v, c.width, c.init_std);
-    b.counted_from(TOWER_KEYS, || {
-        let inputs = vision::Inputs::new(b, v, seen);
-        let seen = b.input("seen", DType::I32, &[tokens]);
-        Images { features: vision::apply(b, v, &w, &inputs), seen }
-    })
+    let body = |x: Tensor<'g>, positions: Tensor<'g>, sight: Sight<'g>| {
+        apply(b, c, w, x, &Pass { positions, sight, draw: None, images: None })
+    };
+    let cached = match form {
+        Form::Cached { sequences, .. } => Some(sequences),
+        _ => None,
+    };
+    let beside = Beside { width: c.width, init_std: c.init_std, body: &body, cached };
+    let (features, seen) = vision::features(b, v, &beside, seen, tokens);
+    Images { features, seen }
 }
 
 /// The inputs that the host writes before a run, but for targets and images: tokens i32 [T], and what they are computed by.
@@ -332,10 +343,7 @@ impl Family for DecoderConfig {
             count(self.context as u64)
         );
         match &self.vision {
-            Some(v) => format!(
-                "{text}; images by {} layers of width {}, {} heads, patches of {}",
-                v.layers, v.width, v.heads, v.patch
-            ),
+            Some(v) => format!("{text}; {}", v.dimensions()),
             None => text,
         }
     }
@@ -411,15 +419,7 @@ impl Family for DecoderConfig {
 
     fn least(&self) -> Form {
         match self.head {
-            Head::Tokens => Form::Logits {
-                rows: 1,
-                len: 1,
-                seen: self.vision.as_ref().map(|v| Seen {
-                    patches: v.block(),
-                    images: 1,
-                    largest: v.block(),
-                }),
-            },
+            Head::Tokens => Form::Logits { rows: 1, len: 1, seen: self.vision.as_ref().map(|v| v.least()) },
             Head::Classes => Form::Classes { tokens: 1, texts: 1, longest: 1, dropout: false },
         }
     }
@@ -430,7 +430,7 @@ impl Family for DecoderConfig {
 
     fn normalise(&mut self, said: &Value) -> Result<(), String> {
         match &mut self.vision {
-            Some(v) => processor::normalise_by(said, [&mut v.mean, &mut v.std])?,
+            Some(v) => processor::normalise_by(said, v.normalisation_mut())?,
             None => return Ok(()),
         }
         self.validate().map_err(|sentence| format!("it describes no images: {sentence}"))
@@ -451,7 +451,29 @@ impl Family for DecoderConfig {
 impl Model {
     /// Whether it sees images among the tokens of a text.
     pub fn has_tower(&self) -> bool {
-        self.as_decoder().is_some_and(|decoder| decoder.vision.is_some())
+        self.vision().is_some()
+    }
+
+    /// The tower of a decoder that has one.
+    pub fn vision(&self) -> Option<&Vision> {
+        self.as_decoder()?.vision.as_ref()
+    }
+
+    /// The tower of a decoder that sees images of any size.
+    pub fn as_qwen3_vl(&self) -> Option<&Qwen3VlConfig> {
+        self.vision()?.as_qwen3_vl()
+    }
+
+    /// The tower of a decoder that looks at frames.
+    pub fn as_fovea(&self) -> Option<&FoveaConfig> {
+        self.vision()?.as_fovea()
+    }
+
+    pub fn as_fovea_mut(&mut self) -> Option<&mut FoveaConfig> {
+        match self {
+            Model::Decoder(DecoderConfig { vision: Some(Vision::Fovea(tower)), .. }) => Some(tower),
+            _ => None,
+        }
     }
 
     pub fn as_decoder(&self) -> Option<&DecoderConfig> {

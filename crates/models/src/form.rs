@@ -42,15 +42,47 @@ impl LossForm {
     }
 }
 
-/// Images among the tokens, of a decoder that has a tower: the most patches, whole merge blocks, and the most images.
-/// A graph without them has no tower. All gradient plans of a run update the same parameters, so one whose tower is
-/// trained has it in every plan, if only of one block.
+/// Images among the tokens, of a decoder that has a tower. A graph without them has no tower. All gradient plans of a run
+/// update the same parameters, so one whose tower is trained has it in every plan, if only of one block or image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub enum Seen {
+    /// Of a `qwen3_vl` tower.
+    Patches(SeenPatches),
+    /// Of a `fovea` tower.
+    Frames(SeenFrames),
+}
+
+/// Images of any size, cut into patches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeenPatches {
+    /// The most patches, whole merge blocks.
     pub patches: usize,
+    /// The most images.
     pub images: usize,
     /// The most patches of an image.
     pub largest: usize,
+}
+
+/// Frames of videos, each a row of the text; a still image may be several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeenFrames {
+    /// The most images that are encoded, each once however many frames it is.
+    pub images: usize,
+    /// The most frames.
+    pub frames: usize,
+    /// The most samples that have frames.
+    pub videos: usize,
+    /// The most frames of a sample.
+    pub longest: usize,
+    /// The most frames that are one image.
+    pub repeats: usize,
+}
+
+impl SeenFrames {
+    /// One sequence's next frame for each of so many sequences, as generation looks at them.
+    pub fn next_of(sequences: usize) -> SeenFrames {
+        SeenFrames { images: sequences, frames: sequences, videos: sequences, longest: 1, repeats: sequences }
+    }
 }
 
 /// Whether tokens see earlier documents of their row.

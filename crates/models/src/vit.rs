@@ -34,7 +34,7 @@ pub struct Weights {
     resampling: Option<SlotId>,
     registers: Option<SlotId>,
     pub blocks: Vec<Block>,
-    norm: Norm,
+    pub norm: Norm,
     pub head: Option<Linear>,
 }
 
@@ -99,7 +99,7 @@ pub fn apply<'g>(
 }
 
 /// Class token, registers and patches of every image, with their positions; registers have none.
-fn embed<'g>(b: &'g Builder, c: &VitConfig, w: &Weights, patches: Tensor<'g>) -> Tensor<'g> {
+pub fn embed<'g>(b: &'g Builder, c: &VitConfig, w: &Weights, patches: Tensor<'g>) -> Tensor<'g> {
     let (d, count) = (c.width, c.patches().iter().product::<usize>());
     let n = patches.dims()[0] / count;
     let x = b.scope("patch", || project(b, &w.patch, patches));
@@ -147,6 +147,60 @@ impl Block {
         x: Tensor<'g>,
         draw: Option<Draw<'g>>,
     ) -> Tensor<'g> {
+        let sight = Sight::rows(c.tokens());
+        self.halves(b, c, layer, x, draw, |x| self.attn.apply(b, x, layer, None, &sight, Mask::Full))
+    }
+
+    /// The same without anything drawn, and the keys and values [T, H, K] that it attended to.
+    pub fn apply_keeping<'g>(
+        &self,
+        b: &'g Builder,
+        c: &VitConfig,
+        layer: usize,
+        x: Tensor<'g>,
+    ) -> (Tensor<'g>, [Tensor<'g>; 2]) {
+        let sight = Sight::rows(c.tokens());
+        let mut kept = None;
+        let x = self.halves(b, c, layer, x, None, |x| {
+            let [q, k, v] = self.attn.project(b, x);
+            kept = Some([k, v]);
+            self.attn.attend(b, [q, k, v], &sight, Mask::Full)
+        });
+        (x, kept.expect("both halves were applied"))
+    }
+
+    /// Keys and values [T, H, K] of x [T, D], and nothing else of the block.
+    pub fn keys_values<'g>(&self, b: &'g Builder, x: Tensor<'g>) -> [Tensor<'g>; 2] {
+        let normed = b.scope("attn_norm", || self.attn_norm.apply(b, x));
+        b.scope("attn", || self.attn.keys_values(b, normed))
+    }
+
+    /// The block over rows x [R, D] of queries, which attend to the keys and values of others and not to each other.
+    pub fn look<'g>(
+        &self,
+        b: &'g Builder,
+        c: &VitConfig,
+        layer: usize,
+        x: Tensor<'g>,
+        [k, v]: [Tensor<'g>; 2],
+        sight: &Sight<'g>,
+    ) -> Tensor<'g> {
+        self.halves(b, c, layer, x, None, |x| {
+            let q = self.attn.queries(b, x);
+            self.attn.attend(b, [q, k, v], sight, Mask::Full)
+        })
+    }
+
+    /// Both halves of the block, the first by `attend` of the normed rows.
+    fn halves<'g>(
+        &self,
+        b: &'g Builder,
+        c: &VitConfig,
+        layer: usize,
+        x: Tensor<'g>,
+        draw: Option<Draw<'g>>,
+        attend: impl FnOnce(Tensor<'g>) -> Tensor<'g>,
+    ) -> Tensor<'g> {
         let norm = |name: &str, norm: &Norm, x: Tensor<'g>| b.scope(name, || norm.apply(b, x));
         let share = layer as f64 / (c.layers - 1).max(1) as f64;
         // What a half adds: scaled by what is learned, and left out for some images.
@@ -154,9 +208,8 @@ impl Block {
             let y = scale.map_or(y, |scale| y * row(b.read(scale)));
             draw.map_or(y, |draw| draw.drop_path(y, share * c.drop_path))
         };
-        let sight = Sight::rows(c.tokens());
         let normed = norm("attn_norm", &self.attn_norm, x);
-        let y = b.scope("attn", || self.attn.apply(b, normed, layer, None, &sight, Mask::Full));
+        let y = b.scope("attn", || attend(normed));
         let x = x + branch(y, self.attn_scale);
         let normed = norm("ffn_norm", &self.ffn_norm, x);
         let y = b.scope("ffn", || self.ffn.apply(b, normed));

@@ -115,6 +115,10 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     let Some(from) = layers.from().map(String::from) else { return with_adapter(layers) };
     let described = pretrained::describe(&pretrained::Source::parse(&from)?)?;
     layers.model(&described.model, &from)?;
+    if let Some(from) = layers.tower_from().map(String::from) {
+        let tower = pretrained::describe(&pretrained::Source::parse(&from)?)?;
+        layers.lay_tower(&tower.model, &from)?;
+    }
     let mut config = with_adapter(layers)?;
     if config.model.classes().is_some() && described.model.classes() == config.model.classes() {
         let data = &mut config.data;

@@ -12,6 +12,8 @@ mod classes;
 mod distance;
 mod export;
 mod fixture;
+mod fovea_golden;
+mod fovea_run;
 mod fp8;
 mod generate;
 mod golden;

@@ -9,8 +9,8 @@ use flatout_data::vision::{Grid, Stretch, positions};
 use flatout_ir::passes::differentiate::{LOSS_SUM, differentiate, gradient_path};
 use flatout_ir::passes::{input_path, update};
 use flatout_ir::{Class, Graph, Options, Program, Recompute, Role, compile, oracle};
-use flatout_models::config::{DecoderConfig, Model, Vision};
-use flatout_models::form::{Form, LossForm, Seen};
+use flatout_models::config::{DecoderConfig, Model, Qwen3VlConfig, Vision};
+use flatout_models::form::{Form, LossForm, Seen, SeenPatches};
 use flatout_models::library;
 use flatout_models::library::stored::Stored;
 use flatout_runtime::{Session, cpu};
@@ -26,15 +26,13 @@ use serde_json::json;
 
 use crate::adapters::theirs;
 use crate::distance::relative;
-use crate::fixture::Fixture;
+use crate::fixture::{Fixture, sums};
 use crate::small_run::train_in;
 use crate::unfused;
 
 /// Largest relative L2 distance of any tensor.
 const BOUND: f64 = 1e-5;
 const ROWS: usize = 2;
-/// Sums that the files keep of a larger gradient.
-const SUMS: usize = 64;
 
 /// Two images between texts, DeepStack after three blocks.
 #[test]
@@ -94,7 +92,7 @@ struct Golden {
 
 /// The inputs of a plan, but for targets.
 struct Inputs {
-    seen: Seen,
+    seen: SeenPatches,
     i32s: BTreeMap<&'static str, Vec<i32>>,
     tap_weights: Vec<f32>,
     patches: Vec<u8>,
@@ -133,7 +131,8 @@ impl Golden {
             let values = bytes.iter().map(|byte| (*byte as f32 - 128.0) / 128.0 + offset).collect();
             weights.insert(name, (shape, values));
         }
-        let inputs = Inputs::of(&mut fixture, model.vision.as_ref().expect("a tower"), &ids, len);
+        let tower = model.vision.as_ref().and_then(Vision::as_qwen3_vl).expect("a tower");
+        let inputs = Inputs::of(&mut fixture, tower, &ids, len);
         Golden { model, fixture, weights, len, inputs }
     }
 
@@ -150,7 +149,7 @@ impl Golden {
     }
 
     fn graphs(&self) -> [Graph; 2] {
-        let seen = Some(self.inputs.seen);
+        let seen = Some(Seen::Patches(self.inputs.seen));
         let model = Model::from(self.model.clone());
         let loss = Form::Loss(LossForm { seen, ..LossForm::rows(ROWS, self.len) });
         [model.build(loss), model.build(Form::Logits { rows: ROWS, len: self.len, seen })]
@@ -248,7 +247,7 @@ impl Golden {
 
 impl Inputs {
     /// Rows of tokens and images, with room for a block of patches and an image more than there are.
-    fn of(fixture: &mut Fixture, v: &Vision, ids: &[i32], len: usize) -> Inputs {
+    fn of(fixture: &mut Fixture, v: &Qwen3VlConfig, ids: &[i32], len: usize) -> Inputs {
         let grids: Vec<Grid> = fixture
             .i32s("grids")
             .chunks(2)
@@ -256,7 +255,7 @@ impl Inputs {
             .collect();
         let used: usize = grids.iter().map(|grid| grid.patches()).sum();
         let largest = grids.iter().map(|grid| grid.patches()).max().unwrap_or(0);
-        let seen = Seen { patches: used + v.block(), images: grids.len() + 1, largest };
+        let seen = SeenPatches { patches: used + v.block(), images: grids.len() + 1, largest };
         let is_image = |id: i32| id as usize == v.image_token;
         let mut left = grids.iter();
         let mut placed: Vec<[i32; 3]> = vec![];
@@ -335,28 +334,6 @@ impl Inputs {
     }
 }
 
-/// The part of a gradient that the files keep: itself where it is short, else sums of it with the signs of the bits of splitmix64.
-fn sums(gradient: &[f64]) -> Vec<f64> {
-    if gradient.len() <= SUMS {
-        return gradient.to_vec();
-    }
-    let mut sums = vec![0.0; SUMS];
-    for (i, x) in gradient.iter().enumerate() {
-        let bits = splitmix64(i as u64);
-        for (k, sum) in sums.iter_mut().enumerate() {
-            *sum += if bits >> k & 1 == 1 { -x } else { *x };
-        }
-    }
-    sums
-}
-
-fn splitmix64(i: u64) -> u64 {
-    let z = i.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
 /// A row of text alone in a plan without the tower is the row of text beside images.
 #[test]
 fn text_alone_needs_no_tower() {
@@ -389,7 +366,10 @@ fn a_prompt_with_images_goes_on_from_the_cache() {
     let (model, prompt) = (Model::from(golden.model.clone()), len - NEW);
     let form = |tokens: usize, seen| Form::Cached { sequences: 1, tokens, capacity: len, seen };
     let programs = [
-        Program { role: Role::Prefill, graph: model.build(form(prompt, Some(golden.inputs.seen))) },
+        Program {
+            role: Role::Prefill,
+            graph: model.build(form(prompt, Some(Seen::Patches(golden.inputs.seen)))),
+        },
         Program { role: Role::Decode, graph: model.build(form(1, None)) },
     ];
     let plans = compile(&programs, &cpu::target(2), &Options::default()).expect("plans");
@@ -508,7 +488,7 @@ fn logits_of_a_checkpoint_with_images() {
     let scratch = tempfile::tempdir().expect("a folder");
     write_folder(&golden, scratch.path());
     let mut loaded = Loaded::open(scratch.path(), &[]).expect("a model");
-    let form = Form::Logits { rows: ROWS, len: golden.len, seen: Some(golden.inputs.seen) };
+    let form = Form::Logits { rows: ROWS, len: golden.len, seen: Some(Seen::Patches(golden.inputs.seen)) };
     let graph = loaded.config.model.build(form);
     let programs = [Program { role: Role::Logits, graph }];
     let mut session = loaded.session(&Device::Cpu { threads: 2 }, &programs).expect("a session");

@@ -4,6 +4,7 @@
 //! patching   how an image is scaled and cut, from its sides alone
 //!    -> grid      its patches, their order, the learned positions each reads, and where tokens of a text with images stand
 //!       -> tower     the inputs of a plan that follow from grids
+//! frames     the inputs of a plan that follow from which image every frame of a video is
 //! store      the images of a set: where their bytes lie, their sides and hashes
 //!    -> patches   the bytes of an image's patches
 //! frame_store   frames of videos: where their bytes lie, and the pixels that a plan reads of them
@@ -14,6 +15,7 @@
 
 mod data_url;
 mod frame_store;
+mod frames;
 mod grid;
 mod loader;
 mod patches;
@@ -27,6 +29,7 @@ mod tower;
 pub(crate) use data_url::{decode_data_url, is_data_url};
 pub(crate) use frame_store::FrameBytes;
 pub use frame_store::FrameStore;
+pub use frames::{FrameInputs, FrameRoom, LookRead, Video};
 pub use grid::{Grid, Stretch, TAPS, positions};
 pub use loader::{ImageLoader, ImageRows, SeenUpdate};
 pub use patching::Patching;

@@ -247,22 +247,38 @@ impl DecoderConfig {
 impl DecoderConfig {
     /// Whether a tower and the positions of a text with images go together; otherwise one sentence that names the key.
     fn validate_vision(&self) -> Result<(), String> {
-        let (vision, sections) = match (&self.vision, self.rope_sections) {
-            (None, None) => return Ok(()),
-            (None, Some(_)) => {
-                return Err(
-                    "`model.rope_sections` has no use without `model.vision`: text has one position".into()
-                );
+        let Some(vision) = &self.vision else {
+            return match self.rope_sections {
+                None => Ok(()),
+                Some(_) => {
+                    Err("`model.rope_sections` has no use without `model.vision`: text has one position"
+                        .into())
+                }
+            };
+        };
+        let sections = match (vision, self.rope_sections) {
+            (Vision::Fovea(_), None) => None,
+            (Vision::Fovea(_), Some(_)) => {
+                return Err("`model.rope_sections` has no use with model.vision.kind=fovea: a frame is one \
+                            token, and has one position"
+                    .into());
             }
-            (Some(_), None) => {
+            (Vision::Qwen3Vl(_), None) => {
                 return Err(
                     "`model.rope_sections` is missing: tokens of images have a time, a height and a width"
                         .into(),
                 );
             }
-            (Some(vision), Some(sections)) => (vision, sections),
+            (Vision::Qwen3Vl(_), Some(sections)) => Some(sections),
         };
         vision.validate(self.layers, self.vocab)?;
+        if vision.as_fovea().is_some_and(|tower| tower.from.is_some()) && self.from.is_none() {
+            return Err(
+                "`model.vision.from` is given without `model.from`: a tower that begins from a model stands \
+                        beside a text that does"
+                    .into(),
+            );
+        }
         let asked = [
             ("head", self.head == Head::Tokens, "tokens", self.head.to_string()),
             ("positions", self.positions == Positions::Rope, "rope", self.positions.to_string()),
@@ -271,6 +287,15 @@ impl DecoderConfig {
         if let Some((key, _, wanted, value)) = asked.into_iter().find(|(_, fits, ..)| !fits) {
             return Err(format!("`model.{key}` is {value}, and with `model.vision` there is only {wanted}"));
         }
+        let Some(sections) = sections else {
+            return match self.dropout == 0.0 {
+                true => Ok(()),
+                false => Err(format!(
+                    "`model.dropout` is {}, and with model.vision.kind=fovea nothing is dropped: leave it out",
+                    self.dropout
+                )),
+            };
+        };
         let half = self.head_size() / 2;
         if sections.contains(&0) || sections.iter().sum::<usize>() != half {
             return Err(format!(

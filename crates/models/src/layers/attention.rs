@@ -118,9 +118,21 @@ impl Attention {
 
     /// Queries [T, H, K], keys and values [T, HK, K] of x [T, D], as they leave their products.
     pub fn project<'g>(&self, b: &'g Builder, x: Tensor<'g>) -> [Tensor<'g>; 3] {
-        let (t, Heads { count, kv_count, size, .. }) = (x.dims()[0], self.heads);
-        [(&self.wq, count), (&self.wk, kv_count), (&self.wv, kv_count)]
-            .map(|(product, heads)| product.apply(b, x).reshape(&[t, heads, size]))
+        let q = self.queries(b, x);
+        let [k, v] = self.keys_values(b, x);
+        [q, k, v]
+    }
+
+    pub fn queries<'g>(&self, b: &'g Builder, x: Tensor<'g>) -> Tensor<'g> {
+        self.to_heads(b, x, &self.wq, self.heads.count)
+    }
+
+    pub fn keys_values<'g>(&self, b: &'g Builder, x: Tensor<'g>) -> [Tensor<'g>; 2] {
+        [&self.wk, &self.wv].map(|product| self.to_heads(b, x, product, self.heads.kv_count))
+    }
+
+    fn to_heads<'g>(&self, b: &'g Builder, x: Tensor<'g>, product: &Linear, heads: usize) -> Tensor<'g> {
+        product.apply(b, x).reshape(&[x.dims()[0], heads, self.heads.size])
     }
 
     /// Queries and keys normed and turned.
@@ -160,6 +172,17 @@ impl Attention {
             Some(cache) => [("k", k), ("v", v)].map(|(name, x)| cache.extend(&format!("{name}.{layer}"), x)),
             None => [k, v],
         };
+        self.attend(b, [q, k, v], sight, mask)
+    }
+
+    /// Queries [T, H, K] over keys and values, to the residual stream [T, D].
+    pub fn attend<'g>(
+        &self,
+        b: &'g Builder,
+        [q, k, v]: [Tensor<'g>; 3],
+        sight: &Sight<'g>,
+        mask: Mask,
+    ) -> Tensor<'g> {
         let attend = Attend { scale: self.heads.scale, mask, q: sight.q, k: sight.k };
         self.output(b, q.attention(k, v, &attend, &sight.masking))
     }

@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use super::fields::Fields;
 use super::llama::weight_names;
-use super::processor::Processor;
+use super::processor::{self, Processor};
 use super::stored::Stored;
-use super::{Published, class_heads, gemma, gpt2, llama, qwen3_vl};
+use super::{Published, class_heads, fovea, gemma, gpt2, llama, qwen3_vl};
 use crate::config::{
-    Activation, Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Positions, RopePairs,
+    Activation, Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Positions, RopePairs, Vision,
 };
 
 /// What a `config.json` says.
@@ -103,9 +103,10 @@ pub fn read(config: &Value) -> Result<Described, String> {
     };
     let outer = Fields(fields);
     let f = outer.text_part()?;
-    let (model, classes) = match outer.get("model_type").is_some_and(|kind| kind == qwen3_vl::MODEL_TYPE) {
-        true => (qwen3_vl::read(&outer)?, vec![]),
-        false => read_text(&outer, &f)?,
+    let (model, classes) = match outer.get("model_type").and_then(Value::as_str) {
+        Some(qwen3_vl::MODEL_TYPE) => (qwen3_vl::read(&outer)?, vec![]),
+        Some(fovea::MODEL_TYPE) => (fovea::read(&outer)?, vec![]),
+        _ => read_text(&outer, &f)?,
     };
     model.validate().map_err(|sentence| format!("it describes no model: {sentence}"))?;
     let tokens = |name: &str| match outer.tokens(name)? {
@@ -147,8 +148,14 @@ pub fn stored(model: &DecoderConfig, shape: impl Fn(&str) -> Vec<usize>) -> Resu
     if Architecture::of(model)? == Architecture::Gpt2 {
         return gpt2::stored(model);
     }
-    if let Some(vision) = &model.vision {
-        return seeing(model).map(|()| qwen3_vl::stored(model, vision, shape));
+    match &model.vision {
+        Some(Vision::Qwen3Vl(vision)) => {
+            return seeing(model).map(|()| qwen3_vl::stored(model, vision, shape));
+        }
+        Some(Vision::Fovea(vision)) => {
+            return looking(model).and_then(|()| fovea::stored(model, vision, shape));
+        }
+        None => {}
     }
     let plain = |(ours, theirs): (String, String)| {
         let dims = shape(&ours);
@@ -169,9 +176,27 @@ fn seeing(model: &DecoderConfig) -> Result<(), String> {
     }
 }
 
+/// Whether the text of a decoder that looks at frames is one that the authors' files have.
+fn looking(model: &DecoderConfig) -> Result<(), String> {
+    match Architecture::of(model)? {
+        Architecture::Llama => Ok(()),
+        other => Err(format!(
+            "a decoder with model.vision.kind=fovea is published beside a Llama, and this one is a {}",
+            other.model_type()
+        )),
+    }
+}
+
 /// Whether a tensor of a checkpoint follows from the rest: a tied head that is stored all the same, frequencies of
 /// rotations and masks that old versions stored. A model with a head of classes has no use for the other one.
 pub fn is_redundant(model: &DecoderConfig, name: &str) -> bool {
+    match model.vision {
+        Some(Vision::Fovea(_)) => fovea::is_redundant(model, name),
+        _ => is_redundant_text(model, name),
+    }
+}
+
+pub(super) fn is_redundant_text(model: &DecoderConfig, name: &str) -> bool {
     let is_head = ["lm_head.weight", "language_model.lm_head.weight"].contains(&name);
     (is_head && (model.tied || model.head == Head::Classes))
         || [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|end| name.ends_with(end))
@@ -199,9 +224,16 @@ pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Re
         "dtype": dtype,
     });
     let fields = config.as_object_mut().expect("an object was just made");
-    if let Some(vision) = &model.vision {
-        seeing(model)?;
-        return qwen3_vl::write(model, vision, std::mem::take(fields));
+    match &model.vision {
+        Some(Vision::Qwen3Vl(vision)) => {
+            seeing(model)?;
+            return qwen3_vl::write(model, vision, std::mem::take(fields));
+        }
+        Some(Vision::Fovea(vision)) => {
+            looking(model)?;
+            return fovea::write(model, vision, std::mem::take(fields));
+        }
+        None => {}
     }
     let more = match architecture {
         Architecture::Gpt2 => gpt2::write(model),
@@ -224,7 +256,10 @@ impl Published for DecoderConfig {
     }
 
     fn other_names(&self, name: &str) -> Vec<String> {
-        other_names(name)
+        match self.vision {
+            Some(Vision::Fovea(_)) => fovea::other_names(name),
+            _ => other_names(name),
+        }
     }
 
     fn is_redundant(&self, name: &str) -> bool {
@@ -236,7 +271,10 @@ impl Published for DecoderConfig {
     }
 
     fn processor(&self, processor: &Processor) -> Option<Value> {
-        self.vision.as_ref().map(|vision| qwen3_vl::write_processor(vision, processor.area))
+        match self.vision.as_ref()? {
+            Vision::Qwen3Vl(vision) => Some(qwen3_vl::write_processor(vision, processor.area)),
+            Vision::Fovea(vision) => Some(processor::write(&vision.vit(), processor)),
+        }
     }
 }
 
@@ -252,7 +290,8 @@ impl<'a> Fields<'a> {
 
     /// The fields of the text model: all of them, or of a model that sees images as well those of its part.
     fn text_part(&self) -> Result<Fields<'a>, String> {
-        if self.get("model_type").is_some_and(|kind| kind == qwen3_vl::MODEL_TYPE) {
+        let seeing = [qwen3_vl::MODEL_TYPE, fovea::MODEL_TYPE];
+        if self.get("model_type").is_some_and(|kind| seeing.iter().any(|seeing| kind == seeing)) {
             return self.part("text_config");
         }
         if self.get("model_type").is_none_or(|kind| kind != "gemma3") {

@@ -5,6 +5,7 @@
 pub mod class_heads;
 mod dinov2;
 mod fields;
+pub mod fovea;
 pub mod gemma;
 pub mod gpt2;
 pub mod huggingface;

@@ -9,7 +9,7 @@ use super::fields::Fields;
 use super::llama::{self, weight_names};
 use super::processor::IMAGE_AREAS;
 use super::stored::{Stored, Within};
-use crate::config::{DecoderConfig, Tower, Vision};
+use crate::config::{DecoderConfig, Qwen3VlConfig, Vision};
 use crate::images::CHANNELS;
 
 pub(crate) const MODEL_TYPE: &str = "qwen3_vl";
@@ -64,7 +64,8 @@ pub(crate) fn read(outer: &Fields<'_>) -> Result<DecoderConfig, String> {
     let vision = outer.part("vision_config")?;
     let vision =
         tower(outer, &vision, model.width).map_err(|why| format!("in its `vision_config`: {why}"))?;
-    Ok(DecoderConfig { context, tied, rope_sections: Some(sections), vision: Some(vision), ..model })
+    let vision = Some(Vision::Qwen3Vl(vision));
+    Ok(DecoderConfig { context, tied, rope_sections: Some(sections), vision, ..model })
 }
 
 fn kind(part: &Fields<'_>, name: &str, known: &[&str]) -> Result<(), String> {
@@ -103,7 +104,7 @@ fn sections(text: &Fields<'_>) -> Result<[usize; 3], String> {
     three.ok_or_else(|| format!("its `{name}` has no `mrope_section` of three numbers"))
 }
 
-fn tower(outer: &Fields<'_>, f: &Fields<'_>, text_width: usize) -> Result<Vision, String> {
+fn tower(outer: &Fields<'_>, f: &Fields<'_>, text_width: usize) -> Result<Qwen3VlConfig, String> {
     kind(f, "vision_config", &["qwen3_vl", "qwen3_vl_vision"])?;
     let only = |name: &str, supported: Value| match f.get(name).filter(|value| **value != supported) {
         Some(value) => Err(format!("its `{name}` is {value}, and here there is only {supported}")),
@@ -143,8 +144,7 @@ fn tower(outer: &Fields<'_>, f: &Fields<'_>, text_width: usize) -> Result<Vision
         [token] => Ok(token as usize),
         _ => Err(format!("its `{name}` wants to be one token")),
     };
-    Ok(Vision {
-        kind: Tower::Qwen3Vl,
+    Ok(Qwen3VlConfig {
         width: f.extent_or("hidden_size", 1152)?,
         layers: f.extent_or("depth", 27)?,
         heads: f.extent_or("num_heads", 16)?,
@@ -160,12 +160,16 @@ fn tower(outer: &Fields<'_>, f: &Fields<'_>, text_width: usize) -> Result<Vision
         video_token: token("video_token_id", 151_656)?,
         start_token: token("vision_start_token_id", 151_652)?,
         end_token: token("vision_end_token_id", 151_653)?,
-        ..Vision::default()
+        ..Qwen3VlConfig::default()
     })
 }
 
 /// Where every weight lies in the library's checkpoints.
-pub(crate) fn stored(c: &DecoderConfig, v: &Vision, shape: impl Fn(&str) -> Vec<usize>) -> Vec<Stored> {
+pub(crate) fn stored(
+    c: &DecoderConfig,
+    v: &Qwen3VlConfig,
+    shape: impl Fn(&str) -> Vec<usize>,
+) -> Vec<Stored> {
     let text = weight_names(c).into_iter().map(|(ours, theirs)| {
         let theirs = match theirs.strip_prefix("model.") {
             Some(rest) => format!("model.language_model.{rest}"),
@@ -177,7 +181,7 @@ pub(crate) fn stored(c: &DecoderConfig, v: &Vision, shape: impl Fn(&str) -> Vec<
     text.chain(tower_stored(v, c.width)).collect()
 }
 
-fn tower_stored(v: &Vision, text_width: usize) -> Vec<Stored> {
+fn tower_stored(v: &Qwen3VlConfig, text_width: usize) -> Vec<Stored> {
     let (d, ffn, merged) = (v.width, v.ffn, v.block() * v.width);
     let mut all = vec![];
     let whole = |ours: String, theirs: String, dims: &[usize]| {
@@ -228,7 +232,11 @@ fn tower_stored(v: &Vision, text_width: usize) -> Vec<Stored> {
 }
 
 /// The `config.json` of a decoder whose text is a Qwen3: `common` are the fields that every model of the library has.
-pub(crate) fn write(c: &DecoderConfig, v: &Vision, common: Map<String, Value>) -> Result<Value, String> {
+pub(crate) fn write(
+    c: &DecoderConfig,
+    v: &Qwen3VlConfig,
+    common: Map<String, Value>,
+) -> Result<Value, String> {
     if v.norm_eps != NORM_EPS {
         return Err(format!("`model.vision.norm_eps` is {}, and {CLASS} has {NORM_EPS}", v.norm_eps));
     }
@@ -290,7 +298,7 @@ pub(crate) fn write(c: &DecoderConfig, v: &Vision, common: Map<String, Value>) -
 }
 
 /// The `preprocessor_config.json` of a model whose images have an area within these limits, or the published ones.
-pub(crate) fn write_processor(v: &Vision, area: Option<[u64; 2]>) -> Value {
+pub(crate) fn write_processor(v: &Qwen3VlConfig, area: Option<[u64; 2]>) -> Value {
     let [least, most] = area.unwrap_or(IMAGE_AREAS);
     json!({
         "image_processor_type": "Qwen2VLImageProcessorFast",
@@ -310,6 +318,10 @@ mod tests {
     use super::*;
     use crate::config::Model;
     use crate::library::stored::assert_filled;
+
+    fn tower_of(model: &DecoderConfig) -> Qwen3VlConfig {
+        model.vision.as_ref().and_then(Vision::as_qwen3_vl).expect("a tower").clone()
+    }
     use crate::library::{self, Published};
     use crate::registry::Family;
 
@@ -346,7 +358,7 @@ mod tests {
     #[test]
     fn the_published_8b_is_read_and_written_back() {
         let model = read(&eight_b()).unwrap();
-        let vision = model.vision.clone().unwrap();
+        let vision = tower_of(&model);
         assert_eq!((model.head_size(), model.context, model.rope_theta), (128, 262_144, 5e6));
         assert_eq!((model.rope_sections, model.tied, model.qk_norm), (Some([24, 20, 20]), false, true));
         assert_eq!((vision.head_size(), vision.positions, &vision.deepstack[..]), (72, 48, &[8, 16, 24][..]));
@@ -372,7 +384,7 @@ mod tests {
         new.as_object_mut().unwrap().remove("tie_word_embeddings");
         assert!(read(&new).unwrap().tied, "the text's own where nothing stands above");
         new["vision_config"]["deepstack_visual_indexes"] = json!([]);
-        assert!(read(&new).unwrap().vision.unwrap().deepstack.is_empty());
+        assert!(tower_of(&read(&new).unwrap()).deepstack.is_empty());
     }
 
     #[test]
@@ -428,7 +440,7 @@ mod tests {
         let model = read(&eight_b()).unwrap();
         let write = |model: DecoderConfig| model.write("float32", &[], &[]).unwrap_err();
         refused(write(DecoderConfig { qk_norm: false, ..model.clone() }), "model.qk_norm = false");
-        let vision = Vision { norm_eps: 1e-5, ..model.vision.clone().unwrap() };
+        let vision = Vision::Qwen3Vl(Qwen3VlConfig { norm_eps: 1e-5, ..tower_of(&model) });
         refused(write(DecoderConfig { vision: Some(vision), ..model }), "`model.vision.norm_eps` is 0.00001");
     }
 
@@ -448,7 +460,7 @@ mod tests {
             rope_sections: Some([4, 2, 2]),
             ..DecoderConfig::default()
         };
-        let small = Vision {
+        let small = Qwen3VlConfig {
             width: 8,
             layers: 3,
             heads: 2,
@@ -460,10 +472,10 @@ mod tests {
             video_token: 2,
             start_token: 3,
             end_token: 4,
-            ..Vision::default()
+            ..Qwen3VlConfig::default()
         };
         for (tied, deepstack) in [(true, vec![0, 2]), (false, vec![])] {
-            let vision = Some(Vision { deepstack, ..small.clone() });
+            let vision = Some(Vision::Qwen3Vl(Qwen3VlConfig { deepstack, ..small.clone() }));
             let model = DecoderConfig { tied, vision, ..text.clone() };
             assert_eq!(model.validate(), Ok(()));
             let graph = model.build(model.least());

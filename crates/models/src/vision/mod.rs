@@ -1,228 +1,183 @@
-//! The tower of a decoder that sees images: patches with interpolated positions, pre-norm blocks in which every patch of an
-//! image sees every other, and mergers that make one row of the text's width of each block of patches.
-//!
-//! P patches of I images, D width, H heads, K head size, M patches of a merge block, W width of the text.
+//! Towers: the parts by which a decoder sees images. One folder a tower, and its row below.
 
-mod config;
-mod merger;
+pub mod fovea;
+pub mod qwen3_vl;
 
-pub use config::{Tower, Vision};
+pub use fovea::{FoveaConfig, Look};
+pub use qwen3_vl::Qwen3VlConfig;
 
-use flatout_ir::ops::attention::Mask;
-use flatout_ir::ops::norm::{NormSpec, NormWeight};
-use flatout_ir::ops::rope::{Pairs, RopeSpec};
-use flatout_ir::{Builder, DType, Init, SlotId, Tensor};
+use flatout_ir::{Builder, DType, SlotId, Tensor};
+use flatout_settings::{Key, Kind, Section, Setting, choice};
+use serde::{Deserialize, Serialize};
 
-use self::merger::{Merger, Normed};
-use crate::config::Activation;
-use crate::form::Seen;
+use crate::form::{Seen, SeenFrames, SeenPatches};
 use crate::images::CHANNELS;
-use crate::layers::patches::{Normal, project};
-use crate::layers::{Attention, FeedForward, Heads, Linear, Norm, Rotation, Sight, bounds, weight};
+use crate::layers::Sight;
 
 /// The scope of the tower's parameters.
 pub const SCOPE: &str = "vision";
-/// Bilinear interpolation reads four learned positions.
-pub const TAPS: usize = 4;
 
-/// The parameters, declared once.
-#[derive(Clone, Debug)]
-pub struct Weights {
-    patch: Linear,
-    /// Of a square grid, row by row: [side side, D].
-    positions: SlotId,
-    blocks: Vec<Block>,
-    merger: Merger,
-    deepstack: Vec<Merger>,
+choice! {
+    /// How the tower is built.
+    pub enum Tower { Qwen3Vl = "qwen3_vl", Fovea = "fovea" }
 }
 
-#[derive(Clone, Debug)]
-struct Block {
-    attn_norm: Norm,
-    attn: Attention,
-    ffn_norm: Norm,
-    ffn: FeedForward,
+/// One of the towers with its dimensions and options.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind")]
+#[allow(clippy::large_enum_variant, reason = "a decoder has one tower, and nothing holds lists of them")]
+pub enum Vision {
+    #[serde(rename = "qwen3_vl")]
+    Qwen3Vl(Qwen3VlConfig),
+    #[serde(rename = "fovea")]
+    Fovea(FoveaConfig),
 }
 
-/// The inputs that the host writes before a run.
-pub struct Inputs<'g> {
-    /// u8 [P, rows columns 3], of merge blocks one after another.
-    patches: Tensor<'g>,
-    /// Row and column of every patch in its image: i32 [2, P].
-    places: Tensor<'g>,
-    /// Which learned positions are summed, i32 [4, P], and their shares, f32 [4, P].
-    taps: Tensor<'g>,
-    tap_weights: Tensor<'g>,
-    /// Where each image begins, and its patches: i32 [I] each.
-    images: (Tensor<'g>, Tensor<'g>),
-    /// The most patches of an image.
-    largest: usize,
+impl Tower {
+    /// The keys of this tower, without `kind` itself.
+    pub fn keys(self) -> Vec<Key> {
+        match self {
+            Tower::Qwen3Vl => Qwen3VlConfig::keys(),
+            Tower::Fovea => FoveaConfig::keys(),
+        }
+    }
 }
 
-/// Rows [P / M, W] that take the places of tokens, and those that are added behind the first layers of the text.
+impl Setting for Vision {
+    fn kind() -> Kind {
+        Kind::Section(Vision::keys())
+    }
+}
+
+impl Section for Vision {
+    /// The keys of all towers, each once: a name means the same in every tower that has it.
+    fn keys() -> Vec<Key> {
+        let (kind, doc) = (Tower::kind(), "How the tower is built.");
+        let mut keys = vec![Key { name: "kind", kind, required: false, optional: false, doc }];
+        for key in Tower::ALL.iter().flat_map(|tower| tower.keys()) {
+            if !keys.iter().any(|known| known.name == key.name) {
+                keys.push(key);
+            }
+        }
+        keys
+    }
+}
+
+impl Vision {
+    pub fn kind(&self) -> Tower {
+        match self {
+            Vision::Qwen3Vl(_) => Tower::Qwen3Vl,
+            Vision::Fovea(_) => Tower::Fovea,
+        }
+    }
+
+    pub fn as_qwen3_vl(&self) -> Option<&Qwen3VlConfig> {
+        match self {
+            Vision::Qwen3Vl(tower) => Some(tower),
+            Vision::Fovea(_) => None,
+        }
+    }
+
+    pub fn as_fovea(&self) -> Option<&FoveaConfig> {
+        match self {
+            Vision::Fovea(tower) => Some(tower),
+            Vision::Qwen3Vl(_) => None,
+        }
+    }
+
+    /// Number of trained values, with a text of this width.
+    pub fn parameters(&self, text_width: usize) -> u64 {
+        match self {
+            Vision::Qwen3Vl(tower) => tower.parameters(text_width),
+            Vision::Fovea(tower) => tower.parameters(text_width),
+        }
+    }
+
+    /// Whether such a tower exists beside a text of these layers and tokens; otherwise one sentence that names the key.
+    pub fn validate(&self, text_layers: usize, vocab: usize) -> Result<(), String> {
+        match self {
+            Vision::Qwen3Vl(tower) => tower.validate(text_layers, vocab),
+            Vision::Fovea(tower) => tower.validate(),
+        }
+    }
+
+    /// The dimensions in words.
+    pub fn dimensions(&self) -> String {
+        let [layers, width, heads, patch] = match self {
+            Vision::Qwen3Vl(v) => [v.layers, v.width, v.heads, v.patch],
+            Vision::Fovea(v) => [v.layers, v.width, v.heads, v.patch],
+        };
+        format!("images by {layers} layers of width {width}, {heads} heads, patches of {patch}")
+    }
+
+    /// What is taken off pixels, and what they are divided by.
+    pub fn normalisation_mut(&mut self) -> [&mut [f64; CHANNELS]; 2] {
+        match self {
+            Vision::Qwen3Vl(v) => [&mut v.mean, &mut v.std],
+            Vision::Fovea(v) => [&mut v.mean, &mut v.std],
+        }
+    }
+
+    /// The least that a graph with all parameters sees.
+    pub fn least(&self) -> Seen {
+        match self {
+            Vision::Qwen3Vl(v) => {
+                Seen::Patches(SeenPatches { patches: v.block(), images: 1, largest: v.block() })
+            }
+            Vision::Fovea(_) => Seen::Frames(SeenFrames::next_of(1)),
+        }
+    }
+}
+
+/// Rows that take the places of tokens, and those that are added behind the first layers of the text.
 pub struct Features<'g> {
     pub main: Tensor<'g>,
     pub deep: Vec<Tensor<'g>>,
+    /// A tower that looks by the last state of every sequence reads it from here: f32 [sequences, width of the text].
+    pub states: Option<SlotId>,
 }
 
-/// Declares every parameter under the scope `vision`.
-pub fn weights(b: &Builder, v: &Vision, text_width: usize, init_std: f64) -> Weights {
-    let init = Init::Normal { std: init_std as f32 };
-    let merger =
-        |name: &str, normed: Normed| b.scope(name, || Merger::declare(b, v, normed, text_width, init));
-    b.scope(SCOPE, || Weights {
-        patch: Linear::scoped(b, "patch", [v.width, v.time_patch * v.patch_values()], init, Init::Zeros),
-        positions: b.scope("positions", || weight(b, "weight", &[v.positions * v.positions, v.width], init)),
-        blocks: (0..v.layers)
-            .map(|i| b.scope(&format!("layers.{i}"), || Block::declare(b, v, init)))
-            .collect(),
-        merger: merger("merger", Normed::Patches),
-        deepstack: (0..v.deepstack.len())
-            .map(|i| merger(&format!("deepstack.{i}"), Normed::Blocks))
-            .collect(),
-    })
+/// The text model beside a tower.
+pub struct Beside<'a, 'g> {
+    pub width: usize,
+    pub init_std: f64,
+    /// The blocks and the final norm over rows [T, width] at positions i32 [1, T].
+    pub body: &'a dyn Fn(Tensor<'g>, Tensor<'g>, Sight<'g>) -> Tensor<'g>,
+    /// Sequences whose earlier tokens lie in a cache, where the graph has one.
+    pub cached: Option<usize>,
 }
 
-fn norm_spec(v: &Vision) -> NormSpec {
-    NormSpec { eps: v.norm_eps as f32, center: true, weight: NormWeight::Plain, bias: true }
-}
+/// The number that nodes of the tower are counted from, far above those of the text and below what adapters draw by.
+const TOWER_KEYS: u64 = 1 << 32;
 
-impl<'g> Inputs<'g> {
-    pub fn new(b: &'g Builder, v: &Vision, seen: Seen) -> Inputs<'g> {
-        let Seen { patches, images, .. } = seen;
-        assert!(patches.is_multiple_of(v.block()), "{patches} patches are not whole blocks of {}", v.block());
-        Inputs {
-            patches: b.input("patches", DType::U8, &[patches, v.patch_values()]),
-            places: b.input("patch_places", DType::I32, &[2, patches]),
-            taps: b.input("taps", DType::I32, &[TAPS, patches]),
-            tap_weights: b.input("tap_weights", DType::F32, &[TAPS, patches]),
-            images: bounds(b, "image", images),
-            largest: seen.largest.min(patches),
+/// The features of images, by a tower with its inputs, and the row of them that each of so many tokens is, or -1: the input
+/// `seen`, i32 [T].
+#[track_caller]
+pub fn features<'g>(
+    b: &'g Builder,
+    vision: &Vision,
+    beside: &Beside<'_, 'g>,
+    seen: Seen,
+    tokens: usize,
+) -> (Features<'g>, Tensor<'g>) {
+    let rows = || b.input("seen", DType::I32, &[tokens]);
+    match (vision, seen) {
+        (Vision::Qwen3Vl(v), Seen::Patches(seen)) => {
+            let w = qwen3_vl::weights(b, v, beside.width, beside.init_std);
+            b.counted_from(TOWER_KEYS, || {
+                let inputs = qwen3_vl::Inputs::new(b, v, seen);
+                let rows = rows();
+                (qwen3_vl::apply(b, v, &w, &inputs), rows)
+            })
         }
-    }
-}
-
-/// Features of images. Patches of no image give rows that nothing reads.
-pub fn apply<'g>(b: &'g Builder, v: &Vision, w: &Weights, inputs: &Inputs<'g>) -> Features<'g> {
-    b.scope(SCOPE, || {
-        let mut x = embed(b, v, w, inputs);
-        let rotation = Rotation {
-            positions: inputs.places,
-            spec: RopeSpec::grid(v.head_size(), v.rope_theta, Pairs::Half),
-        };
-        let sight = Sight::ragged(inputs.images, inputs.largest);
-        let mut deep = vec![];
-        for (i, block) in w.blocks.iter().enumerate() {
-            x = b.scope(&format!("layers.{i}"), || block.apply(b, i, x, &rotation, &sight));
-            if let Some(nth) = v.deepstack.iter().position(|at| *at == i) {
-                deep.push(b.scope(&format!("deepstack.{nth}"), || w.deepstack[nth].apply(b, x)));
-            }
+        (Vision::Fovea(v), Seen::Frames(seen)) => {
+            let w = fovea::weights(b, v, beside.width, beside.init_std);
+            b.counted_from(TOWER_KEYS, || {
+                let inputs = fovea::Inputs::new(b, v, seen, beside.cached);
+                let rows = rows();
+                (fovea::apply(b, v, &w, &inputs, beside), rows)
+            })
         }
-        Features { main: b.scope("merger", || w.merger.apply(b, x)), deep }
-    })
-}
-
-/// Patches [P, D] with their positions.
-fn embed<'g>(b: &'g Builder, v: &Vision, w: &Weights, inputs: &Inputs<'g>) -> Tensor<'g> {
-    let count = inputs.patches.dims()[0];
-    let x = b.scope("patch", || {
-        let normal = Normal::new(b, &v.mean, &v.std);
-        let pixels = inputs.patches.reshape(&[count, v.patch * v.patch, CHANNELS]).cast(DType::F32);
-        let frame = normal.of(pixels).reshape(&[count, v.patch_values()]);
-        // A still image is every frame of its patches.
-        project(b, &w.patch, b.concat(&vec![frame; v.time_patch], 1))
-    });
-    b.scope("positions", || {
-        let table = b.read(w.positions);
-        (0..TAPS).fold(x, |sum, tap| {
-            let rows = table.gather(inputs.taps.slice(0, tap, 1).reshape(&[count]));
-            sum + rows * inputs.tap_weights.slice(0, tap, 1).reshape(&[count, 1])
-        })
-    })
-}
-
-impl Block {
-    fn declare(b: &Builder, v: &Vision, init: Init) -> Block {
-        let (d, k) = (v.width, v.head_size());
-        let heads = Heads { count: v.heads, kv_count: v.heads, size: k, scale: 1.0 / (k as f32).sqrt() };
-        let norm = |name: &str| Norm::declare(b, name, d, norm_spec(v));
-        Block {
-            attn_norm: norm("attn_norm"),
-            attn: b.scope("attn", || Attention::declare(b, d, heads, None, [true; 2], [init; 2])),
-            ffn_norm: norm("ffn_norm"),
-            ffn: b
-                .scope("ffn", || FeedForward::declare(b, [d, v.ffn], Activation::GeluTanh, true, [init; 2])),
-        }
-    }
-
-    fn apply<'g>(
-        &self,
-        b: &'g Builder,
-        layer: usize,
-        x: Tensor<'g>,
-        rotation: &Rotation<'g>,
-        sight: &Sight<'g>,
-    ) -> Tensor<'g> {
-        let norm = |name: &str, norm: &Norm, x: Tensor<'g>| b.scope(name, || norm.apply(b, x));
-        let normed = norm("attn_norm", &self.attn_norm, x);
-        let x = x + b.scope("attn", || self.attn.apply(b, normed, layer, Some(rotation), sight, Mask::Full));
-        let normed = norm("ffn_norm", &self.ffn_norm, x);
-        x + b.scope("ffn", || self.ffn.apply(b, normed))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use flatout_ir::{Graph, Op};
-
-    use super::*;
-    use crate::config::DecoderConfig;
-    use crate::decoder::build;
-    use crate::form::{Form, LossForm};
-
-    /// The key of every dropout, by path.
-    fn drawn(graph: &Graph) -> Vec<(String, u64)> {
-        let draws = graph.nodes.iter().filter(|node| matches!(node.op, Op::Dropout { .. }));
-        draws.map(|node| (node.path.clone(), node.key)).collect()
-    }
-
-    #[test]
-    fn a_text_draws_the_same_beside_images() {
-        let vision = Vision {
-            width: 8,
-            layers: 2,
-            heads: 2,
-            ffn: 6,
-            patch: 2,
-            positions: 3,
-            deepstack: vec![0],
-            image_token: 1,
-            video_token: 2,
-            start_token: 3,
-            end_token: 4,
-            ..Vision::default()
-        };
-        let model = DecoderConfig {
-            width: 8,
-            layers: 2,
-            heads: 2,
-            head_size: Some(16),
-            ffn: 6,
-            vocab: 10,
-            context: 8,
-            dropout: 0.1,
-            rope_sections: Some([4, 2, 2]),
-            vision: Some(vision),
-            ..DecoderConfig::default()
-        };
-        assert_eq!(model.validate(), Ok(()));
-        let graph = |seen: Option<Seen>| {
-            build(&model, Form::Loss(LossForm { dropout: true, seen, ..LossForm::rows(1, 8) }))
-        };
-        let (alone, beside) = (graph(None), graph(Some(Seen { patches: 8, images: 2, largest: 8 })));
-        assert_eq!(drawn(&alone), drawn(&beside));
-        assert_eq!(drawn(&alone).len(), 5);
-        let keys = |graph: &Graph| graph.nodes.iter().filter(|node| node.path.starts_with(SCOPE)).count();
-        assert!(keys(&alone) == 0 && keys(&beside) > 0);
+        _ => panic!("{seen:?} is nothing that a tower of kind {} sees", vision.kind()),
     }
 }

@@ -1,6 +1,6 @@
 //! What goes together where classes are learned, and where runs are judged by an evaluation.
 
-use flatout_models::config::{Attention, Head, Model};
+use flatout_models::config::{Attention, Head, Model, Vision};
 
 use super::{Config, Task, Unit};
 use crate::UserError;
@@ -106,11 +106,16 @@ impl Config {
                 "`data.task` is {task} and `model.kind` is {kind}: only a decoder learns from examples"
             ),
         };
-        if task == Task::VisualChat && model.vision.is_none() {
-            refuse!(
+        match &model.vision {
+            None if task == Task::VisualChat => refuse!(
                 "`data.task` is visual_chat and the model sees no images: give a model that does with model.from, or a tower \
                  in [model.vision]"
-            );
+            ),
+            Some(Vision::Fovea(_)) if task == Task::VisualChat => refuse!(
+                "`data.task` is visual_chat and `model.vision.kind` is fovea, which looks at frames of videos: give \
+                 model.vision.kind=qwen3_vl"
+            ),
+            _ => {}
         }
         match (model.head, task.head()) {
             (Head::Classes, Head::Tokens) => {

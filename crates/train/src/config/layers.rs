@@ -7,7 +7,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use flatout_models::config::ModelKind;
+use flatout_models::config::{ModelKind, Tower};
 use toml::{Table, Value};
 
 use super::schema::{self, Found, Meaning};
@@ -35,6 +35,8 @@ const BATCH: &str = "train.batch";
 const MICRO_BATCH: &str = "train.micro_batch";
 const ACCUMULATE: &str = "train.accumulate";
 const KIND: &str = "model.kind";
+const TOWER: &str = "model.vision.kind";
+const TOWER_FROM: &str = "model.vision.from";
 const CLASSES: &str = "model.classes";
 
 /// What `flatout resume` may change.
@@ -274,8 +276,32 @@ impl Layers {
         }
         match missing(&own, |path| self.values.contains_key(path)) {
             Some(found) => refuse!("`{}` is missing: it wants {}", found.path, found.key.kind),
-            None => Ok(()),
+            None => self.check_tower(),
         }
+    }
+
+    /// The kind of the tower, as far as it is said.
+    fn tower(&self) -> Tower {
+        let said = self.values.get(TOWER).and_then(|held| held.value.as_str());
+        said.and_then(|kind| kind.parse().ok()).unwrap_or_default()
+    }
+
+    /// Whether every key of the tower is one of its kind.
+    fn check_tower(&self) -> Result<(), UserError> {
+        let (tower, own) = (self.tower(), self.tower().keys());
+        for path in self.values.keys().filter(|path| *path != TOWER) {
+            let Some(name) = path.strip_prefix("model.vision.") else { continue };
+            if !own.iter().any(|key| key.name == name) {
+                let having =
+                    Tower::ALL.iter().filter(|tower| tower.keys().iter().any(|key| key.name == name));
+                let having: Vec<&str> = having.map(|tower| tower.name()).collect();
+                refuse!(
+                    "`{path}` is of {TOWER}={}, and `{TOWER}` is {tower}: leave it out",
+                    having.join(" or ")
+                );
+            }
+        }
+        Ok(())
     }
 
     fn put(&mut self, path: String, value: Value) {
@@ -289,7 +315,7 @@ impl Layers {
 
     /// The tree, complete and valid.
     pub fn finish(self) -> Result<Config, UserError> {
-        let kind = self.kind();
+        let (kind, tower) = (self.kind(), self.tower());
         self.check_kind(kind)?;
         let keys = schema::of_kind(kind);
         let others: Vec<Found> = keys.iter().filter(|found| found.section != "model").cloned().collect();
@@ -308,6 +334,9 @@ impl Layers {
         }
         let model = tree["model"].as_table_mut().expect("sections are tables");
         model.insert("kind".into(), Value::String(kind.to_string()));
+        if let Some(vision) = model.get_mut("vision").and_then(Value::as_table_mut) {
+            vision.insert("kind".into(), Value::String(tower.to_string()));
+        }
         tree.insert("recipe".into(), Value::String(self.recipe));
         tree.insert("description".into(), Value::String(self.description));
         let config: Config = Value::Table(tree).try_into().expect("checked values fit the tree");

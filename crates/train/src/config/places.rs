@@ -25,9 +25,15 @@ impl Config {
         // A template may be a text or a name, and a model one of the hub.
         data.template.iter_mut().filter(|template| folder.join(&**template).is_file()).for_each(based);
         let place = |from: &str| from.rsplit_once('@').map_or(from, |(place, _)| place).to_string();
-        let from = config.model.from_mut().iter_mut();
-        from.filter(|from| folder.join(&**from).is_dir() || folder.join(place(from)).is_dir())
-            .for_each(based);
+        let based_model = |from: &mut Option<String>| {
+            let from = from.iter_mut();
+            from.filter(|from| folder.join(&**from).is_dir() || folder.join(place(from)).is_dir())
+                .for_each(based);
+        };
+        based_model(config.model.from_mut());
+        if let Some(tower) = config.model.as_fovea_mut() {
+            based_model(&mut tower.from);
+        }
         config
     }
 }

@@ -37,6 +37,18 @@ pub struct Capacities {
     /// Patches of the largest of these images.
     #[serde(skip_serializing_if = "is_zero")]
     pub largest_image: usize,
+    /// Frames of videos among tokens, each of one of the images.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub frames: usize,
+    /// Samples that have frames.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub videos: usize,
+    /// Frames of the longest of these samples.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub longest_video: usize,
+    /// The most frames that are one image.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub repeats: usize,
 }
 
 fn is_zero(count: &usize) -> bool {

@@ -3,7 +3,8 @@
 //! of a step and nothing else.
 //!
 //! A model that sees reads images with their prompt: the prefill plan has the tower, as large as the images that are given
-//! ask for, and an image is read whole in one run of it. The decode plan has none.
+//! ask for, and an image is read whole in one run of it. Frames are read one by one, because the state behind a frame says how
+//! the next is looked at. The decode plan has no tower.
 //!
 //! ```text
 //! pictures   images: files to patches
@@ -77,6 +78,8 @@ pub struct Room {
 const CHUNK: usize = 64;
 /// The same where there are images, of which a run of the tower serves all prompts that are read with it.
 pub const CHUNK_WITH_IMAGES: usize = 1024;
+/// The same where there are frames, of which a run reads one a sequence.
+pub const CHUNK_WITH_FRAMES: usize = CHUNK;
 
 impl Generator {
     /// Opens the newest whole checkpoint of a run for one sequence as long as its context.
@@ -109,14 +112,13 @@ impl Generator {
         loaded.config.model.set_context(capacity.max(longest_side));
         let decoder = loaded.config.model.as_decoder();
         let position_axes = decoder.map_or(1, |decoder| decoder.position_axes());
-        let vision =
-            decoder.and_then(|decoder| decoder.vision.as_ref()).filter(|_| !pictures.grids.all.is_empty());
-        let tower = vision.map(|vision| Tower::new(vision, pictures, chunk));
+        let vision = loaded.config.model.vision().filter(|_| !pictures.grids.all.is_empty());
+        let tower = vision.map(|vision| Tower::new(vision, pictures, chunk, sequences));
         let program = |role: Role, tokens: usize, seen: Option<Seen>| {
             let form = Form::Cached { sequences, tokens, capacity, seen };
             Program { role, graph: loaded.config.model.build(form) }
         };
-        let seen = tower.as_ref().map(|tower| tower.seen);
+        let seen = tower.as_ref().map(Tower::seen);
         let programs = [program(Role::Prefill, chunk, seen), program(Role::Decode, sequences, None)];
         let session = loaded.session(device, &programs)?;
         Ok(Generator {
@@ -182,8 +184,9 @@ impl Generator {
                 let count = match &self.tower {
                     None => rest.fitting(room, &none, |_| false),
                     Some(tower) => {
-                        let grids = &tower.pictures.grids;
-                        rest.fitting(room, grids, |picture| tower.take(&mut showing, picture))
+                        let (grids, lane) = (&tower.pictures.grids, wanted[index].0);
+                        let read = self.seen[lane];
+                        rest.fitting(room, grids, |placed| tower.take(&mut showing, placed, lane, read))
                     }
                 };
                 let (now, later) = rest.split_at(count);
@@ -252,7 +255,7 @@ impl Generator {
             for (tower, placed) in
                 tower.into_iter().flat_map(|tower| portion.images().map(move |p| (tower, p)))
             {
-                let row = tower.row(&showing, placed.picture);
+                let row = tower.row(&showing, placed.picture, lane);
                 for i in 0..grids.tokens(placed.picture) {
                     // No row of the embedding stands there, but one of the features.
                     set("tokens", at + placed.at + i, -1);

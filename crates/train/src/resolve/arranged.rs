@@ -2,7 +2,7 @@
 
 use flatout_data::{Arrangement, BatchLimits, Layout, LayoutOptions, Shape, arrange};
 
-use flatout_models::vision::{SCOPE, Vision};
+use flatout_models::vision::{Qwen3VlConfig, SCOPE};
 
 use crate::UserError;
 use crate::config::pattern::matches;
@@ -47,8 +47,7 @@ pub(crate) fn arranged(
         HeadRows::Auto => learned < WORTH_READING,
     };
     let shares_prefixes = shares_prefixes(config)?;
-    let vision = config.model.as_decoder().and_then(|decoder| decoder.vision.as_ref());
-    let block = vision.map_or(1, Vision::block);
+    let block = config.model.as_qwen3_vl().map_or(1, Qwen3VlConfig::block);
     let extents = BatchLimits { batch: config.train.batch, rows, context, block };
     let always_sees = lengths.has_images() && trains_tower(config);
     if lengths.has_images() {

@@ -2,7 +2,7 @@
 
 use flatout_data::{ImageRoom, Layout, Shape, max_segments, patch_step};
 use flatout_ir::Graph;
-use flatout_models::form::{Documents, Form, LossForm, Seen};
+use flatout_models::form::{Documents, Form, LossForm, Seen, SeenFrames, SeenPatches};
 
 use super::images;
 pub use crate::config::resolved::Capacities;
@@ -23,7 +23,7 @@ impl Capacities {
             return Capacities::of_shape(config, &Layout::new(vec![Shape::Padded { rows, len }]), 0);
         }
         if config.data.task == Task::VisualChat
-            && let Some(vision) = model.as_decoder().and_then(|decoder| decoder.vision.as_ref())
+            && let Some(vision) = model.as_qwen3_vl()
         {
             // Before images are known every row has one.
             let [least, most] = config.data.image_tokens.unwrap_or(IMAGE_TOKENS);
@@ -50,14 +50,24 @@ impl Capacities {
         let read = layout.read(number).unwrap_or(0);
         let ImageRoom { patches, images, largest: largest_image } = layout.images(number);
         let tokens = shape.tokens();
-        Capacities { rows, tokens, segments, trees, longest, read, images, patches, largest_image }
+        Capacities {
+            rows,
+            tokens,
+            segments,
+            trees,
+            longest,
+            read,
+            images,
+            patches,
+            largest_image,
+            ..Capacities::default()
+        }
     }
 }
 
 /// The forward graph over texts, with the loss of the next token or of classes.
 pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph {
-    let Capacities { rows, tokens, segments, trees, longest, read, images, patches, largest_image } =
-        *capacities;
+    let Capacities { rows, tokens, segments, trees, longest, read, .. } = *capacities;
     let form = match config.model.class_head() {
         Some(_) => Form::Classes { tokens, texts: segments, longest, dropout: training },
         None => {
@@ -67,18 +77,28 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
                 (_, most) => Documents::Trees { most, longest },
             };
             let read = (read > 0).then_some(read);
-            let seen = (patches > 0).then_some(Seen { patches, images, largest: largest_image });
             Form::Loss(LossForm {
                 documents,
                 read,
                 dropout: training,
-                seen,
+                seen: seen(capacities),
                 scored: !training && config.data.task.has_answers(),
                 ..LossForm::rows(rows, tokens / rows)
             })
         }
     };
     config.model.build(form)
+}
+
+/// The images among the tokens of a plan.
+fn seen(capacities: &Capacities) -> Option<Seen> {
+    let Capacities { images, patches, largest_image, frames, videos, longest_video, repeats, .. } =
+        *capacities;
+    match (patches, frames) {
+        (0, 0) => None,
+        (_, 0) => Some(Seen::Patches(SeenPatches { patches, images, largest: largest_image })),
+        _ => Some(Seen::Frames(SeenFrames { images, frames, videos, longest: longest_video, repeats })),
+    }
 }
 
 /// The forward graph over images, with the loss of classes.

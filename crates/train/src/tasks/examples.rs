@@ -159,8 +159,8 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
 
 /// How the images of the config's rows are read. The model has a tower.
 fn vision_spec(config: &Config) -> VisionSpec {
-    let (data, model) = (&config.data, config.model.decoder());
-    let tower = model.vision.as_ref().expect("validated: a model that sees images");
+    let data = &config.data;
+    let tower = config.model.as_qwen3_vl().expect("validated: a model that sees images");
     let mut patching = Patching { patch: tower.patch, merge: tower.merge, ..Patching::default() };
     let [least, most] = data.image_tokens.unwrap_or(IMAGE_TOKENS).map(|tokens| tokens as u64);
     (patching.least_pixels, patching.most_pixels) =
@@ -317,7 +317,7 @@ impl Dataset for Examples {
         }
         let most = lengths.most();
         let tokens = (rows * len).min(AT_ONCE).max(most.tokens).next_multiple_of(128);
-        let block = config.model.as_decoder()?.vision.as_ref()?.block();
+        let block = config.model.as_qwen3_vl()?.block();
         // As many images as these tokens hold in the mean, and the largest example at least.
         let mean = |count: fn(&Extent) -> usize| {
             let of = lengths.shares().iter().map(count).sum::<usize>() * tokens;

@@ -11,6 +11,7 @@ use flatout_data::{Description, ExampleCursor, Layout, LoaderOptions, OpenEvent,
 use flatout_ir::Role;
 use flatout_ir::ops::resample::PART;
 use flatout_ir::random::philox;
+use flatout_models::config::FoveaConfig;
 use flatout_models::form::ImageForm;
 use flatout_models::images::TABLE;
 use flatout_runtime::Session;
@@ -91,6 +92,13 @@ pub fn view(config: &Config, training: bool) -> View {
         },
     };
     View { height, width, augment, filter: data.filter }
+}
+
+/// The part of a frame that a tower looks at: the shorter side is scaled to its size, and the middle cut out.
+pub fn frame_view(config: &Config, tower: &FoveaConfig) -> View {
+    let side = tower.image_size;
+    let augment = Augment::Resized(Scaled::Shorter(side));
+    View { height: side, width: side, augment, filter: config.data.filter }
 }
 
 /// The form of the graph that trains, or that is evaluated.

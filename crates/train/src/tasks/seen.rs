@@ -20,10 +20,8 @@ pub struct SeenImages {
 impl SeenImages {
     /// `None` where no example has an image; refuses images with more patches a side than the model has positions.
     pub fn of(config: &Config, store: ImageStore) -> Result<Option<SeenImages>, UserError> {
-        let decoder = config.model.as_decoder();
-        let Some((vision, context)) = decoder.and_then(|d| Some((d.vision.as_ref()?, d.context))) else {
-            return Ok(None);
-        };
+        let Some(vision) = config.model.as_qwen3_vl() else { return Ok(None) };
+        let context = config.model.tokens();
         let grids = (0..store.count() as u32).map(|number| store.get(number).grid);
         if let Some(side) = grids.map(|grid| grid.rows.max(grid.columns)).find(|side| *side > context) {
             refuse!(

@@ -62,6 +62,8 @@ impl Loaded {
         // Learned positions are resampled for other images.
         let has_grid = matches!(description.model, Model::Vit(_));
         allowed.extend(has_grid.then_some("model.image_size"));
+        // A model that looks twice may be asked what it makes of the first look alone.
+        allowed.extend(description.model.as_fovea().map(|_| "model.vision.mode"));
         layers.overrides_of(overrides, &allowed, "when a model is used")?;
         let mut config = layers.finish()?;
         if let (Model::Vit(vit), Model::Vit(own)) = (&mut config.model, &description.model) {

@@ -3,7 +3,8 @@
 //! followed by a bias, so are the biases: one addition, and slices of the sum.
 //!
 //! Weights may be applied several times, to several inputs: they are one slot, and every application is one product. All
-//! that read one of them must read all of them.
+//! that read one of them must read all of them; of weights some of which are also read without the others, those that are
+//! always read together become one.
 
 use std::collections::HashMap;
 
@@ -138,29 +139,44 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    /// Sets of weights, trained alike, that several products `x w^T` of two axes share an x for. Whatever reads a weight is
-    /// one of these products, and every x is multiplied with all weights of the set. In the order of the graph.
+    /// Sets of weights, trained alike, that several products `x w^T` of two axes share an x for. Every x is multiplied with all
+    /// weights of the set, and with none beside them that anything but such a product reads. In the order of the graph.
     fn families(&self) -> Vec<Family> {
         let reads = reads(self.g);
         let together = self.products_by_input();
+        // The inputs that a weight is multiplied with, where these are all that read it.
+        let inputs_of = |w: SlotId| -> Option<Vec<usize>> {
+            let having = together.iter().enumerate().filter(|(_, of)| of.weights.contains(&w));
+            let having: Vec<usize> = having.map(|(input, _)| input).collect();
+            (having.len() == reads[&w]).then_some(having)
+        };
+        let whole = |of: &Together| of.weights.iter().all(|w| inputs_of(*w).is_some());
+        let is_whole: Vec<bool> = together.iter().map(whole).collect();
         let mut families: Vec<Family> = vec![];
-        for Together { weights, products, .. } in &together {
-            let is_whole = |w: SlotId| {
-                let mut having = together.iter().filter(|of| of.weights.contains(&w));
-                having.clone().count() == reads[&w] && having.all(|of| of.weights == *weights)
-            };
-            if weights.len() < 2 || !weights.iter().copied().all(is_whole) {
-                continue;
+        for Together { weights, .. } in &together {
+            let mut sets: Vec<(Vec<usize>, Vec<SlotId>)> = vec![];
+            for weight in weights.iter().copied() {
+                let Some(inputs) = inputs_of(weight) else { continue };
+                match sets.iter_mut().find(|(of, _)| *of == inputs) {
+                    Some((_, set)) => set.push(weight),
+                    None => sets.push((inputs, vec![weight])),
+                }
             }
-            let application = Application { products: products.clone(), sums: vec![] };
-            match families.iter_mut().find(|family| family.weights == *weights) {
-                Some(family) => family.applications.push(application),
-                None => families.push(Family {
-                    weights: weights.clone(),
-                    biases: vec![],
-                    applications: vec![application],
-                    is_qkv: false,
-                }),
+            for (inputs, weights) in sets {
+                let is_known = families.iter().any(|family| family.weights.contains(&weights[0]));
+                if weights.len() < 2 || is_known || !inputs.iter().all(|input| is_whole[*input]) {
+                    continue;
+                }
+                let product = |of: &Together, weight: &SlotId| {
+                    let at = of.weights.iter().position(|own| own == weight);
+                    of.products[at.expect("an input of every weight of the set")]
+                };
+                let application = |input: &usize| Application {
+                    products: weights.iter().map(|weight| product(&together[*input], weight)).collect(),
+                    sums: vec![],
+                };
+                let applications = inputs.iter().map(application).collect();
+                families.push(Family { biases: vec![], applications, is_qkv: false, weights });
             }
         }
         for family in &mut families {

@@ -1,11 +1,12 @@
 //! Models and adapters that a run begins from, laid over a recipe: they take the place of lower layers, and must agree with
 //! the layers beside and above.
 
-use flatout_models::config::Model;
+use flatout_models::config::{FoveaConfig, Model, Tower};
+use flatout_models::library::fovea;
 use flatout_models::registry::Asked;
 use toml::Value;
 
-use super::{CLASSES, Held, KIND, Layers};
+use super::{CLASSES, Held, KIND, Layers, TOWER_FROM};
 use crate::UserError;
 use crate::config::schema::{self, Found};
 use crate::config::{Adapter, text};
@@ -34,6 +35,7 @@ impl Layers {
         ];
         /// Keys of a model that may be used otherwise than it was made, by whatever layer says so.
         const MAY_DIFFER: [&str; 4] = ["attention", "head", "classes", "pooling"];
+        const SAID_BEFORE: [&str; 2] = ["vision.mode", "vision.image_size"];
         let of_source = self.values.get("model.from").map_or(usize::MAX, |held| held.layer);
         let facts = Value::try_from(model).expect("a section has a TOML form");
         // A recipe for a model of another kind says nothing of this one.
@@ -43,9 +45,23 @@ impl Layers {
             let of_others = |path: &str| path.starts_with("model.") && path != "model.from";
             self.values = held.into_iter().filter(|(p, h)| !of_others(p) || h.layer >= of_source).collect();
         }
+        // A text model has nothing to say of a tower that is put beside it.
+        let keeps_tower = facts.get("vision").is_none() && self.tower() == Tower::Fovea;
+        if !keeps_tower && let Some(held) = self.values.get(TOWER_FROM) {
+            if held.layer >= of_source {
+                refuse!(
+                    "`{TOWER_FROM}` is given and the model of {whence} has a tower of its own, or none: leave it out"
+                );
+            }
+            self.values.remove(TOWER_FROM);
+        }
         let has_head = model.brings_head();
         for Found { path, name, tables, key, .. } in schema::of_section("model", Model::keys()) {
-            if NOT_THE_MODELS.contains(&&name[..]) {
+            if NOT_THE_MODELS.contains(&&name[..]) || keeps_tower && tables == ["vision"] {
+                continue;
+            }
+            // How frames are looked at, and their size, are said by any layer before the model says it.
+            if SAID_BEFORE.contains(&&name[..]) && self.values.contains_key(&path) {
                 continue;
             }
             // Of a head for images that is there, what a recipe below says of another is put aside.
@@ -83,6 +99,41 @@ impl Layers {
             match size {
                 Some(size) => self.put(path, Value::Integer(size as i64)),
                 None => drop(self.values.remove(&path)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The value of `model.vision.from`, where it is given.
+    pub fn tower_from(&self) -> Option<&str> {
+        self.values.get(TOWER_FROM).and_then(|held| held.value.as_str())
+    }
+
+    /// Lays the blocks of `model.vision.from`: they take the place of what lower layers say, and what is said beside or above
+    /// must agree.
+    pub fn lay_tower(&mut self, model: &Model, whence: &str) -> Result<(), UserError> {
+        let of_source = self.values.get(TOWER_FROM).map_or(usize::MAX, |held| held.layer);
+        if self.tower() != Tower::Fovea {
+            refuse!(
+                "`{TOWER_FROM}` is of model.vision.kind=fovea, and `model.vision.kind` is {}",
+                self.tower()
+            );
+        }
+        let Model::Vit(vit) = model else {
+            refuse!("`{TOWER_FROM}` is {whence}, which is no DINOv2 but a {}: give one", model.kind());
+        };
+        let tower = fovea::tower(vit, &FoveaConfig::default())
+            .map_err(|why| UserError(format!("`{TOWER_FROM}` is {whence}: {why}")))?;
+        let facts = Value::try_from(&tower).expect("a section has a TOML form");
+        for key in ["width", "layers", "heads", "ffn", "patch", "positions", "norm_eps", "layer_scale"] {
+            let (path, fact) = (format!("model.vision.{key}"), &facts[key]);
+            match self.values.get(&path).filter(|held| held.layer >= of_source && held.value != *fact) {
+                Some(held) => refuse!(
+                    "`{path}` is {} and the model of {whence} has {}: leave it out",
+                    text::value(&held.value),
+                    text::value(fact)
+                ),
+                None => self.put(path, fact.clone()),
             }
         }
         Ok(())

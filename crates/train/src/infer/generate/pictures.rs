@@ -1,15 +1,18 @@
 //! The images that prompts are about: looked into, scaled and cut into patches before anything is computed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use flatout_data::vision::{ImageReader, ImageStore, Patching};
+use flatout_data::images::{self, ImageSpec};
+use flatout_data::vision::{Grid, ImageReader, ImageStore, Patching};
+use flatout_models::config::FoveaConfig;
 
 use super::prompt::{Grids, Placed, Prompt};
-use crate::UserError;
 use crate::refuse;
 use crate::run::BESIDE;
+use crate::tasks::images::frame_view;
 use crate::weights::loaded::Loaded;
 use crate::weights::pretrained::folder;
+use crate::{Failure, UserError};
 
 /// Bytes that a file of an image may have.
 const MAX_BYTES: u64 = 1 << 30;
@@ -18,8 +21,8 @@ const MAX_BYTES: u64 = 1 << 30;
 #[derive(Clone, Debug, Default)]
 pub struct Pictures {
     pub grids: Grids,
-    /// Of every image [P, patch patch 3].
-    pub patches: Vec<Vec<u8>>,
+    /// Of every image: patches [P, patch patch 3], or a frame's pixels [rows, columns, 3].
+    pub bytes: Vec<Vec<u8>>,
     /// The token whose places images take.
     place: u32,
 }
@@ -27,8 +30,10 @@ pub struct Pictures {
 impl Pictures {
     /// Opens files for a model that sees, and gives the number of each.
     pub fn open(loaded: &Loaded, paths: &[PathBuf]) -> Result<(Pictures, Vec<usize>), UserError> {
-        let Some(vision) = loaded.config.model.as_decoder().and_then(|decoder| decoder.vision.as_ref())
-        else {
+        if loaded.config.model.as_fovea().is_some() {
+            refuse!("{} looks at frames, one token each: give them with --frames", loaded.dir.display());
+        }
+        let Some(vision) = loaded.config.model.as_qwen3_vl() else {
             refuse!("{} has no tower and sees no images beside a text: leave them out", loaded.dir.display());
         };
         let beside = loaded.dir.join(BESIDE);
@@ -49,7 +54,7 @@ impl Pictures {
         }
         let mut pictures = Pictures {
             grids: Grids { all: vec![], merge: vision.merge },
-            patches: vec![],
+            bytes: vec![],
             place: vision.image_token as u32,
         };
         for number in 0..store.count() {
@@ -57,9 +62,47 @@ impl Pictures {
             let mut patches = vec![0; grid.patches() * vision.patch_values()];
             store.patches(number as u32, &mut patches).map_err(|error| UserError(error.sentence))?;
             pictures.grids.all.push(grid);
-            pictures.patches.push(patches);
+            pictures.bytes.push(patches);
         }
         Ok((pictures, numbers))
+    }
+
+    /// Opens the frames that a folder, a file or an archive holds, in the order of their names, for a model that looks at them, and
+    /// gives the number of each.
+    pub fn open_frames(loaded: &Loaded, path: &Path) -> Result<(Pictures, Vec<usize>), Failure> {
+        let tower = looking(loaded)?;
+        let max_pixels = loaded.config.data.max_pixels;
+        let spec = ImageSpec { path: vec![path.display().to_string()], max_pixels, ..ImageSpec::default() };
+        let set = images::asked(&spec)?.set;
+        let batch = images::ordered(&set, &frame_view(&loaded.config, tower), 0..set.count())?;
+        if let Some(sentence) = batch.left_out.into_iter().next() {
+            return Err(Failure::User(UserError(sentence)));
+        }
+        Ok(Pictures::of_frames(batch.pixels.chunks_exact(tower.frame_bytes())))
+    }
+
+    /// Frames as their pixels [rows, columns, 3], and the number of each: those of the same bytes are one picture.
+    pub fn of_frames<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> (Pictures, Vec<usize>) {
+        let mut pictures = Pictures { grids: Grids { all: vec![], merge: 1 }, ..Pictures::default() };
+        let mut numbers = vec![];
+        for frame in frames {
+            let known = pictures.bytes.iter().position(|bytes| *bytes == frame);
+            numbers.push(known.unwrap_or_else(|| {
+                // A frame is one token.
+                pictures.grids.all.push(Grid { rows: 1, columns: 1 });
+                pictures.bytes.push(frame.to_vec());
+                pictures.bytes.len() - 1
+            }));
+        }
+        (pictures, numbers)
+    }
+
+    /// A text behind frames of these numbers.
+    pub fn before(frames: &[usize], tokens: &[u32]) -> Prompt {
+        // No embedding is read where a frame stands.
+        let tokens = [&vec![0; frames.len()], tokens].concat();
+        let placed = |(at, picture): (usize, &usize)| Placed { at, picture: *picture };
+        Prompt { tokens, images: frames.iter().enumerate().map(placed).collect() }
     }
 
     /// Puts pictures into the places that a template left for them, each as many tokens as it takes.
@@ -84,5 +127,15 @@ impl Pictures {
             prompt.tokens.extend(std::iter::repeat_n(*token, count));
         }
         Ok(prompt)
+    }
+}
+
+/// The tower of a model that looks at frames.
+fn looking(loaded: &Loaded) -> Result<&FoveaConfig, UserError> {
+    let place = loaded.dir.display();
+    match (loaded.config.model.as_fovea(), loaded.config.model.has_tower()) {
+        (Some(tower), _) => Ok(tower),
+        (None, true) => refuse!("{place} sees images of any size and no frames: give them with --image"),
+        (None, false) => refuse!("{place} has no tower and looks at no frames beside a text: leave them out"),
     }
 }

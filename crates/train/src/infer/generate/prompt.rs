@@ -65,11 +65,11 @@ impl<'a> Rest<'a> {
     }
 
     /// The most of these tokens, of at most `room`, that cut no image in two and have only images that `takes` takes.
-    pub fn fitting(&self, room: usize, grids: &Grids, mut takes: impl FnMut(usize) -> bool) -> usize {
+    pub fn fitting(&self, room: usize, grids: &Grids, mut takes: impl FnMut(Placed) -> bool) -> usize {
         let most = self.tokens.len().min(room);
-        for Placed { at, picture } in self.images().filter(|placed| placed.at < most) {
-            if at + grids.tokens(picture) > most || !takes(picture) {
-                return at;
+        for placed in self.images().filter(|placed| placed.at < most) {
+            if placed.at + grids.tokens(placed.picture) > most || !takes(placed) {
+                return placed.at;
             }
         }
         most
@@ -113,7 +113,11 @@ mod tests {
         let rest = Rest::of(&prompt);
         let fitting: Vec<usize> = (0..15).map(|room| rest.fitting(room, &grids, |_| true)).collect();
         assert_eq!(fitting, [0, 1, 2, 3, 3, 3, 3, 3, 3, 9, 10, 11, 12, 13, 13]);
-        assert_eq!(rest.fitting(15, &grids, |picture| picture == 0), 11, "an image that has no room waits");
+        assert_eq!(
+            rest.fitting(15, &grids, |placed| placed.picture == 0),
+            11,
+            "an image that has no room waits"
+        );
         let (now, later) = rest.split_at(3);
         assert!(!now.has_images() && now.tokens == [0, 1, 2] && later.tokens.len() == 10);
         assert_eq!(later.images().map(|placed| placed.at).collect::<Vec<_>>(), [0, 8]);

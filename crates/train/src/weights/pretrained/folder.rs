@@ -34,6 +34,7 @@ pub fn describe(folder: &Path) -> Result<Described, UserError> {
     let path = folder.join(CONFIG);
     let mut described = library::read(&json(&path)?).map_err(|why| cannot(&path, why))?;
     let (has_size, has_tower) = (described.model.image_size().is_some(), described.model.has_tower());
+    let has_size = has_size || described.model.as_fovea().is_some();
     if !has_size && !has_tower {
         return Ok(described);
     }

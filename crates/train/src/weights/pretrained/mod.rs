@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use flatout_data::Vocabulary;
 use flatout_models::config::{Model, Positions};
 use flatout_models::library::processor::Processor;
+use flatout_models::vision;
 
 use self::hub::{Hub, Name, Snapshot, Want, Watch};
 use crate::Config;
@@ -153,6 +154,9 @@ pub fn describe(source: &Source) -> Result<Description, UserError> {
             let processor = processor_of(&config);
             let Config { mut model, data, .. } = config;
             *model.from_mut() = None;
+            if let Some(tower) = model.as_fovea_mut() {
+                tower.from = None;
+            }
             // How far rotations go is the model's own and not said by the rows it was trained on last.
             let beside = dir.join(BESIDE);
             if let Model::Decoder(decoder) = &mut model
@@ -235,9 +239,13 @@ pub fn open(source: &Source, watch: Watch<'_>) -> Result<Pretrained, UserError> 
     }
 }
 
-/// Opens what a model begins from. Of learned positions those are read that the model has, which may be fewer.
-fn open_for(model: &Model, from: &str) -> Result<Pretrained, UserError> {
-    let mut pretrained = open(&Source::parse(from)?, &mut |_| {})?;
+/// Opens what a model begins from, and what its tower does where that is another. Of learned positions those are read that the
+/// model has, which may be fewer.
+fn open_for(model: &Model, from: &str, watch: Watch<'_>) -> Result<Pretrained, UserError> {
+    let mut pretrained = open(&Source::parse(from)?, &mut *watch)?;
+    if let Some(from) = model.as_fovea().and_then(|tower| tower.from.as_ref()) {
+        pretrained.weights.put_beside(vision::SCOPE, open(&Source::parse(from)?, watch)?.weights);
+    }
     if let Some(decoder) = model.as_decoder().filter(|decoder| decoder.positions == Positions::Learned) {
         pretrained.weights.read_first_rows("positions.weight", decoder.context);
     }
@@ -248,7 +256,7 @@ fn open_for(model: &Model, from: &str) -> Result<Pretrained, UserError> {
 /// every tensor is right, the tokeniser is the model's, and what is trained can be exported as the source could.
 pub fn check(config: &Config, watch: Watch<'_>) -> Result<(), UserError> {
     let Some(from) = config.model.from() else { return Ok(()) };
-    let opened = open(&Source::parse(from)?, watch)?;
+    let opened = open_for(&config.model, from, watch)?;
     // That images which are not square cannot be exported is said where they are asked for.
     if let Err(why) = exportable(&config.model)
         && config.model.as_decoder().is_some()
@@ -312,7 +320,8 @@ fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &Model) -> Result<W
     wanted.extend(adapters::parameters(&graph, &adapters).into_iter().map(|s| (s.path, (s.ty, s.init))));
     let mut weights = match config.model.from() {
         Some(from) if !all_there => {
-            let mut base = open_for(model, from)?.weights;
+            let mut base = open_for(&config.model, from, &mut |_| {})?.weights;
+            base.draw_rest(&config.model, config.train.seed);
             base.expect(&Origin::of(dir)?.frozen);
             base
         }

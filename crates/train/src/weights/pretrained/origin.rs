@@ -84,8 +84,8 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
             None
         }
         Some(from) => {
-            let mut pretrained = open_for(&config.model, from)?;
-            pretrained.weights.draw_head(&config.model, config.train.seed);
+            let mut pretrained = open_for(&config.model, from, &mut |_| {})?;
+            pretrained.weights.draw_rest(&config.model, config.train.seed);
             let left_out = pretrained.weights.left_out();
             let frozen = pretrained.weights.load(session, |class| class == Class::Frozen)?;
             pretrained.weights.load(session, |class| class != Class::Frozen)?;
@@ -110,8 +110,8 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
 pub fn resume(config: &Config, session: &mut Session, run: &Path) -> Result<(), Failure> {
     let Some(from) = config.model.from() else { return Ok(initial::write(session, config.train.seed)?) };
     if !leaves(session.plans(), |class| class == Class::Frozen).is_empty() {
-        let mut weights = open_for(&config.model, from)?.weights;
-        weights.draw_head(&config.model, config.train.seed);
+        let mut weights = open_for(&config.model, from, &mut |_| {})?.weights;
+        weights.draw_rest(&config.model, config.train.seed);
         let origin = Origin::of(run)?;
         if origin.from != *from {
             named_otherwise(run, &origin.from, from)?;

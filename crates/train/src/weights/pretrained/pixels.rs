@@ -21,7 +21,7 @@ pub fn processor_of(config: &Config) -> Processor {
 
 /// The pixels of an image that become one token of a text.
 fn token_pixels(model: &Model) -> Option<u64> {
-    let vision = model.as_decoder()?.vision.as_ref()?;
+    let vision = model.as_qwen3_vl()?;
     Some(((vision.patch * vision.merge) as u64).pow(2))
 }
 

@@ -11,6 +11,7 @@ use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Adapter, Class, DType, Init, TensorType};
 use flatout_models::config::Model;
 use flatout_models::library::stored::{Stored, Within};
+use flatout_models::vision;
 use flatout_runtime::Session;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
@@ -82,12 +83,24 @@ impl Weights {
         }
     }
 
-    /// A head of classes that the source has not is drawn by a seed.
-    pub fn draw_head(&mut self, model: &Model, seed: u64) {
-        let Some(head) = model.class_head() else { return };
-        if !self.places.contains_key(&format!("{head}.weight")) {
+    /// A head of classes that the source has not, or what connects a tower that stands beside it, is drawn by a seed.
+    pub fn draw_rest(&mut self, model: &Model, seed: u64) {
+        let head = model.class_head().map(|head| format!("{head}.weight"));
+        let query = model.as_fovea().map(|_| format!("{}.q_init", vision::SCOPE));
+        if head.into_iter().chain(query).any(|path| !self.places.contains_key(&path)) {
             self.seed.get_or_insert(seed);
         }
+    }
+
+    /// Puts the values of another model beside these, its parameters below a scope.
+    pub fn put_beside(&mut self, scope: &str, other: Weights) {
+        let first = self.files.len();
+        let moved = |(path, place): (String, Place)| {
+            (format!("{scope}.{path}"), Place { file: first + place.file, ..place })
+        };
+        // Of a run that kept averages they are what it came to.
+        self.places.extend(other.places.into_iter().chain(other.averages).map(moved));
+        self.files.extend(other.files);
     }
 
     /// What of the files is not the model's and is not read, in words.

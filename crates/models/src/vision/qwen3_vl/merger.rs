@@ -3,7 +3,7 @@
 use flatout_ir::ops::gated::Act;
 use flatout_ir::{Builder, Init, Tensor};
 
-use super::{Vision, norm_spec};
+use super::{Qwen3VlConfig, norm_spec};
 use crate::layers::{Linear, Norm};
 
 /// Whether patches are normed before they lie side by side, or blocks of them behind.
@@ -25,7 +25,7 @@ pub struct Merger {
 
 impl Merger {
     /// Declares `norm`, `up` and `down` under the current scope.
-    pub fn declare(b: &Builder, v: &Vision, normed: Normed, text_width: usize, init: Init) -> Merger {
+    pub fn declare(b: &Builder, v: &Qwen3VlConfig, normed: Normed, text_width: usize, init: Init) -> Merger {
         let merged = v.block() * v.width;
         let size = if normed == Normed::Patches { v.width } else { merged };
         Merger {

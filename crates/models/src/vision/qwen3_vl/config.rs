@@ -1,20 +1,13 @@
-//! The dimensions and options of a tower, and the tokens that stand for images in a text.
+//! The dimensions and options of Qwen3-VL's tower, and the tokens that stand for images in a text.
 
-use flatout_settings::{choice, section};
+use flatout_settings::section;
 
 use crate::config::bounds::{self, MAX_EXTENT, MAX_LAYERS};
 use crate::images::CHANNELS;
 
-choice! {
-    /// How the tower is built.
-    pub enum Tower { Qwen3Vl = "qwen3_vl" }
-}
-
 section! {
-    /// The tower of a decoder that sees images: patches, blocks, and mergers to the width of the text.
-    pub struct Vision {
-        /// How the tower is built.
-        pub kind: Tower = Tower::Qwen3Vl,
+    /// The tower of a decoder that sees images of any size: patches, blocks, and mergers to the width of the text.
+    pub struct Qwen3VlConfig {
         /// Size of the tower's residual stream.
         pub width: usize,
         /// Number of the tower's blocks.
@@ -52,7 +45,7 @@ section! {
     }
 }
 
-impl Vision {
+impl Qwen3VlConfig {
     pub fn head_size(&self) -> usize {
         self.width / self.heads
     }

@@ -1,0 +1,128 @@
+//! The foveated video model as its authors store it: a DINOv2 below `encoder.dino.`, a Llama below `llm.`, and the vectors
+//! and linear layers between them. A `config.json` says how large both are; the authors' files have none.
+
+use serde_json::{Map, Value, json};
+
+use super::fields::Fields;
+use super::llama::{self, weight_names};
+use super::stored::Stored;
+use super::{dinov2, huggingface};
+use crate::config::{DecoderConfig, FoveaConfig, Pooling, Vision, VitConfig};
+use crate::vision::SCOPE;
+
+pub(crate) const MODEL_TYPE: &str = "fvlm";
+const CLASS: &str = "FoveatedVLM";
+const TEXT: &str = "llm";
+const TOWER: &str = "encoder.dino";
+
+/// Reads the whole file, or says in a sentence which field stands in the way.
+pub(crate) fn read(outer: &Fields<'_>) -> Result<DecoderConfig, String> {
+    let text = outer.part("text_config")?;
+    let model = llama::read(&text, false).map_err(|why| format!("in its `text_config`: {why}"))?;
+    let vision = outer.part("vision_config")?;
+    let (vit, _) = dinov2::read(&vision).map_err(|why| format!("in its `vision_config`: {why}"))?;
+    let fovea = FoveaConfig {
+        query: outer.extent_or("query_dim", FoveaConfig::default().query)?,
+        visual_scale: outer.number_or("visual_scale", FoveaConfig::default().visual_scale)?,
+        image_size: outer.extent_or("frame_size", FoveaConfig::default().image_size)?,
+        ..tower(&vit, &FoveaConfig::default())?
+    };
+    Ok(DecoderConfig { vision: Some(Vision::Fovea(fovea)), ..model })
+}
+
+/// A tower whose blocks are those of a DINOv2, for frames of its own size.
+pub fn tower(vit: &VitConfig, own: &FoveaConfig) -> Result<FoveaConfig, String> {
+    if vit.registers > 0 {
+        return Err("it has registers, and a foveated tower has none: give a DINOv2 without them".into());
+    }
+    Ok(FoveaConfig {
+        width: vit.width,
+        layers: vit.layers,
+        heads: vit.heads,
+        ffn: vit.ffn(),
+        patch: vit.patch,
+        positions: vit.grid(),
+        norm_eps: vit.norm_eps,
+        layer_scale: vit.layer_scale.unwrap_or(1.0),
+        ..own.clone()
+    })
+}
+
+/// The blocks of a tower as a DINOv2 that the library describes.
+fn published(v: &FoveaConfig) -> VitConfig {
+    VitConfig { pooling: Pooling::ClsMean, ..v.vit() }
+}
+
+/// Where every weight lies in the authors' checkpoints.
+pub(crate) fn stored(
+    c: &DecoderConfig,
+    v: &FoveaConfig,
+    shape: impl Fn(&str) -> Vec<usize>,
+) -> Result<Vec<Stored>, String> {
+    let text = weight_names(c).into_iter().map(|(ours, theirs)| (ours, format!("{TEXT}.{theirs}")));
+    let between = [
+        ("look.weight", "encoder.query_input_proj.weight"),
+        ("seen.weight", "encoder.output_proj.weight"),
+        ("seen.bias", "encoder.output_proj.bias"),
+        ("to_text.weight", "dino_to_llm.weight"),
+        ("to_text.bias", "dino_to_llm.bias"),
+        ("to_query.weight", "llm_to_query.weight"),
+        ("to_query.bias", "llm_to_query.bias"),
+        ("q_static", "q_static"),
+        ("q_init", "q_init"),
+    ];
+    let between = between.map(|(ours, theirs)| (format!("{SCOPE}.{ours}"), theirs.to_string()));
+    let whole = |(ours, theirs): (String, String)| {
+        let dims = shape(&ours);
+        // The authors' queries are matrices of one row.
+        let dims = if theirs.starts_with("q_") { [vec![1], dims].concat() } else { dims };
+        Stored::whole(ours, theirs, dims)
+    };
+    let mut all: Vec<Stored> = text.chain(between).map(whole).collect();
+    all.extend(
+        tower_stored(v)?.into_iter().map(|at| Stored { theirs: format!("{TOWER}.{}", at.theirs), ..at }),
+    );
+    Ok(all)
+}
+
+/// Where the weights of a tower's blocks lie in a DINOv2 without a head.
+pub fn tower_stored(v: &FoveaConfig) -> Result<Vec<Stored>, String> {
+    let all = dinov2::stored(&published(v))?;
+    let bare = |name: &str| dinov2::other_names(name).unwrap_or_else(|| name.to_string());
+    let within = |at: Stored| Stored { ours: format!("{SCOPE}.{}", at.ours), theirs: bare(&at.theirs), ..at };
+    Ok(all.into_iter().map(within).collect())
+}
+
+/// Other names of a weight of the text, in a file of the text model alone.
+pub(crate) fn other_names(name: &str) -> Vec<String> {
+    match name.strip_prefix(&format!("{TEXT}.")) {
+        Some(bare) => [vec![bare.to_string()], huggingface::other_names(bare)].concat(),
+        None => vec![],
+    }
+}
+
+/// Whether a tensor follows from the rest, or is of pretraining alone.
+pub(crate) fn is_redundant(c: &DecoderConfig, name: &str) -> bool {
+    let bare = name.strip_prefix(&format!("{TEXT}.")).unwrap_or(name);
+    huggingface::is_redundant_text(c, bare) || dinov2::is_redundant(name)
+}
+
+/// The `config.json`: `common` are the fields that every model of the library has.
+pub(crate) fn write(c: &DecoderConfig, v: &FoveaConfig, common: Map<String, Value>) -> Result<Value, String> {
+    let dtype = common.get("dtype").and_then(Value::as_str).unwrap_or("float32");
+    let vision = dinov2::write(&published(v), dtype)?;
+    let mut text = Value::Object(common.clone());
+    for (name, value) in llama::write(c).as_object().expect("an object was just made") {
+        text[name.as_str()] = value.clone();
+    }
+    let mut config = Value::Object(common);
+    config.as_object_mut().expect("it is an object").remove("vocab_size");
+    config["architectures"] = json!([CLASS]);
+    config["model_type"] = json!(MODEL_TYPE);
+    config["text_config"] = text;
+    config["vision_config"] = vision;
+    config["query_dim"] = json!(v.query);
+    config["visual_scale"] = json!(v.visual_scale);
+    config["frame_size"] = json!(v.image_size);
+    Ok(config)
+}

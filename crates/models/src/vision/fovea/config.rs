@@ -1,0 +1,94 @@
+//! The dimensions and options of a foveated tower.
+
+use flatout_settings::{choice, section};
+
+use crate::config::VitConfig;
+use crate::config::bounds::{self, MAX_EXTENT};
+use crate::images::CHANNELS;
+
+choice! {
+    /// Which look at a frame the text reads: the one whose query the text model makes, or the first, which is the same for
+    /// every frame.
+    pub enum Look { Fine = "fine", Coarse = "coarse" }
+}
+
+section! {
+    /// The tower of a decoder that looks at frames of videos, one token a frame: a DINOv2, and queries to it.
+    pub struct FoveaConfig {
+        /// Size of the tower's residual stream.
+        pub width: usize,
+        /// Number of the tower's blocks.
+        pub layers: usize,
+        /// Heads of the tower, width / heads each.
+        pub heads: usize,
+        /// Inner size of the tower's feed-forward.
+        pub ffn: usize,
+        /// Pixels of a patch a side.
+        pub patch: usize = 14,
+        /// Pixels of a frame, a side.
+        pub image_size: usize = 224,
+        /// Learned positions a side, which are resampled to the patches of a frame.
+        pub positions: usize = 37,
+        /// Added to the variance in the tower's norms.
+        pub norm_eps: f64 = 1e-6,
+        /// First value of the learned factors on what each half block adds.
+        pub layer_scale: f64 = 1.0,
+        /// Size of the queries that the text model makes.
+        pub query: usize = 384,
+        /// Factor on the tokens of frames.
+        pub visual_scale: f64 = 0.14,
+        /// Which look at a frame the text reads.
+        pub mode: Look = Look::Fine,
+        /// Subtracted from red, green and blue, which are from 0 to 1.
+        pub mean: [f64; CHANNELS] = [0.485, 0.456, 0.406],
+        /// Red, green and blue are divided by this.
+        pub std: [f64; CHANNELS] = [0.229, 0.224, 0.225],
+        /// Initial weights of the blocks, and their dimensions: a DINOv2 folder or ORG/NAME[@revision].
+        pub from: Option<String>,
+    }
+}
+
+impl FoveaConfig {
+    /// The vision transformer that looks, without a head.
+    pub fn vit(&self) -> VitConfig {
+        VitConfig {
+            width: self.width,
+            layers: self.layers,
+            heads: self.heads,
+            ffn: Some(self.ffn),
+            patch: self.patch,
+            image_size: self.image_size,
+            grid: Some(self.positions),
+            norm_eps: self.norm_eps,
+            layer_scale: Some(self.layer_scale),
+            mean: self.mean,
+            std: self.std,
+            ..VitConfig::default()
+        }
+    }
+
+    /// Bytes of a frame as the host writes it: rows, columns and channels.
+    pub fn frame_bytes(&self) -> usize {
+        self.image_size * self.image_size * CHANNELS
+    }
+
+    /// Number of trained values, with a text of this width.
+    pub fn parameters(&self, text_width: usize) -> u64 {
+        let [d, q, e] = [self.width, self.query, text_width].map(|n| n as u64);
+        let connector = d * q + (d * d + d) + (e * d + e) + (q * e + q) + 2 * q;
+        self.vit().parameters() + connector
+    }
+
+    /// Whether such a tower exists; otherwise one sentence that names the key.
+    pub fn validate(&self) -> Result<(), String> {
+        // Every other key means what it does in a vision transformer.
+        let beside = |sentence: String| {
+            sentence.replace("`model.grid`", "`model.positions`").replace("`model.", "`model.vision.")
+        };
+        bounds::extents(&[("ffn", self.ffn, MAX_EXTENT), ("positions", self.positions, MAX_EXTENT)])
+            .and_then(|()| self.vit().validate_body())
+            .map_err(beside)?;
+        bounds::extents(&[("vision.query", self.query, MAX_EXTENT)])?;
+        bounds::positive(&[("vision.visual_scale", self.visual_scale)])
+    }
+}

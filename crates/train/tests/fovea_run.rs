@@ -1,0 +1,236 @@
+//! Models that look at frames through the commands: text over frames, weights of the authors' names in and out, and a text model
+//! and a DINOv2 that become one model.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use flatout_models::config::{Look, Vision};
+use flatout_train::device::Device;
+use flatout_train::infer::generate::{CHUNK_WITH_FRAMES, Generator, Pictures, Prompt, Room};
+use flatout_train::infer::sampling::Sampling;
+use flatout_train::recipes;
+use flatout_train::run::checkpoint::{Dtype, TensorFile, header};
+use flatout_train::weights::export::{Export, Width, export};
+use flatout_train::weights::loaded::Loaded;
+use serde_json::{Value, json};
+
+use crate::fovea_golden::Golden;
+use crate::small_run::train_in;
+
+/// Words of the synthetic language, which runs below learn.
+const WORDS: usize = 512;
+
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+fn write_model(folder: &Path, config: &Value, tensors: &Tensors) {
+    fs::create_dir_all(folder).expect("a folder");
+    fs::write(folder.join("config.json"), serde_json::to_vec(config).unwrap()).expect("a file");
+    let described: Vec<_> =
+        tensors.iter().map(|(name, (shape, _))| (name.as_str(), Dtype::F32, shape.as_slice())).collect();
+    let mut file = header(&described, &[("format", "pt")]).expect("a header");
+    tensors.values().for_each(|(_, values)| file.extend(values.iter().flat_map(|x| x.to_le_bytes())));
+    fs::write(folder.join("model.safetensors"), file).expect("a file");
+}
+
+/// The fixture's weights with room for more words: the rows of the first again.
+fn wordy(golden: &Golden) -> Tensors {
+    let mut tensors = golden.weights.clone();
+    let (shape, values) = tensors.get_mut("llm.model.embed_tokens.weight").expect("an embedding");
+    shape[0] = WORDS;
+    *values = values.iter().copied().cycle().take(shape.iter().product()).collect();
+    tensors
+}
+
+/// The tensors whose names begin so, without that.
+fn below(tensors: &Tensors, scope: &str) -> Tensors {
+    let within = |(name, tensor): (&String, &(Vec<usize>, Vec<f32>))| {
+        Some((name.strip_prefix(scope)?.to_string(), tensor.clone()))
+    };
+    tensors.iter().filter_map(within).collect()
+}
+
+fn run_from(words: &[String]) -> flatout_train::Config {
+    let small = ["train.steps=1", "train.batch=2", "model.context=16", "warmup_steps=0", "eval.rows=0"];
+    // A rate that is zero in f32: weights of exactly zero stay too.
+    let small = small.into_iter().chain(["lr=1e-50", "weight_decay=0"]).map(String::from);
+    recipes::resolve("tiny", &[], &small.chain(words.iter().cloned()).collect::<Vec<_>>()).expect("a config")
+}
+
+fn exported(run: &Path, to: PathBuf) -> Tensors {
+    let wanted =
+        Export { to: to.clone(), dtype: Width::F32, shard_bytes: u64::MAX, force: false, adapter: false };
+    let made = export(&mut Loaded::open(run, &[]).expect("a run"), &wanted).expect("a folder");
+    assert_eq!(made.architecture, "FoveatedVLM");
+    let file = TensorFile::open(&to.join("model.safetensors")).expect("tensors");
+    let read = |(name, entry): (&String, &flatout_train::run::checkpoint::Entry)| {
+        let mut bytes = vec![0; entry.bytes()];
+        file.read_into(name, &mut bytes).expect("a tensor");
+        let values = bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
+        (name.clone(), (entry.shape.clone(), values))
+    };
+    file.entries().iter().map(read).collect()
+}
+
+/// The authors' names are read by `model.from`, and a run of texts that does not move the weights writes the same bytes under the
+/// same names.
+#[test]
+fn a_checkpoint_comes_in_and_goes_out_to_the_bit() {
+    let golden = Golden::open(Look::Fine);
+    let scratch = tempfile::tempdir().expect("a folder");
+    let [source, run, out] = ["source", "run", "out"].map(|name| scratch.path().join(name));
+    let mut config = golden.fixture.json.clone();
+    config["text_config"]["vocab_size"] = json!(WORDS);
+    let tensors = wordy(&golden);
+    write_model(&source, &config, &tensors);
+    train_in(&run, &run_from(&[format!("model.from={}", source.display())]), |_| {});
+    assert!(exported(&run, out.clone()) == tensors, "tensors came out other than they went in");
+    let read = |folder: &Path| flatout_train::weights::pretrained::folder::describe(folder).unwrap().model;
+    assert_eq!(read(&out), read(&source));
+}
+
+/// A text model by `model.from` and a DINOv2 by `model.vision.from`: their weights are read, and what connects them is drawn.
+#[test]
+fn a_text_model_and_a_dinov2_become_one() {
+    let golden = Golden::open(Look::Fine);
+    let scratch = tempfile::tempdir().expect("a folder");
+    let [text, tower, run, out] = ["text", "tower", "run", "out"].map(|name| scratch.path().join(name));
+    let tensors = wordy(&golden);
+    let mut config = golden.fixture.json["text_config"].clone();
+    (config["vocab_size"], config["architectures"]) = (json!(WORDS), json!(["LlamaForCausalLM"]));
+    write_model(&text, &config, &below(&tensors, "llm."));
+    let mut config = golden.fixture.json["vision_config"].clone();
+    config["architectures"] = json!(["Dinov2Model"]);
+    write_model(&tower, &config, &below(&tensors, "encoder.dino."));
+    let words = |more: &[&str]| -> Vec<String> {
+        let from = [
+            format!("model.from={}", text.display()),
+            format!("model.vision.from={}", tower.display()),
+            "model.vision.kind=fovea".into(),
+            "model.vision.query=14".into(),
+            "model.vision.image_size=24".into(),
+        ];
+        from.into_iter().chain(more.iter().map(|word| word.to_string())).collect()
+    };
+    let config = run_from(&words(&[]));
+    let fovea = config.model.as_fovea().expect("a tower");
+    assert_eq!((fovea.width, fovea.layers, fovea.positions, fovea.query), (24, 3, 7, 14));
+    train_in(&run, &config, |_| {});
+    let made = exported(&run, out);
+    assert_eq!(made.keys().collect::<Vec<_>>(), tensors.keys().collect::<Vec<_>>());
+    for (name, (shape, values)) in &made {
+        assert_eq!(*shape, tensors[name].0, "{name}");
+        if name.starts_with("llm.") || name.starts_with("encoder.dino.") {
+            assert!(*values == tensors[name].1, "{name} is not what its source has");
+        } else if name.starts_with("q_") {
+            let size = values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32;
+            assert!((0.2..3.0).contains(&size), "{name} has a mean square of {size}");
+        } else {
+            // Even between the bounds of PyTorch's linear layers, weights and vectors alike.
+            let inner = made[&name.replace("bias", "weight")].0[1] as f32;
+            let largest = values.iter().fold(0f32, |largest, x| largest.max(x.abs())) * inner.sqrt();
+            assert!(largest <= 1.0 && largest > 0.7, "{name} is up to {largest} of its bound");
+        }
+    }
+    for (word, sentence) in [
+        ("model.vision.width=48", "`model.vision.width` is 48 and the model of"),
+        ("model.vision.deepstack=[0]", "`model.vision.deepstack` is of model.vision.kind=qwen3_vl"),
+        ("model.vision.heads=5", "`model.vision.heads` is 5"),
+        ("dropout=0.1", "with model.vision.kind=fovea nothing is dropped"),
+    ] {
+        let words = words(&[word]);
+        let refused = recipes::resolve("tiny", &[], &words).expect_err(word).to_string();
+        assert!(refused.contains(sentence), "{refused}");
+    }
+    let swapped = words(&[&format!("model.vision.from={}", text.display())]);
+    let refused = recipes::resolve("tiny", &[], &swapped).expect_err("no DINOv2").to_string();
+    assert!(refused.contains("which is no DINOv2"), "{refused}");
+    // A run that has a tower brings it, and what a recipe says of another is put aside.
+    let next = run_from(&[format!("model.from={}", run.display())]);
+    let brought = next.model.as_fovea().expect("a tower");
+    assert_eq!((brought.query, brought.image_size, &brought.from), (14, 24, &None));
+}
+
+/// Prompts about frames, with what follows them in the reference.
+struct Asked {
+    folder: tempfile::TempDir,
+    pictures: Pictures,
+    prompts: Vec<Prompt>,
+    wanted: Vec<Vec<u32>>,
+}
+
+impl Asked {
+    fn open() -> Asked {
+        let mut golden = Golden::open(Look::Fine);
+        let folder = tempfile::tempdir().expect("a folder");
+        write_model(folder.path(), &golden.fixture.json, &golden.weights);
+        let generated = golden.fixture.i32s("generated");
+        let frames = golden.samples.iter().flat_map(|sample| sample.frames.clone());
+        let (pictures, numbers) =
+            Pictures::of_frames(frames.map(|image| golden.images[image as usize].as_slice()));
+        assert_eq!(numbers, [0, 1, 2, 3, 3, 3, 3], "frames of the same bytes are one picture");
+        let mut numbers = &numbers[..];
+        let mut prompts = vec![];
+        for sample in golden.samples.iter().filter(|sample| !sample.frames.is_empty()) {
+            let (own, rest) = numbers.split_at(sample.frames.len());
+            numbers = rest;
+            let tokens: Vec<u32> = sample.tokens[..4].iter().map(|token| *token as u32).collect();
+            prompts.push(Pictures::before(own, &tokens));
+        }
+        let each = generated.len() / prompts.len();
+        let wanted =
+            generated.chunks(each).map(|row| row.iter().map(|token| *token as u32).collect()).collect();
+        Asked { folder, pictures, prompts, wanted }
+    }
+
+    fn answers(&self, prompts: &[Prompt], sequences: usize, overrides: &[&str]) -> Vec<Vec<u32>> {
+        let overrides: Vec<String> = overrides.iter().map(|word| word.to_string()).collect();
+        let loaded = Loaded::open(self.folder.path(), &overrides).expect("a model");
+        let how =
+            Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, max_tokens: self.wanted[0].len() };
+        let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().expect("a prompt");
+        let room = Room { sequences, tokens: longest + how.max_tokens };
+        let device = Device::Cpu { threads: 2 };
+        let mut generator =
+            Generator::seeing(loaded, &device, room, self.pictures.clone(), CHUNK_WITH_FRAMES)
+                .expect("a model");
+        generator.continue_prompts(prompts, how, &mut |_, _| {}).expect("answers")
+    }
+}
+
+/// Both at once, one after another in one lane, and more prompts than lanes.
+#[test]
+fn answers_about_frames_are_those_of_the_reference() {
+    let asked = Asked::open();
+    for sequences in [2, 1, 3] {
+        assert_eq!(asked.answers(&asked.prompts, sequences, &[]), asked.wanted, "{sequences} at once");
+    }
+    let more = [asked.prompts.clone(), asked.prompts.clone(), asked.prompts[..1].to_vec()].concat();
+    let wanted = [asked.wanted.clone(), asked.wanted.clone(), asked.wanted[..1].to_vec()].concat();
+    assert_eq!(asked.answers(&more, 3, &[]), wanted, "the same picture in two lanes is encoded once");
+}
+
+/// A model may be asked behind first looks alone, and says something else.
+#[test]
+fn first_looks_can_be_asked_for() {
+    let asked = Asked::open();
+    let together = asked.answers(&asked.prompts, 2, &["model.vision.mode=coarse"]);
+    assert_ne!(together, asked.wanted);
+    for (prompt, wanted) in asked.prompts.iter().zip(&together) {
+        let alone = asked.answers(std::slice::from_ref(prompt), 1, &["model.vision.mode=coarse"]);
+        assert_eq!(alone, std::slice::from_ref(wanted));
+    }
+}
+
+/// The tower that a config describes has the values that the table of sizes says.
+#[test]
+fn models_of_the_published_sizes_have_their_values() {
+    let words = ["model.vision.kind=fovea", "vision.width=384", "vision.layers=12", "vision.heads=6"];
+    let words = [&words[..], &["vision.ffn=1536"]].concat();
+    let words: Vec<String> = words.into_iter().map(String::from).collect();
+    let config = recipes::resolve("smollm2-135m", &[], &words).expect("a config");
+    assert!(matches!(config.model.vision(), Some(Vision::Fovea(_))));
+    let millions = config.model.parameters() as f64 / 1e6;
+    assert!((157.5..157.7).contains(&millions), "{millions}M");
+    assert_eq!(flatout_train::Config::parse(&config.to_toml(), "config.toml").unwrap(), config);
+}
