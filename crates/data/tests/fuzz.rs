@@ -12,7 +12,7 @@ use crate::scratch::Scratch;
 use crate::visual::{base64, encoded_png};
 use flatout_data::Vocabulary;
 use flatout_data::examples::{
-    ChatTemplate, Conversation, ExampleKind, ExampleSets, ExampleSpec, VisionSpec, open,
+    ChatTemplate, Conversation, ExampleKind, ExampleSets, ExampleSpec, FrameSpec, VisionSpec, open,
 };
 use flatout_data::formats::{
     Compression, Document, Field, Fields, Format, Index, Input, OnError, ReadOptions, Reader, Reason,
@@ -527,6 +527,59 @@ fn archive_index() {
     feed("archive-index", &seeds, Limits::default(), |bytes| {
         std::fs::write(&kept, bytes).unwrap();
         assert_eq!(found(), whole);
+    });
+}
+
+/// Samples with frames: whatever the bytes of a shard are, there is a set or a sentence.
+#[test]
+fn shards_of_samples() {
+    let scratch = Scratch::new("fuzz-samples");
+    let image = &pictures("png")[0];
+    let sample = |key: &str, json: &str| {
+        [
+            archive::member(&format!("{key}.001.png"), image),
+            archive::member(&format!("{key}.000.png"), image),
+            archive::member(&format!("{key}.json"), json.as_bytes()),
+        ]
+        .concat()
+    };
+    let seeds = [
+        archive::archive(&[
+            sample("a", r#"{"user":"what?","assistant":"that","source":"web","frame_count":2}"#),
+            sample("b", r#"{"token_ids":[5,6,7],"loss_mask":[0,1,1]}"#),
+            archive::member("c.json", br#"{"assistant":"text","frame_count":0}"#),
+        ]),
+        archive::archive(&[
+            [archive::member("d.png", image), archive::member("d.txt", b"a caption")].concat(),
+            sample("e", r#"{"user":"","chosen_assistant":"yes","rejected_assistant":"no"}"#),
+        ]),
+    ];
+    let path = scratch.at("fuzzed.tar");
+    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/templates/tokenizer.json");
+    let spec = |on_error| ExampleSpec {
+        task: ExampleKind::Frames,
+        path: vec![path.clone()],
+        read: ReadOptions { on_error, ..ReadOptions::default() },
+        frames: Some(FrameSpec { side: 8, ..FrameSpec::default() }),
+        tokenizer: Some(tokenizer.into()),
+        template: Some("chatml".into()),
+        vocab: 1 << 20,
+        held_out: 0.0,
+        ..ExampleSpec::default()
+    };
+    feed("samples", &seeds, Limits::default(), |bytes| {
+        std::fs::write(&path, bytes).unwrap();
+        let failing = open(&spec(OnError::Fail));
+        match open(&spec(OnError::Skip)) {
+            Ok(sets) => {
+                let mut pixels = vec![0; 8 * 8 * 3];
+                for number in 0..sets.frames.count() as u32 {
+                    let _ = sets.frames.pixels(number, &mut pixels).expect("its bytes are there");
+                }
+                assert_eq!(failing.is_ok(), sets.description.unusable.is_empty());
+            }
+            Err(error) => assert!(error.is_input() && failing.is_err(), "{error}"),
+        }
     });
 }
 

@@ -4,6 +4,7 @@ mod archive;
 mod bad_data;
 mod examples;
 mod features;
+mod frames;
 mod fuzz;
 mod hostile;
 mod images;

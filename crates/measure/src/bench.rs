@@ -24,7 +24,7 @@ use flatout_train::resolve::prediction;
 use flatout_train::switches::active;
 use flatout_train::tasks::batch::{BatchSource, Draw};
 use flatout_train::tasks::image_table;
-use flatout_train::training::schedule::learning_rate;
+use flatout_train::training::schedule::learning_rates;
 use flatout_train::training::update::{accumulate, apply, collect};
 use flatout_train::weights::pretrained;
 use rows::OpenData;
@@ -182,9 +182,8 @@ impl Bench {
             self.spans.within("grad", || accumulate(&mut self.session, &batch, draw))?;
         }
         self.asked += 1;
-        let peak = self.config.optimizer.lr;
-        let lr = learning_rate(&self.config.schedule, peak, self.horizon, self.asked);
-        Ok(self.spans.within("apply", || apply(&mut self.session, lr as f32))?)
+        let rates = learning_rates(&self.config, self.horizon, self.asked);
+        Ok(self.spans.within("apply", || apply(&mut self.session, &rates))?)
     }
 
     fn report(&mut self, posted: Posted, clock: &mut Instant, times: &mut Vec<f64>) -> Result<(), Failure> {

@@ -90,16 +90,21 @@ fn plots(history: &History) -> Vec<(&'static str, Plot)> {
     {
         loss.push(series("floor", vec![(first.0, floor), (last.0, floor)], Style::Line, 7));
     }
+    let mut rates = vec![series("Learning rate", curve(|s| s.lr as f64), Style::Line, 0)];
+    if let Some(named) = history.steps.last().map(|made| &made.step.lrs).filter(|lrs| !lrs.is_empty()) {
+        let rate = |name: &String| {
+            history.curve(Axis::Step, |step| step.lrs.get(name).copied().unwrap_or(f32::NAN) as f64)
+        };
+        let named = named.keys().enumerate();
+        rates = named.map(|(i, name)| series(name, rate(name), Style::Line, i)).collect();
+    }
     let norms = Plot {
         log_y: true,
         ..plot("Norm of the gradient", "", both(|step| step.grad_norm as f64, "smoothed"))
     };
     let mut plots = vec![
         ("loss", Plot { skipped: FIRST_STEPS, ..plot("Loss", "nats", loss) }),
-        (
-            "lr",
-            plot("Learning rate", "", vec![series("Learning rate", curve(|s| s.lr as f64), Style::Line, 0)]),
-        ),
+        ("lr", plot("Learning rate", "", rates)),
         ("grad_norm", norms),
         (
             "throughput",

@@ -102,10 +102,12 @@ fn seconds(path: &Path) -> Option<u64> {
 
 /// The record an event makes, and its step.
 fn bytes(event: &Event) -> Option<(u64, Vec<u8>)> {
-    let values;
+    let (rates, mut values): (Vec<String>, Vec<(&str, f32)>);
     let (step, what) = match event {
         Event::Step(step) => {
+            rates = step.lrs.keys().map(|group| format!("train/lr/{group}")).collect();
             values = step_scalars(step);
+            values.extend(rates.iter().map(String::as_str).zip(step.lrs.values().copied()));
             (step.step, What::Scalars(&values))
         }
         Event::Eval { step, loss, metrics, .. } => {

@@ -27,6 +27,7 @@ mod packing;
 mod passes;
 mod preference;
 mod preference_run;
+mod rates;
 mod resume;
 mod small_recipe;
 mod small_run;

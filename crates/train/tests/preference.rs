@@ -227,7 +227,7 @@ fn ten_steps_are_trls() {
         begun.compared.give(scores);
         for (step, wanted) in wanted.iter().enumerate() {
             begun.accumulate(&config);
-            let posted = apply(&mut begun.session, 1e-3).expect("an update");
+            let posted = apply(&mut begun.session, &[1e-3]).expect("an update");
             let results = collect(&mut begun.session, posted).expect("results");
             let rewards = results.rewards.expect("rewards");
             if step == 0 {

@@ -63,6 +63,27 @@ fn with_averages_of_the_weights() {
     goes_on_exactly(&["train.ema=0.9", "precision=bf16", "eval.rows=4", "eval.every=10"]);
 }
 
+/// Rates of their own by group: the schedule goes on where it was, for each of them.
+#[test]
+fn with_learning_rates_by_group() {
+    let steps = goes_on_exactly(&[
+        "lr=1e-4",
+        "schedule.name=converge",
+        "schedule.final_lr=1e-3",
+        "schedule.warmup_steps=5",
+        "train.groups=[{paths=['embed'],lr=1e-2,name='table'},{paths=['**.ffn'],final_lr=0.0}]",
+    ]);
+    let at = |step: usize, name: &str| steps[step - 1].lrs[name];
+    for (name, base, target) in [("base", 1e-4_f32, 1e-3_f32), ("table", 1e-2, 1e-3), ("**.ffn", 1e-4, 0.0)] {
+        let close = |a: f32, b: f32| (a - b).abs() <= 1e-6 * base.max(target);
+        assert!(close(at(1, name), base / 5.0) && close(at(5, name), base), "{name}");
+        // p = 20/45 and 25/45: the two steps around the middle.
+        assert!(close(at(25, name) + at(30, name), base + target), "{name}");
+        assert!(close(at(50, name), target), "{name}: {}", at(50, name));
+    }
+    assert_eq!(steps[10].lr, steps[10].lrs["base"]);
+}
+
 #[test]
 fn with_documents_apart() {
     goes_on_exactly(&["data.document_mask=true", "recompute=full"]);

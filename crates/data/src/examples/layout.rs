@@ -60,13 +60,23 @@ pub struct Layout {
     together: usize,
 }
 
-/// The images that there is room for, and their patches.
+/// The images that there is room for, and their patches. Of videos: the different images, and their frames, each of which counts
+/// as a patch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ImageRoom {
     pub patches: usize,
     pub images: usize,
-    /// Patches of the largest image.
+    /// Patches of the largest image, or frames of the longest video.
     pub largest: usize,
+}
+
+/// The frames of an example, or of a prefix that several share: its first rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VideoRows {
+    /// The row of its first frame.
+    pub row: usize,
+    /// Of every frame the place of its image among those that the micro-batch shows.
+    pub images: Vec<u32>,
 }
 
 /// An example as it takes room: its size, and that of the beginning that others of its group begin with too.
@@ -358,6 +368,8 @@ pub struct MicroBatch {
     pub labels: Vec<i32>,
     /// The weight of each class in the loss.
     pub label_weights: Vec<f32>,
+    /// Examples of which nothing is learned because a frame of theirs cannot be decoded, in words.
+    pub left_out: Vec<String>,
 }
 
 impl MicroBatch {
@@ -379,7 +391,41 @@ impl MicroBatch {
             numbers: Vec::with_capacity(segments),
             labels: vec![-1; segments],
             label_weights: vec![0.0; segments],
+            left_out: vec![],
         }
+    }
+
+    /// The frames of every example that has some, and the images that they show, by their numbers in the set. A still image is
+    /// shown once however many frames it is; the same image in two examples is shown twice, so that a plan knows how many
+    /// frames an image has at most.
+    pub fn videos(&self) -> (Vec<VideoRows>, Vec<u32>) {
+        let (mut videos, mut shown): (Vec<VideoRows>, Vec<u32>) = (vec![], vec![]);
+        let mut before: Option<Sighting> = None;
+        let frames = self.seen.iter().enumerate().filter(|(_, frame)| **frame >= 0);
+        for (row, frame) in frames {
+            let sighting = self.images[*frame as usize];
+            if sighting.start == 0 {
+                videos.push(VideoRows { row, images: vec![] });
+                before = None;
+            }
+            if before.is_none_or(|before| !sighting.repeats(&before)) {
+                shown.push(sighting.image);
+            }
+            let video = videos.last_mut().expect("frames are the first rows of their example");
+            video.images.push(shown.len() as u32 - 1);
+            before = Some(sighting);
+        }
+        (videos, shown)
+    }
+
+    /// Learns nothing from the examples in whose segment a row lies.
+    pub(crate) fn leave_out(&mut self, row: usize, words: String) {
+        let holds = |segment: &&Segment| (segment.start..segment.start + segment.len).contains(&(row as u32));
+        let segment = self.segments.iter().find(holds).expect("a row of an example");
+        let rows = segment.start as usize..(segment.start + segment.len) as usize;
+        self.targets[rows.clone()].fill(-1);
+        self.weights[rows].fill(0.0);
+        self.left_out.push(words);
     }
 
     /// Lays examples with their global indices behind those that are there, each behind the `prefix` tokens they share.

@@ -8,6 +8,7 @@
 //!    -> conversation   instructions in the forms they are published in      labelled   texts and pairs with a class
 //!    -> preference     answers to one prompt of which one is preferred, and answers that are wanted or not
 //!    -> visual         conversations with images, and questions about them
+//!    -> frames         videos and still images with a text, out of tar shards
 //!    -> template       conversations as a model's template writes them   (beside: where it is found; python: its values)
 //!    -> mask           what of the text is learned   (marks: what of an answer)
 //!    -> encoder        text to tokens with their places; pairs in a tokeniser's frame
@@ -25,11 +26,13 @@
 //! ```
 
 use std::ops::Range;
+use std::sync::Arc;
 
 pub(crate) mod arrangement;
 mod conversation;
 pub(crate) mod drawn;
 mod encoder;
+mod frames;
 mod labelled;
 pub(crate) mod layout;
 pub(crate) mod lengths;
@@ -49,8 +52,12 @@ pub(crate) mod updates;
 mod visual;
 mod wrong;
 
+use crate::order::mixture::{Mixture, MixtureSource};
+use crate::order::permutation::Order;
+use crate::random::{fingerprint, key};
 use crate::vision::{Grid, Stretch, positions};
 pub use conversation::{Conversation, Schema};
+pub use frames::{FrameSpec, frames_in_words};
 pub use labelled::Columns;
 pub(crate) use labelled::{Classes, Collected, label_of};
 use layout::Member;
@@ -103,6 +110,11 @@ impl Sighting {
     fn merge(&self) -> usize {
         (self.grid.patches() / self.tokens as usize).isqrt()
     }
+
+    /// Whether it shows what the one before it shows: frames of a still image, which is looked into once.
+    fn repeats(&self, before: &Sighting) -> bool {
+        self.grid == Grid::FRAME && self.image == before.image
+    }
 }
 
 impl Example<'_> {
@@ -116,6 +128,14 @@ impl Example<'_> {
         text.push(Stretch::Text(self.tokens.len() - end));
         // A text without images stands the same whatever a block is.
         positions(text, self.images.first().map_or(1, Sighting::merge)).0
+    }
+
+    /// Mixes all of it into a hash.
+    pub(crate) fn fold_into(&self, hash: u64) -> u64 {
+        let words = self.tokens.iter().copied().chain(self.weights.iter().map(|weight| weight.to_bits()));
+        let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+        let hash = key(key(hash, fingerprint(&bytes)), self.label.map_or(u64::MAX, u64::from));
+        self.images.iter().fold(hash, |hash, image| key(hash, image.hash))
     }
 
     /// Whether there is anything to learn from it.
@@ -139,6 +159,8 @@ pub struct ExampleTable {
     prefixes: Option<Prefixes>,
     /// Whether examples 2 i and 2 i + 1 are the chosen and the rejected answer to one prompt.
     is_paired: bool,
+    /// The shares that sources are drawn in, where there are several.
+    mixture: Option<Arc<Mixture>>,
 }
 
 impl ExampleTable {
@@ -175,6 +197,49 @@ impl ExampleTable {
         self.ends.push(self.tokens.len());
     }
 
+    /// Appends one whose images are numbered from `image_base` on here.
+    pub(crate) fn push_renumbered(&mut self, example: Example<'_>, image_base: u32) {
+        let renumbered = |sighting: &Sighting| Sighting { image: sighting.image + image_base, ..*sighting };
+        let images: Vec<Sighting> = example.images.iter().map(renumbered).collect();
+        self.push(Example { images: &images, ..example });
+    }
+
+    /// Images that examples show, each as often as it is looked into.
+    pub(crate) fn shown_images(&self) -> u64 {
+        (0..self.count()).map(|index| self.extent_of(index).images as u64).sum()
+    }
+
+    /// Changes with every token, weight, label and image.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.iter().fold(self.count() as u64, |hash, example| example.fold_into(hash))
+    }
+
+    /// Draws examples of several sources in shares: of each source as many as follow one another here, and its weight.
+    pub(crate) fn mix(&mut self, sources: &[(u64, f64)]) {
+        let mut base = 0;
+        let part = |(count, weight): &(u64, f64)| {
+            base += count;
+            // Shares are of examples, so that each counts as one token.
+            MixtureSource { base: base - count, count: *count, weight: *weight, mean_tokens: 1.0 }
+        };
+        self.mixture = Some(Arc::new(Mixture::new(sources.iter().map(part).collect())));
+        assert_eq!(base, self.count() as u64, "sources are all there is");
+    }
+
+    /// Which example stands at each place of the series of all epochs.
+    pub(crate) fn order(&self, seed: u64) -> Order {
+        match &self.mixture {
+            Some(mixture) => Order::mixed(mixture.clone(), seed),
+            None => Order::new(Some(self.units() as u64), seed),
+        }
+    }
+
+    /// Examples or pairs of an epoch: all, or as many as are drawn until the first source has been read once.
+    pub fn epoch_examples(&self) -> u64 {
+        let Some(mixture) = &self.mixture else { return self.units() as u64 };
+        (mixture.parts[0].count as f64 / mixture.share(0)).round() as u64
+    }
+
     pub fn count(&self) -> usize {
         self.ends.len()
     }
@@ -192,9 +257,13 @@ impl ExampleTable {
 
     /// The room that the first `tokens` of example `index` take, of which nothing is learned.
     pub(crate) fn beginning_of(&self, index: usize, tokens: usize) -> Extent {
-        let seen = self.get(index).images.iter().filter(|image| (image.start as usize) < tokens);
-        let of_image =
-            |image: &Sighting| Extent { images: 1, patches: image.grid.patches(), ..Extent::default() };
+        let shown = self.get(index).images;
+        let seen = shown.iter().enumerate().filter(|(_, image)| (image.start as usize) < tokens);
+        let of_image = |(at, image): (usize, &Sighting)| Extent {
+            images: usize::from(at == 0 || !image.repeats(&shown[at - 1])),
+            patches: image.grid.patches(),
+            ..Extent::default()
+        };
         Extent { tokens, ..seen.map(of_image).sum() }
     }
 
@@ -209,9 +278,14 @@ impl ExampleTable {
         }
     }
 
-    /// Patches of the largest image; 0 where there is none.
+    /// Patches of the largest image, or frames of the longest video; 0 where there is none.
     pub fn largest_image(&self) -> usize {
-        self.images.iter().map(|image| image.grid.patches()).max().unwrap_or(0)
+        let patches = self.images.iter().map(|image| match image.grid {
+            // The frames of an example are its first tokens.
+            Grid::FRAME => image.start as usize + 1,
+            grid => grid.patches(),
+        });
+        patches.max().unwrap_or(0)
     }
 
     /// Looks for beginnings that examples share, for a run that computes each once. The answers of a pair share their prompt,

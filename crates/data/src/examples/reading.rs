@@ -182,6 +182,7 @@ impl Reading<'_> {
                     ExampleKind::Visual => shapes::question,
                     ExampleKind::Pairs => synthetic::preference,
                     ExampleKind::Judged => synthetic::judgement,
+                    ExampleKind::Frames => unreachable!("samples with frames are opened by their own module"),
                 },
             }]),
             Inputs::Files(files) => {
@@ -238,6 +239,7 @@ impl Reading<'_> {
             ExampleKind::Visual => VisualSchema::of(fields).map(RowForm::Visual),
             ExampleKind::Pairs => PairSchema::of(fields).map(RowForm::Pairs),
             ExampleKind::Judged => JudgedSchema::of(fields).map(RowForm::Judged),
+            ExampleKind::Frames => unreachable!("samples with frames are opened by their own module"),
         }
     }
 
@@ -547,7 +549,7 @@ impl Reading<'_> {
             // No image is cut in two, and none is cut off: the answer may be about it.
             let cuts_image = images.last().is_some_and(|last: &Seen| last.start + last.tokens > most);
             match self.spec.too_long {
-                TooLong::Fail => return Err(self.too_many(tokens.len())),
+                TooLong::Fail => return Err(too_many(tokens.len(), most)),
                 TooLong::Cut if !cuts_image && is_learned(&weights[..most]) => {
                     tokens.truncate(most);
                     weights.truncate(most);
@@ -578,7 +580,7 @@ impl Reading<'_> {
         match self.spec.too_long {
             TooLong::Fail if is_cut => {
                 let whole = encoder.framed(&row.a, row.b.as_deref(), usize::MAX).map_err(unencodable)?.0;
-                return Err(self.too_many(whole.len()));
+                return Err(too_many(whole.len(), most));
             }
             TooLong::Skip if is_cut => return Ok(Fate::TooLong),
             _ => {}
@@ -599,19 +601,16 @@ impl Reading<'_> {
         };
         Ok(Fate::Drafts(vec![draft], u64::from(is_cut)))
     }
-
-    fn too_many(&self, tokens: usize) -> Wrong {
-        Wrong::new(
-            Reason::TooManyTokens,
-            format!(
-                "the row has {tokens} tokens and data.max_tokens is {}; raise it, or give data.too_long=cut or skip",
-                self.spec.max_tokens
-            ),
-        )
-    }
 }
 
-fn unencodable(error: Unencodable) -> Wrong {
+pub(super) fn too_many(tokens: usize, most: usize) -> Wrong {
+    let said = format!(
+        "the row has {tokens} tokens and data.max_tokens is {most}; raise it, or give data.too_long=cut or skip"
+    );
+    Wrong::new(Reason::TooManyTokens, said)
+}
+
+pub(super) fn unencodable(error: Unencodable) -> Wrong {
     match error {
         Unencodable::Text(said) => Wrong::new(
             Reason::Unsupported,
@@ -623,7 +622,7 @@ fn unencodable(error: Unencodable) -> Wrong {
     }
 }
 
-fn no_template() -> Wrong {
+pub(super) fn no_template() -> Wrong {
     Wrong::new(
         Reason::Template,
         "the row is a conversation, and there is no chat template beside the tokeniser; give one with data.template: a \

@@ -3,12 +3,13 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use flatout_settings::choice;
 use serde::Serialize;
 
 use super::encoder::Encoder;
+use super::frames::{self, FrameSpec};
 use super::labelled::{Classes, Collected, lonely};
 use super::mask::TrainOn;
 use super::reading::{Draft, Reading, Taken, is_held_out};
@@ -16,14 +17,14 @@ use super::template::{CHATML_TOKENS, ChatTemplate, Date, beside};
 use super::visual::{Seen, Sight, VisionSpec, image_token};
 use super::{Example, ExampleTable, Sighting};
 use crate::error::DataError;
-use crate::formats::{self, Format, OnError, Place, ReadOptions, Reason};
+use crate::formats::{self, Format, OnError, Place, ReadOptions, Reason, Skipped};
 use crate::order::split::Splitter;
 use crate::random::{fingerprint, key};
 use crate::text::inspect::LengthSummary;
 use crate::text::raw::shown;
 use crate::text::source::{OpenEvent, SourceKind, announce};
 use crate::text::tokenizer::Vocabulary;
-use crate::vision::ImageStore;
+use crate::vision::{FrameStore, ImageStore};
 
 /// The kind of example that rows hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -39,6 +40,8 @@ pub enum ExampleKind {
     Pairs,
     /// Answers that are wanted or not.
     Judged,
+    /// Videos and still images with a text, out of tar shards.
+    Frames,
 }
 
 choice! {
@@ -77,6 +80,8 @@ pub struct ExampleSpec {
     pub too_long: TooLong,
     /// How images are read, where rows have some.
     pub vision: Option<VisionSpec>,
+    /// How samples with frames are read.
+    pub frames: Option<FrameSpec>,
     /// Classes in their order; collected from the rows where there are none.
     pub classes: Vec<String>,
     pub text_a: Option<String>,
@@ -115,6 +120,7 @@ impl Default for ExampleSpec {
             max_tokens: 1024,
             too_long: TooLong::Cut,
             vision: None,
+            frames: None,
             classes: Vec::new(),
             text_a: None,
             text_b: None,
@@ -144,6 +150,8 @@ pub struct ExampleSets {
     pub classes: Vec<String>,
     /// The images of both sides, each once.
     pub images: ImageStore,
+    /// The frames of both sides.
+    pub frames: Arc<FrameStore>,
     pub description: SetDescription,
     /// Another one where examples, tokeniser or sides are other ones.
     pub mark: String,
@@ -234,7 +242,7 @@ fn may_be_lonely(spec: &ExampleSpec) -> bool {
     !spec.held_out_path.is_empty()
 }
 
-fn pool(threads: usize) -> Result<rayon::ThreadPool, DataError> {
+pub(super) fn pool(threads: usize) -> Result<rayon::ThreadPool, DataError> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
     pool.map_err(|error| DataError::environment(format!("No threads can be started: {error}.")))
 }
@@ -242,6 +250,9 @@ fn pool(threads: usize) -> Result<rayon::ThreadPool, DataError> {
 /// As [`open`], and tells what was left out.
 pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ExampleSets, DataError> {
     check(spec)?;
+    if spec.task == ExampleKind::Frames {
+        return frames::open(spec, say);
+    }
     let whole;
     let spec = match spec.held_out_path.is_empty() {
         true => spec,
@@ -342,6 +353,7 @@ fn check(spec: &ExampleSpec) -> Result<(), DataError> {
     if spec.task != ExampleKind::Classes && !spec.classes.is_empty() {
         let task = match spec.task {
             ExampleKind::Visual => "visual_chat",
+            ExampleKind::Frames => "foveated",
             ExampleKind::Pairs | ExampleKind::Judged => "preference",
             _ => "chat",
         };
@@ -352,7 +364,14 @@ fn check(spec: &ExampleSpec) -> Result<(), DataError> {
     Ok(())
 }
 
-fn tell(spec: &ExampleSpec, sets: &ExampleSets, say: &mut dyn FnMut(OpenEvent)) {
+/// Rows that cannot be used, by reason: how many, and where first.
+pub(super) fn unusable(skipped: &Skipped) -> Vec<(String, u64, String)> {
+    let words =
+        |(reason, count, place): (Reason, u64, &Place)| (reason.words().into(), count, place.to_string());
+    skipped.reasons().map(words).collect()
+}
+
+pub(super) fn tell(spec: &ExampleSpec, sets: &ExampleSets, say: &mut dyn FnMut(OpenEvent)) {
     let described = &sets.description;
     if !described.unusable.is_empty() {
         let total: u64 = described.unusable.iter().map(|(_, count, _)| count).sum();
@@ -437,7 +456,10 @@ fn vision(spec: &ExampleSpec) -> Option<VisionSpec> {
 }
 
 /// The template that conversations are written with. A tokeniser that is trained here learns the built-in one's tokens.
-fn template(spec: &ExampleSpec, vocabulary: Option<&Vocabulary>) -> Result<Option<ChatTemplate>, DataError> {
+pub(super) fn template(
+    spec: &ExampleSpec,
+    vocabulary: Option<&Vocabulary>,
+) -> Result<Option<ChatTemplate>, DataError> {
     let mut folders = spec.template_folders.clone();
     folders.extend(spec.tokenizer.as_ref().and_then(|path| path.parent()).map(PathBuf::from));
     let spelled = |token: u32| vocabulary.and_then(|vocabulary| vocabulary.token(token)).unwrap_or_default();
@@ -622,6 +644,7 @@ impl Taken {
             ExampleKind::Visual => 2,
             ExampleKind::Pairs => 3,
             ExampleKind::Judged => 4,
+            ExampleKind::Frames => unreachable!("samples with frames are opened by their own module"),
         };
         let mut mark = key(vocabulary.fingerprint(), kind);
         for (draft, is_held) in self.drafts.into_iter().zip(held) {
@@ -682,11 +705,7 @@ impl Taken {
             images: image_counts,
             cut: self.cut,
             too_long: self.too_long,
-            unusable: self
-                .skipped
-                .reasons()
-                .map(|(reason, count, place)| (reason.words().to_string(), count, place.to_string()))
-                .collect(),
+            unusable: unusable(&self.skipped),
         };
         ExampleSets {
             vocabulary,
@@ -696,6 +715,7 @@ impl Taken {
             held_out_places,
             classes,
             images,
+            frames: Arc::default(),
             description,
             mark: format!("{mark:016x}"),
         }

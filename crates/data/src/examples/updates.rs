@@ -13,9 +13,10 @@ use super::ExampleTable;
 use super::layout::{Layout, Member, MicroBatch};
 use crate::error::DataError;
 use crate::order::documents::Spent;
+use crate::order::mixture::MixtureSource;
 use crate::order::permutation::{Order, Permutation};
 use crate::order::stall::Waited;
-use crate::random::{fingerprint, key};
+use crate::random::key;
 
 /// Where training goes on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,7 +91,7 @@ impl Updates {
                  cannot go on exactly: restore the data, or begin a new run.",
             ));
         }
-        let order = Order::new(Some(table.units() as u64), seed);
+        let order = table.order(seed);
         let (window, epoch, waited) = (None, None, Waited::default());
         Ok(Updates {
             table,
@@ -122,7 +123,7 @@ impl Updates {
         let spent = since.elapsed();
         let waited = Waited::new(spent, Spent::default(), spent);
         self.waited += waited;
-        ExampleUpdate { parts, epoch: self.cursor.sample as f64 / self.table.units() as f64, waited }
+        ExampleUpdate { parts, epoch: self.cursor.sample as f64 / self.table.epoch_examples() as f64, waited }
     }
 
     /// The example or pair at a place of the series.
@@ -228,13 +229,11 @@ fn sorted_window(lengths: &[usize], batch: usize, key: u64) -> Vec<usize> {
 
 /// Changes with every token, weight, label and image, and with the seed.
 fn mark(table: &ExampleTable, seed: u64) -> String {
-    let of_example = |hash: u64, example: crate::examples::Example<'_>| {
-        let words = example.tokens.iter().copied().chain(example.weights.iter().map(|w| w.to_bits()));
-        let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
-        let hash = key(key(hash, fingerprint(&bytes)), example.label.map_or(u64::MAX, u64::from));
-        example.images.iter().fold(hash, |hash, image| key(hash, image.hash))
-    };
-    format!("{:016x}", table.iter().fold(key(seed, table.count() as u64), of_example))
+    let examples =
+        table.iter().fold(key(seed, table.count() as u64), |hash, example| example.fold_into(hash));
+    let of_source = |hash: u64, part: &MixtureSource| key(key(hash, part.count), part.weight.to_bits());
+    let sources = table.mixture.as_ref().map(|mixture| mixture.parts.iter().fold(examples, of_source));
+    format!("{:016x}", sources.unwrap_or(examples))
 }
 
 #[cfg(test)]

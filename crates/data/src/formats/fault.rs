@@ -47,10 +47,11 @@ pub enum Reason {
     ImageCount,
     LargeImage,
     Pair,
+    Video,
 }
 
 /// Every reason: its words in a count, and what to do about it. The order is that of [`Reason`].
-const REASONS: [(Reason, &str, &str); 37] = [
+const REASONS: [(Reason, &str, &str); 38] = [
     (Reason::NotUtf8, "not UTF-8", "convert it to UTF-8"),
     (Reason::Nul, "NUL character", "remove it"),
     (Reason::BrokenJson, "broken JSON", "correct it"),
@@ -92,6 +93,7 @@ const REASONS: [(Reason, &str, &str); 37] = [
     (Reason::ImageCount, "images and places for them differ in number", "correct it"),
     (Reason::LargeImage, "too many bytes of an image", "make it smaller, or give a path to its file"),
     (Reason::Pair, "answers that cannot be compared", "correct one of them"),
+    (Reason::Video, "video that is not cut into frames", "cut it with ffmpeg"),
 ];
 
 impl Reason {

@@ -8,7 +8,8 @@
 //!       -> folder      a folder a class
 //!       -> table       rows that name images
 //!       -> tar         members of archives
-//!          -> webdataset   samples of them
+//!          -> samples      those that belong together
+//!          -> webdataset   samples of images with a label
 //!          -> archive_index   what was found in an archive, kept between runs
 //!       -> found       encoded images and their labels as they are written
 //!          -> encoded  with their classes, to be read one by one
@@ -51,8 +52,15 @@ pub use flaw::Flaw;
 pub use inspect::{ImageInspection, ImageSample, ImageSpeed, inspect, time};
 pub use loader::{ImageBatch, ImageLoader, ordered};
 pub use resident::{ByteTable, PartLoader};
+pub(crate) use seen::seen;
 pub use set::ImageSet;
 pub use sets::{ImageDescription, ImageSets, ImageSource, ImageSpec, open};
+pub(crate) use sources::encoded::{Archive as OpenArchive, Member};
+pub(crate) use sources::folder::{ENDINGS, OTHER_ENDINGS};
+pub(crate) use sources::paths::files;
+pub(crate) use sources::samples::{Sample, Samples};
+pub(crate) use sources::tar::{Archive, Entry};
+pub(crate) use stored::Stored;
 pub use view::{Augment, Scaled, View};
 
 /// Red, green and blue: all that images are fed with, whatever they are stored as.

@@ -7,7 +7,7 @@ use super::stored::{Picture, Stored};
 use super::view::{Augment, Crop, View};
 
 /// Fills `out` with what a view sees of an image; `key` decides what is left to chance. `pixels` is worked in.
-pub(super) fn seen(
+pub(crate) fn seen(
     stored: Stored<'_>,
     view: &View,
     key: u64,

@@ -26,7 +26,7 @@ pub(crate) struct MixtureSource {
     pub mean_tokens: f64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Mixture {
     pub parts: Vec<MixtureSource>,
     /// For each slot its source, and how many slots of that source come before it.
@@ -62,6 +62,11 @@ impl Mixture {
         let (source, before) = self.slots[slot];
         let source = usize::from(source);
         (source, round * u64::from(self.turns[source]) + u64::from(before))
+    }
+
+    /// The share of the documents that are drawn from a source.
+    pub(crate) fn share(&self, source: usize) -> f64 {
+        f64::from(self.turns[source]) / SLOTS as f64
     }
 
     /// The mean tokens of a document that is drawn.

@@ -24,6 +24,9 @@ pub enum Stretch {
 }
 
 impl Grid {
+    /// An image that is looked at as a whole, a frame: it is one token, and counts as one patch.
+    pub const FRAME: Grid = Grid { rows: 1, columns: 1 };
+
     pub fn patches(self) -> usize {
         self.rows * self.columns
     }

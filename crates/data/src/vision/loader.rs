@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::feature_cache::StoredFeatures;
+use super::frame_store::FrameStore;
 use super::store::ImageStore;
 use crate::error::DataError;
 use crate::examples::layout::MicroBatch;
@@ -27,18 +28,21 @@ pub struct SeenUpdate {
 /// The rows that images enter a plan as.
 #[derive(Debug, Clone)]
 pub enum ImageRows {
-    /// Patches for a tower, decoded when they are needed.
+    /// Patches of images of any size, decoded when they are needed.
     Patches(Arc<ImageStore>),
     /// Features that a tower made before. Each row is of this number of patches.
     Features(Arc<StoredFeatures>, usize),
+    /// Whole images of one size, each once.
+    Frames(Arc<FrameStore>),
 }
 
 impl ImageRows {
     /// The rows of a micro-batch's images one after another, and nothing behind them, as many as there is room for.
-    pub fn of(&self, batch: &MicroBatch) -> Result<Vec<u8>, DataError> {
+    pub fn of(&self, batch: &mut MicroBatch) -> Result<Vec<u8>, DataError> {
         match self {
             ImageRows::Patches(store) => patches(store, batch),
             ImageRows::Features(features, patches_of_a_row) => features.of(batch, *patches_of_a_row),
+            ImageRows::Frames(store) => store.rows(batch),
         }
     }
 }
@@ -110,8 +114,8 @@ fn make(
 ) {
     loop {
         let since = Instant::now();
-        let update = updates.next_update();
-        let made = pool.install(|| update.parts.par_iter().map(|part| rows.of(part)).collect());
+        let mut update = updates.next_update();
+        let made = pool.install(|| update.parts.par_iter_mut().map(|part| rows.of(part)).collect());
         let made: Result<Vec<Vec<u8>>, DataError> = made;
         let (cursor, is_last) = (updates.cursor().clone(), made.is_err());
         let made =

@@ -7,8 +7,9 @@
 //! frames     the inputs of a plan that follow from which image every frame of a video is
 //! store      the images of a set: where their bytes lie, their sides and hashes
 //!    -> patches   the bytes of an image's patches
-//!    -> loader    updates of examples with the patches or features of their images, ahead of time
+//!    -> loader    updates of examples with the patches, features or frames of their images, ahead of time
 //! feature_cache   features of images that a tower made before, in a folder (feature_index: its index.json)
+//! frame_store   frames of videos: where their bytes lie, and the pixels that a plan reads of them
 //! data_url   images that are written into a text
 //!       -> scaling   a whole image at another size, byte for byte as published processors make it (scaling_avx2: its inner loops)
 //! ```
@@ -16,6 +17,7 @@
 mod data_url;
 mod feature_cache;
 mod feature_index;
+mod frame_store;
 mod frames;
 mod grid;
 mod loader;
@@ -30,6 +32,8 @@ mod tower;
 pub(crate) use data_url::{decode_data_url, is_data_url};
 pub use feature_cache::{CacheWriter, CachedImage, FeatureCache, PartSize, StoredFeatures};
 pub use feature_index::{FeatureFormat, FeatureIndex};
+pub(crate) use frame_store::FrameBytes;
+pub use frame_store::FrameStore;
 pub use frames::{FrameInputs, FrameRoom, LookRead, Video};
 pub use grid::{Grid, Stretch, TAPS, positions};
 pub use loader::{ImageLoader, ImageRows, SeenUpdate};

@@ -65,8 +65,10 @@ pub struct Piece<'g> {
     pub first: usize,
 }
 
-/// The numbers of an update that all pieces share, each of [1].
+/// The numbers of an update, each of [1]. All pieces share them but for the learning rate.
+#[derive(Clone, Copy)]
 pub struct Step<'g> {
+    /// The learning rate of the piece's group, before the group's `lr_scale`.
     pub lr: Tensor<'g>,
     /// Gradient sums times this are what the optimiser sees: the mean, clipped.
     pub scale: Tensor<'g>,

@@ -62,11 +62,13 @@ named! {
 /// How one parameter is trained where it differs from the rest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rule {
+    /// Which of the learning rates that every step is given (`Update::rates`).
+    pub rate: usize,
     pub lr_scale: f32,
     pub weight_decay: f32,
 }
 
-/// The optimiser's constants. The learning rate is an input of every step.
+/// The optimiser's constants. Learning rates are an input of every step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Update {
     pub name: Name,
@@ -80,14 +82,16 @@ pub struct Update {
     pub moments: Moments,
     /// The decay of running averages of what is trained; `None` keeps none.
     pub average: Option<f64>,
-    /// Parameters with their own rates, by path.
+    /// How many learning rates there are; a parameter's rule says which is its own.
+    pub rates: usize,
+    /// Parameters that are trained otherwise than the rest, by path.
     pub rules: BTreeMap<String, Rule>,
 }
 
 impl Update {
     pub fn rule(&self, path: &str, axes: usize) -> Rule {
         let by_rank = if axes >= 2 { self.weight_decay } else { 0.0 };
-        self.rules.get(path).copied().unwrap_or(Rule { lr_scale: 1.0, weight_decay: by_rank })
+        self.rules.get(path).copied().unwrap_or(Rule { rate: 0, lr_scale: 1.0, weight_decay: by_rank })
     }
 }
 
@@ -102,6 +106,7 @@ impl Default for Update {
             clip: 1.0,
             moments: Moments::F32,
             average: None,
+            rates: 1,
             rules: BTreeMap::new(),
         }
     }

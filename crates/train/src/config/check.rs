@@ -2,7 +2,7 @@
 
 use flatout_data::Tree;
 
-use super::{Config, Data, Group, MixPart, Paths, ScheduleName, SourceKind, Task, Unit};
+use super::{Config, Data, MixPart, Paths, ScheduleName, SourceKind, Task, Unit};
 use crate::UserError;
 use crate::refuse;
 
@@ -365,14 +365,7 @@ impl Config {
         }
         within("train.mixup", train.mixup, 0.0, 1000.0)?;
         within("train.cutmix", train.cutmix, 0.0, 1000.0)?;
-        for Group { paths, lr_scale, weight_decay } in &train.groups.0 {
-            if paths.is_empty() {
-                refuse!("`train.groups` has a table whose `paths` is empty");
-            }
-            within("train.groups.lr_scale", *lr_scale, 0.0, f64::MAX)?;
-            within("train.groups.weight_decay", weight_decay.unwrap_or(0.0), 0.0, f64::MAX)?;
-        }
-        Ok(())
+        self.validate_groups()
     }
 
     fn validate_optimizer(&self) -> Result<(), UserError> {
@@ -401,6 +394,22 @@ impl Config {
                  schedule.decay_steps=none",
                 schedule.name
             );
+        }
+        let converges = schedule.name == ScheduleName::Converge;
+        match schedule.final_lr {
+            None if converges => {
+                refuse!(
+                    "`schedule.name` is converge and `schedule.final_lr` is missing: give the learning rate that all groups end at"
+                );
+            }
+            Some(_) if !converges => {
+                refuse!(
+                    "`schedule.final_lr` is given but the schedule is {}: only converge has it; the others end at \
+                     `schedule.final_ratio` of their peak, or at `final_lr` of a group; drop it with schedule.final_lr=none",
+                    schedule.name
+                );
+            }
+            given => within("schedule.final_lr", given.unwrap_or(0.0), 0.0, f64::MAX)?,
         }
         let Some(horizon) = schedule.horizon_steps.or(self.train.steps) else { return Ok(()) };
         if horizon == 0 {
@@ -530,6 +539,29 @@ mod tests {
             ("heads=3 kv_heads=2 head_size=8", "does not divide `model.heads`"),
             ("batch=16777216 micro_batch=16777216", "are more tokens than"),
             ("train.groups=[{paths=[]}]", "`paths` is empty"),
+            ("train.groups=[{paths=[\"embed\"],name=\"\"}]", "`name` is empty"),
+            (
+                "train.groups=[{paths=[\"embed\"],lr=0.0}]",
+                "`train.groups.lr` is 0 and must be a number above 0",
+            ),
+            ("train.groups=[{paths=[\"embed\"],final_lr=-1.0}]", "`train.groups.final_lr` is -1"),
+            ("train.groups=[{paths=[\"embed\"],lr=1e-3,lr_scale=0.5}]", "give `lr` in its place"),
+            (
+                "train.groups=[{paths=[\"embed\"],final_lr=1e-3}] schedule.name=constant",
+                "the schedule is constant",
+            ),
+            (
+                "train.groups=[{paths=[\"a\"],lr=1e-3},{paths=[\"a\"],lr=1e-4}]",
+                "two learning rates named `a`",
+            ),
+            ("train.groups=[{paths=[\"a\"],lr=1e-3,name=\"base\"}]", "two learning rates named `base`"),
+            ("schedule.name=converge", "`schedule.final_lr` is missing"),
+            ("schedule.final_lr=1e-4", "only converge has it"),
+            ("schedule.name=converge schedule.final_lr=-1", "`schedule.final_lr` is -1"),
+            (
+                "train.groups=[{paths=[\"embed\"],lr_scale=0.5}] schedule.name=converge schedule.final_lr=1e-4",
+                "converge brings all groups to one learning rate",
+            ),
             ("adapter.kind=lora adapter.rank=0", "`adapter.rank` is 0"),
             ("adapter.kind=lora adapter.alpha=0", "`adapter.alpha` is 0 and must be a number above 0"),
             (

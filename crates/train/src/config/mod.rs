@@ -8,6 +8,7 @@ mod check;
 pub mod class_weights;
 mod classes;
 mod foreign;
+mod groups;
 mod layers;
 mod nearest;
 pub mod pattern;
@@ -20,6 +21,7 @@ mod text;
 mod value;
 
 pub use adapter::{Adapter, AdapterGroup, AdapterGroups, AdapterKind, DEFAULT_ADAPTER};
+pub use groups::{Group, Groups, Rate};
 pub(crate) use layers::{Layers, may_change};
 pub use layers::{answer, keys_of, option_as_key, parse, parse_override};
 pub use nearest::{nearest, suggestion};
@@ -287,29 +289,6 @@ impl<'de> Deserialize<'de> for Count {
 }
 
 section! {
-    /// Parameters that are trained otherwise than the rest, by patterns of their paths (see `groups`).
-    pub struct Group {
-        /// Patterns of parameter paths.
-        pub paths: Vec<String>,
-        /// Factor on the learning rate.
-        pub lr_scale: f64 = 1.0,
-        /// Weight decay instead of optimizer.weight_decay, on matrices and vectors alike.
-        pub weight_decay: Option<f64>,
-    }
-}
-
-/// A list of groups is written as a list of tables.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Groups(pub Vec<Group>);
-
-impl Setting for Groups {
-    fn kind() -> Kind {
-        Kind::Tables(Group::keys())
-    }
-}
-
-section! {
     /// How much is trained, in what portions.
     pub struct Train {
         /// Updates in the run; give this or epochs.
@@ -439,13 +418,19 @@ section! {
 
 choice! {
     /// The shapes of a schedule after warm-up.
-    pub enum ScheduleName { Cosine = "cosine", Linear = "linear", Wsd = "wsd", Constant = "constant" }
+    pub enum ScheduleName {
+        Cosine = "cosine",
+        Linear = "linear",
+        Wsd = "wsd",
+        Constant = "constant",
+        Converge = "converge",
+    }
 }
 
 section! {
     /// The learning rate over the run.
     pub struct Schedule {
-        /// The shape after warm-up: down along a cosine or a line, level and then down (wsd), or level.
+        /// The shape after warm-up: down along a cosine or a line, level and then down (wsd), level, or all groups along a cosine to final_lr (converge).
         pub name: ScheduleName = ScheduleName::Cosine,
         /// Updates over which the learning rate rises to its peak.
         pub warmup_steps: u64 = 0,
@@ -453,6 +438,8 @@ section! {
         pub warmup_share: Option<f64>,
         /// Learning rate at the end as a share of the peak.
         pub final_ratio: f64 = 0.1,
+        /// The learning rate at the end that converge brings every group to, from above or from below.
+        pub final_lr: Option<f64>,
         /// Updates of wsd's descent; a fifth of the horizon where not given.
         pub decay_steps: Option<u64>,
         /// Updates the schedule spans; those of the run as it started where not given.

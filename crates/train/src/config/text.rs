@@ -130,8 +130,10 @@ mod tests {
         config.train.batch = 32;
         config.train.micro_batch = Count::Given(8);
         config.train.freeze = vec!["embed".into(), "layers.*.norm".into()];
-        let group = Group { paths: vec!["head".into()], lr_scale: 0.1, weight_decay: Some(0.0) };
-        config.train.groups = Groups(vec![group, Group { paths: vec!["x".into()], ..Group::default() }]);
+        let paths = vec!["head".into()];
+        let group = Group { paths, lr_scale: 0.1, weight_decay: Some(0.0), ..Group::default() };
+        config.train.groups =
+            Groups(vec![group, Group { paths: vec!["x".into()], lr: Some(1e-3), ..Group::default() }]);
         let text = config.to_toml();
         assert_eq!(Config::parse(&text, "config.toml").unwrap(), config, "{text}");
         assert!(text.contains("fuse.qkv = \"on\"\n"), "{text}");

@@ -17,13 +17,16 @@ use crate::weights::adapters::also_trains;
 pub struct Rule {
     /// Frozen parameters have no gradient and no optimiser state.
     pub frozen: bool,
+    /// The place of its learning rate in `Config::rates`.
+    pub rate: usize,
     /// Factor on the learning rate.
     pub lr_scale: f64,
     pub weight_decay: f64,
 }
 
 /// The rule for every parameter, given as path and number of axes. Matrices decay and vectors do not, unless a
-/// group says otherwise; of several groups that match, the later one wins. A pattern that matches nothing is an
+/// group says otherwise; of several groups that match, the later one wins, and for the learning rate the later one that has
+/// one of its own. A pattern that matches nothing is an
 /// error, because what it was meant to do would silently not happen. With adapters, these are trained and of the model
 /// what `adapter.also_train` names.
 pub fn rules(config: &Config, parameters: &[(&str, usize)]) -> Result<Vec<Rule>, UserError> {
@@ -60,10 +63,19 @@ fn rule(config: &Config, path: &str, axes: usize) -> Rule {
         config.adapter.kind != AdapterKind::None && !path.starts_with(SCOPE) && !also_trains(config, path);
     let mut rule = Rule {
         frozen: is_left_out || any(&config.train.freeze),
+        rate: 0,
         lr_scale: 1.0,
         weight_decay: if axes >= 2 { config.optimizer.weight_decay } else { 0.0 },
     };
-    for group in config.train.groups.0.iter().filter(|group| any(&group.paths)) {
+    let mut rates = 0;
+    for group in &config.train.groups.0 {
+        rates += usize::from(group.has_rate());
+        if !any(&group.paths) {
+            continue;
+        }
+        if group.has_rate() {
+            rule.rate = rates;
+        }
         rule.lr_scale = group.lr_scale;
         rule.weight_decay = group.weight_decay.unwrap_or(rule.weight_decay);
     }
@@ -91,10 +103,20 @@ mod tests {
             "groups=[{paths=['layers'],lr_scale=0.5},{paths=['**.q'],lr_scale=0.25,weight_decay=0.0}]",
         ]);
         let rules = rules(&config, PARAMETERS).unwrap();
-        assert_eq!(rules[0], Rule { frozen: false, lr_scale: 1.0, weight_decay: 0.1 });
-        assert_eq!(rules[1], Rule { frozen: false, lr_scale: 0.5, weight_decay: 0.0 });
-        assert_eq!(rules[2], Rule { frozen: false, lr_scale: 0.25, weight_decay: 0.0 });
+        assert_eq!(rules[0], Rule { frozen: false, rate: 0, lr_scale: 1.0, weight_decay: 0.1 });
+        assert_eq!(rules[1], Rule { frozen: false, rate: 0, lr_scale: 0.5, weight_decay: 0.0 });
+        assert_eq!(rules[2], Rule { frozen: false, rate: 0, lr_scale: 0.25, weight_decay: 0.0 });
         assert!(rules[3].frozen);
+    }
+
+    #[test]
+    fn the_later_rate_wins_and_groups_without_one_leave_it() {
+        let groups = "groups=[{paths=['layers'],lr=1e-3},{paths=['embed'],lr_scale=0.5},{paths=['**.q'],final_lr=0.0},\
+                      {paths=['**'],weight_decay=0.5}]";
+        let config = config(&[groups]);
+        assert_eq!(config.rates().len(), 3);
+        let rates: Vec<usize> = rules(&config, PARAMETERS).unwrap().iter().map(|rule| rule.rate).collect();
+        assert_eq!(rates, [0, 1, 2, 2]);
     }
 
     #[test]

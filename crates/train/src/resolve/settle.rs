@@ -42,9 +42,12 @@ fn trained(
     let rules = groups::rules(config, &parameters)?;
     let by_path = || parameters.iter().map(|(path, _)| path.to_string()).zip(&rules);
     let freeze = by_path().filter(|(_, rule)| rule.frozen).map(|(path, _)| path).collect();
-    let rules: BTreeMap<String, Rule> = by_path()
-        .map(|(path, r)| (path, Rule { lr_scale: r.lr_scale as f32, weight_decay: r.weight_decay as f32 }))
-        .collect();
+    let of = |rule: &groups::Rule| Rule {
+        rate: rule.rate,
+        lr_scale: rule.lr_scale as f32,
+        weight_decay: rule.weight_decay as f32,
+    };
+    let rules: BTreeMap<String, Rule> = by_path().map(|(path, rule)| (path, of(rule))).collect();
     let optimizer = &config.optimizer;
     let update = Update {
         name: optimizer.name.0,
@@ -55,6 +58,7 @@ fn trained(
         clip: optimizer.clip as f32,
         moments,
         average: (config.train.ema > 0.0).then_some(config.train.ema),
+        rates: config.rates().len(),
         rules,
     };
     if optimizers::of(&update).is_none() {

@@ -157,9 +157,12 @@ pub struct Step {
     pub loss: f32,
     #[serde(deserialize_with = "null_is_nan")]
     pub grad_norm: f32,
-    /// As the device multiplies by it.
+    /// As the device multiplies by it: of the parameters that no group gives another.
     #[serde(deserialize_with = "null_is_nan")]
     pub lr: f32,
+    /// All learning rates by the names of their groups; empty where there is one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "nulls_are_nan")]
+    pub lrs: BTreeMap<String, f32>,
     /// Tokens since the run began.
     pub tokens: u64,
     /// Samples since the run began.
@@ -277,6 +280,11 @@ fn null_is_nan<'de, D: Deserializer<'de>, F: Deserialize<'de> + From<f32>>(
     deserializer: D,
 ) -> Result<F, D::Error> {
     Ok(Option::<F>::deserialize(deserializer)?.unwrap_or_else(|| F::from(f32::NAN)))
+}
+
+fn nulls_are_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, f32>, D::Error> {
+    let values = BTreeMap::<String, Option<f32>>::deserialize(deserializer)?;
+    Ok(values.into_iter().map(|(name, value)| (name, value.unwrap_or(f32::NAN))).collect())
 }
 
 /// For numbers that logs of earlier versions do not have.
@@ -437,6 +445,7 @@ mod tests {
             loss,
             grad_norm: 0.1,
             lr: 3e-3,
+            lrs: BTreeMap::new(),
             tokens: 4096 * step,
             samples: 32 * step,
             step_ms: 12.5,
@@ -538,6 +547,17 @@ mod tests {
         let tail = r#","mfu":0.5,"data_wait_ms":1.5,"gpu":{"utilization":0.98,"throttled":["power"]}}"#;
         assert!(line.ends_with(tail), "{line}");
         assert_eq!(serde_json::from_str::<Event>(&line).unwrap(), Event::Step(seen));
+    }
+
+    #[test]
+    fn several_learning_rates_are_there_by_name() {
+        let lrs = BTreeMap::from([("base".to_string(), 1e-5), ("connector".to_string(), 1e-3)]);
+        let line = Event::Step(Step { lrs, ..step(1, 0.1) }).to_json();
+        assert!(line.contains(r#""lr":0.003,"lrs":{"base":0.00001,"connector":0.001},"tokens""#), "{line}");
+        let Event::Step(back) = serde_json::from_str(&line.replace("0.001}", "null}")).unwrap() else {
+            panic!()
+        };
+        assert!(back.lrs["base"] == 1e-5 && back.lrs["connector"].is_nan());
     }
 
     #[test]

@@ -167,6 +167,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
         max_tokens: data.max_tokens.unwrap_or(config.model.decoder().context),
         too_long: data.too_long,
         vision: (data.task == Task::VisualChat).then(|| vision_spec(config)),
+        frames: None,
         classes: data.classes.clone(),
         text_a: data.text_a.clone(),
         text_b: data.text_b.clone(),
@@ -305,7 +306,7 @@ impl Dataset for Examples {
     }
 
     fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure> {
-        Ok(updates(config, epochs, self.train.units() as u64))
+        Ok(updates(config, epochs, self.train.epoch_examples()))
     }
 
     fn source(
@@ -505,13 +506,17 @@ impl EvalSet for LaidOut {
     }
 
     fn batch(&self, number: usize, _: usize, inputs: &Inputs) -> Result<Batch, Failure> {
-        let laid_out = &self.parts[number];
+        let mut laid_out = self.parts[number].clone();
         let images = match &self.images {
             None => vec![],
-            Some(images) => images.tensors(laid_out, images.rows_of(laid_out)?, inputs),
+            Some(images) => {
+                let rows = images.rows().of(&mut laid_out)?;
+                images.tensors(&laid_out, rows, inputs)
+            }
         };
-        let compared = self.compared.iter().flat_map(|(of, side)| of.tensors(*side, laid_out, inputs));
-        let mut batch = batch(Role::Eval, laid_out.clone(), inputs);
+        let compared = self.compared.iter().flat_map(|(of, side)| of.tensors(*side, &laid_out, inputs));
+        let compared: Vec<_> = compared.collect();
+        let mut batch = batch(Role::Eval, laid_out, inputs);
         batch.tensors.extend(images.into_iter().chain(compared));
         Ok(batch)
     }
@@ -534,6 +539,7 @@ pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
         samples,
         labels,
         label_weights,
+        left_out,
         ..
     } = laid_out;
     let (read, targets, weights) = read_rows.unwrap_or((vec![], targets, weights));
@@ -566,7 +572,7 @@ pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
         computed_tokens,
         epoch: 0.0,
         waited: Waited::default(),
-        left_out: vec![],
+        left_out,
     }
 }
 

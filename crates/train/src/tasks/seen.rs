@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use flatout_data::vision::{Grid, ImageRows, ImageStore, StoredFeatures, TowerInputs};
-use flatout_data::{DataError, ExampleTable, ImageRoom, MicroBatch};
+use flatout_data::{ExampleTable, ImageRoom, MicroBatch};
 use flatout_models::vision::Qwen3VlConfig;
 use flatout_models::vision::qwen3_vl::features::FEATURES;
 
@@ -65,11 +65,6 @@ impl SeenImages {
             None => ImageRows::Patches(self.store.clone()),
             Some(features) => ImageRows::Features(features.clone(), self.block()),
         }
-    }
-
-    /// The rows of a micro-batch, made now.
-    pub fn rows_of(&self, laid_out: &MicroBatch) -> Result<Vec<u8>, DataError> {
-        self.rows().of(laid_out)
     }
 
     /// The inputs of the tower, or the features in its place, of those that a plan has.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use flatout_runtime::{Laps, Session, cuda};
 
-use crate::config::{Config, Optimizer};
+use crate::config::{Config, Optimizer, Rate};
 use crate::device::kernels;
 use crate::machine;
 use crate::resolve::compile::Compiled;
@@ -77,8 +77,9 @@ pub fn opening(
 
 /// The update rule: how it runs, as read from the plans, and by which numbers.
 fn optimizer(config: &Config, switches: &BTreeMap<String, String>, steps: u64) -> String {
-    let (Optimizer { name, lr, betas: [first, second], weight_decay, clip, .. }, schedule) =
+    let (Optimizer { name, betas: [first, second], weight_decay, clip, .. }, schedule) =
         (&config.optimizer, &config.schedule);
+    let lr = rates(config);
     let is_on = |switch: &str| switches.get(switch).is_some_and(|state| state == "on");
     let fused = if is_on("fuse.optimizer") { ", fused" } else { "" };
     let moments = switches.get("optimizer.state").map_or("", |state| &state[..]);
@@ -86,10 +87,25 @@ fn optimizer(config: &Config, switches: &BTreeMap<String, String>, steps: u64) -
     let warmup = schedule.resolved_warmup(horizon).unwrap_or(schedule.warmup_steps);
     let clip = if *clip > 0.0 { format!("clipped at {clip}") } else { "not clipped".into() };
     format!(
-        "{name}{fused}: lr {lr} {}, warm-up {warmup} steps, weight decay {weight_decay}, betas {first} {second}, {clip}, \
-         moments in {moments}",
-        schedule.name
+        "{name}{fused}: lr {lr}, warm-up {warmup} steps, weight decay {weight_decay}, betas {first} {second}, {clip}, \
+         moments in {moments}"
     )
+}
+
+/// The peaks of all learning rates, and the shape they have over time.
+fn rates(config: &Config) -> String {
+    let (rates, schedule) = (config.rates(), &config.schedule);
+    let mut words = format!("{} {}", rates[0].peak, schedule.name);
+    if let Some(end) = schedule.final_lr {
+        words += &format!(" to {end}");
+    }
+    for Rate { name, peak, end } in &rates[1..] {
+        words += &format!(", {name} {peak}");
+        if let Some(end) = end.filter(|end| Some(*end) != schedule.final_lr) {
+            words += &format!(" to {end}");
+        }
+    }
+    words
 }
 
 /// Those that were opened.

@@ -1,19 +1,25 @@
-//! The learning rate as a function of the host's step, over a horizon fixed when the run starts.
+//! Learning rates as functions of the host's step, over a horizon fixed when the run starts.
 
-use crate::config::{Schedule, ScheduleName};
+use crate::config::{Config, Rate, Schedule, ScheduleName};
+
+/// Every rate of `Config::rates` at update number `step`, as the device multiplies by them.
+pub fn learning_rates(config: &Config, horizon: u64, step: u64) -> Vec<f32> {
+    config.rates().iter().map(|rate| learning_rate(&config.schedule, rate, horizon, step) as f32).collect()
+}
 
 /// Learning rate of update number `step`, counted from 1, of a schedule that spans `horizon` updates. It rises in
-/// a line to reach `peak` at update `warmup_steps`, ends at `final_ratio * peak` at update `horizon`, and stays there.
-pub fn learning_rate(schedule: &Schedule, peak: f64, horizon: u64, step: u64) -> f64 {
-    let warmup = schedule.warmup_steps;
+/// a line to reach its peak at update `warmup_steps`, is at its end, by itself or `final_ratio` of the peak, at update
+/// `horizon`, and stays there. An end above the peak is approached along the same curve from below.
+pub fn learning_rate(schedule: &Schedule, rate: &Rate, horizon: u64, step: u64) -> f64 {
+    let (peak, warmup) = (rate.peak, schedule.warmup_steps);
     if step < warmup {
         return peak * step as f64 / warmup as f64;
     }
-    let low = schedule.final_ratio;
+    let low = rate.end.map_or(schedule.final_ratio, |end| end / peak);
     let ratio = match schedule.name {
         ScheduleName::Constant => 1.0,
         ScheduleName::Linear => 1.0 - (1.0 - low) * share(step, warmup, horizon),
-        ScheduleName::Cosine => {
+        ScheduleName::Cosine | ScheduleName::Converge => {
             let height = 0.5 * (1.0 + (std::f64::consts::PI * share(step, warmup, horizon)).cos());
             low + (1.0 - low) * height
         }
@@ -50,8 +56,12 @@ mod tests {
         Schedule { name, warmup_steps: 10, final_ratio: 0.1, ..Schedule::default() }
     }
 
+    fn rate(peak: f64, end: Option<f64>) -> Rate {
+        Rate { name: String::new(), peak, end }
+    }
+
     fn at(schedule: &Schedule, step: u64) -> f64 {
-        learning_rate(schedule, 2.0, 110, step)
+        learning_rate(schedule, &rate(2.0, None), 110, step)
     }
 
     fn close(a: f64, b: f64) -> bool {
@@ -99,6 +109,38 @@ mod tests {
         assert_eq!((at(&fifth, 88), at(&fifth, 89) < 2.0), (2.0, true), "a fifth of 110 is 22");
     }
 
+    /// The rates of the alignment stage, by the formula as it is written: a connector that falls, towers that rise, and one
+    /// that stays.
+    #[test]
+    fn groups_converge_from_above_and_from_below() {
+        let (w, n, target) = (10, 110, 3e-5);
+        let schedule = schedule(ScheduleName::Converge);
+        for base in [1e-3, 1e-5, target] {
+            let at = |s: u64| learning_rate(&schedule, &rate(base, Some(target)), n, s);
+            let formula = |s: u64| {
+                let p = (s - w) as f64 / (n - w) as f64;
+                target + (base - target) * (1.0 + (std::f64::consts::PI * p).cos()) / 2.0
+            };
+            assert!(close(at(1), base / 10.0));
+            assert_eq!(at(w), base);
+            assert!(close(at(60), (base + target) / 2.0));
+            assert!([n, n + 1, u64::MAX].iter().all(|s| close(at(*s), target)), "{base}");
+            for s in w..=n {
+                assert!((at(s) - formula(s)).abs() < 1e-12 * base.max(target), "{base} at {s}");
+                assert!(s == n || (at(s + 1) - at(s)) * (target - base) >= 0.0, "{base} at {s}");
+            }
+        }
+    }
+
+    /// A group's own end, under every schedule that has one.
+    #[test]
+    fn an_end_of_its_own_takes_the_place_of_the_ratio() {
+        for &name in ScheduleName::ALL {
+            let own = learning_rate(&schedule(name), &rate(2.0, Some(0.5)), 110, 110);
+            assert!(close(own, if name == ScheduleName::Constant { 2.0 } else { 0.5 }), "{name}");
+        }
+    }
+
     #[test]
     fn rates_never_rise_after_warmup_and_are_finite_at_the_edges() {
         for &name in ScheduleName::ALL {
@@ -107,7 +149,7 @@ mod tests {
             for (warmup_steps, horizon) in [(0, 1), (1, 1), (5, 5), (0, 3)] {
                 let short = Schedule { warmup_steps, ..schedule.clone() };
                 for step in 1..=horizon + 1 {
-                    let lr = learning_rate(&short, 1.0, horizon, step);
+                    let lr = learning_rate(&short, &rate(1.0, None), horizon, step);
                     assert!(lr > 0.0 && lr <= 1.0, "{name} {warmup_steps} {horizon} {step}: {lr}");
                 }
             }

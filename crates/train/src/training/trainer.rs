@@ -3,6 +3,7 @@
 mod recovery;
 mod saving;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -36,7 +37,7 @@ use crate::training::evaluate::{Counted, evaluate};
 use crate::training::host;
 use crate::training::opening;
 use crate::training::reference;
-use crate::training::schedule::learning_rate;
+use crate::training::schedule::learning_rates;
 use crate::training::spike::{Spike, Spikes};
 use crate::training::update::{Results, accumulate, apply, collect};
 use crate::training::vision_cache;
@@ -367,7 +368,8 @@ struct Pending {
     progress: Progress,
     epoch: f64,
     waited: Waited,
-    lr: f32,
+    /// Of `Config::rates`.
+    rates: Vec<f32>,
     posted: Posted,
     /// The end of the update before, or the beginning of this one where something else ran between them; and its end.
     span: [Rc<Mark>; 2],
@@ -543,13 +545,12 @@ impl Trainer<'_, '_, '_> {
         self.progress.step += 1;
         self.progress.tokens += real_tokens as u64;
         self.progress.samples += self.config.train.batch as u64;
-        let peak = self.config.optimizer.lr;
-        let lr = learning_rate(&self.config.schedule, peak, self.horizon, self.progress.step) as f32;
-        let posted = apply(&mut self.session, lr)?;
+        let rates = learning_rates(self.config, self.horizon, self.progress.step);
+        let posted = apply(&mut self.session, &rates)?;
         let ended = Rc::new(self.session.mark()?);
         self.ended = Some(Rc::clone(&ended));
         let (progress, span) = (self.progress, [began, ended]);
-        let now = Pending { progress, epoch, waited, lr, posted, span, real_tokens, padding, batches };
+        let now = Pending { progress, epoch, waited, rates, posted, span, real_tokens, padding, batches };
         if let Some(before) = self.pending.replace(now) {
             self.report(before)?;
         }
@@ -565,7 +566,7 @@ impl Trainer<'_, '_, '_> {
     }
 
     fn report(&mut self, update: Pending) -> Result<(), Failure> {
-        let Pending { progress, epoch, waited, lr, posted, span, real_tokens, padding, batches } = update;
+        let Pending { progress, epoch, waited, rates, posted, span, real_tokens, padding, batches } = update;
         let Progress { step, tokens, samples } = progress;
         let Results { loss, grad_norm, is_applied, rewards } = collect(&mut self.session, posted)?;
         let [began, ended] = &span;
@@ -605,7 +606,8 @@ impl Trainer<'_, '_, '_> {
             epoch,
             loss,
             grad_norm,
-            lr,
+            lr: rates[0],
+            lrs: self.rates_by_name(&rates),
             tokens,
             samples,
             step_ms: 1e3 * seconds,
@@ -621,6 +623,12 @@ impl Trainer<'_, '_, '_> {
             gpu: seen.gpu,
             metrics: rewards.map(Metrics::Rewards),
         }))
+    }
+
+    /// Learning rates by the names of their groups, where there are several.
+    fn rates_by_name(&self, rates: &[f32]) -> BTreeMap<String, f32> {
+        let names = self.config.rates().into_iter().map(|rate| rate.name);
+        if rates.len() == 1 { BTreeMap::new() } else { names.zip(rates.iter().copied()).collect() }
     }
 
     /// Evaluates where the config says so.

@@ -26,9 +26,10 @@ pub fn accumulate(session: &mut Session, batch: &Batch, draw: Draw) -> Result<()
     session.run(batch.role)
 }
 
-/// Makes the update of what was accumulated, and asks for its results without waiting for them.
-pub fn apply(session: &mut Session, lr: f32) -> Result<Posted, RuntimeError> {
-    session.write_f32(&input_path(Role::Apply, update::LR), &[lr])?;
+/// Makes the update of what was accumulated by the learning rates of `Config::rates`, and asks for its results without
+/// waiting for them.
+pub fn apply(session: &mut Session, rates: &[f32]) -> Result<Posted, RuntimeError> {
+    session.write_f32(&input_path(Role::Apply, update::LR), rates)?;
     session.run(Role::Apply)?;
     post(session)
 }

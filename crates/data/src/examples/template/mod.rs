@@ -17,6 +17,7 @@ use self::jinja::{BEGIN, Context, END, Error, Jinja};
 use super::conversation::Conversation;
 use crate::error::DataError;
 use crate::formats::{Field, Fields};
+use crate::random::fingerprint;
 
 pub use date::Date;
 
@@ -46,6 +47,8 @@ pub struct ChatTemplate {
     date: Option<Date>,
     /// Where it came from, for people.
     pub shown: String,
+    /// Another one where it writes conversations otherwise.
+    pub(crate) fingerprint: u64,
 }
 
 impl fmt::Debug for ChatTemplate {
@@ -112,7 +115,8 @@ impl ChatTemplate {
                 "The chat template of {shown} cannot be read: {error}; correct it, or give another with data.template."
             ))
         })?;
-        Ok(Self { jinja, specials, date, shown: shown.into() })
+        let fingerprint = fingerprint(format!("{source:?} {specials:?} {date:?}").as_bytes());
+        Ok(Self { jinja, specials, date, shown: shown.into(), fingerprint })
     }
 
     /// Whether the template itself says what is learned.

@@ -23,7 +23,7 @@ pub(in crate::images) enum Holder {
 }
 
 /// An archive that members are read from.
-pub(in crate::images) struct Archive {
+pub(crate) struct Archive {
     pub path: Arc<PathBuf>,
     /// Stays open once it was read from, where it may: opening it for every image costs more than reading one.
     open: Option<OnceLock<File>>,
@@ -38,7 +38,7 @@ impl Archive {
         Self { path, open: (number < MOST_OPEN).then(OnceLock::new) }
     }
 
-    fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    pub fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         match &self.open {
             None => File::open(self.path.as_path())?.read_exact_at(buffer, offset),
             Some(open) => {
@@ -54,7 +54,7 @@ impl Archive {
 
 /// The bytes of an image in an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::images) struct Member {
+pub(crate) struct Member {
     pub archive: u32,
     pub offset: u64,
     pub bytes: u64,

@@ -14,8 +14,8 @@ use crate::random::fingerprint;
 use crate::text::source::OpenEvent;
 
 /// Endings of images that are read, and of others that are not.
-pub(in crate::images) const ENDINGS: [&str; 3] = ["jpg", "jpeg", "png"];
-pub(in crate::images) const OTHER_ENDINGS: [&str; 9] =
+pub(crate) const ENDINGS: [&str; 3] = ["jpg", "jpeg", "png"];
+pub(crate) const OTHER_ENDINGS: [&str; 9] =
     ["gif", "webp", "bmp", "tif", "tiff", "avif", "heic", "jxl", "jp2"];
 /// Names of folders that are parts of a set, not classes.
 const PARTS: [&str; 6] = ["train", "training", "val", "valid", "validation", "test"];

@@ -6,6 +6,7 @@ pub(super) mod encoded;
 pub(super) mod folder;
 pub(super) mod found;
 pub(super) mod paths;
+pub(super) mod samples;
 pub(super) mod synthetic;
 pub(super) mod table;
 pub(super) mod tar;

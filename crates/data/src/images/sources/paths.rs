@@ -11,7 +11,7 @@ const MOST_NUMBERED: u64 = 1 << 20;
 
 /// The files that words name, in the order of the words and sorted within each. From a folder those with one of the
 /// endings are taken, at its top only.
-pub(in crate::images) fn files(words: &[String], endings: &[&str]) -> Result<Vec<PathBuf>, DataError> {
+pub(crate) fn files(words: &[String], endings: &[&str]) -> Result<Vec<PathBuf>, DataError> {
     let mut found = Vec::new();
     for word in words {
         let path = Path::new(word);

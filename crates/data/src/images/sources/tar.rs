@@ -19,7 +19,7 @@ const MOST_EXTRA: u64 = 1 << 20;
 
 /// A plain file in an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::images) struct Entry {
+pub(crate) struct Entry {
     /// Without `./` at the beginning.
     pub name: String,
     /// Of its first byte.
@@ -28,7 +28,7 @@ pub(in crate::images) struct Entry {
 }
 
 /// The next thing in an archive.
-pub(in crate::images) enum Next {
+pub(crate) enum Next {
     Entry(Entry),
     /// Something that is no member, and where its header is.
     Flaw(Flaw, u64),
@@ -37,7 +37,7 @@ pub(in crate::images) enum Next {
     End,
 }
 
-pub(in crate::images) struct Archive {
+pub(crate) struct Archive {
     pub path: Arc<PathBuf>,
     file: File,
     length: u64,

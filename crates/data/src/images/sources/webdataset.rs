@@ -15,7 +15,8 @@ use super::archive_index::{ArchiveIndex, Of};
 use super::encoded::{Archive as Opened, Holder, Member};
 use super::folder::{ENDINGS, OTHER_ENDINGS};
 use super::found::{FoundImages, Labels, Wanted};
-use super::tar::{Archive, Entry, Next};
+use super::samples::Samples;
+use super::tar::{Archive, Entry};
 use crate::error::DataError;
 use crate::examples::label_of;
 use crate::formats::{Fields, OnError, Reason, Skipped, unreadable};
@@ -117,8 +118,6 @@ struct Sample {
     text: Option<Entry>,
     /// The ending behind the key, of every member.
     endings: HashSet<String>,
-    /// It was noted already.
-    is_left_out: bool,
 }
 
 impl Shard {
@@ -136,55 +135,22 @@ impl Shard {
             hashes: Vec::new(),
             ledger: Ledger::new(on_error),
         };
-        let mut archive = Archive::open(shared).map_err(failed)?;
-        let mut keys: HashSet<u64> = HashSet::new();
-        let mut sample: Option<Sample> = None;
-        loop {
-            let entry = match archive.next().map_err(failed)? {
-                Next::Entry(entry) => entry,
-                Next::End => break,
-                Next::Flaw(flaw, at) => {
-                    shard.ledger.note(&flaw, archive.place(at))?;
-                    continue;
+        let mut samples = Samples::new(Archive::open(shared).map_err(failed)?);
+        while let Some(next) = samples.next(&mut |flaw, place| shard.ledger.note(flaw, place))? {
+            let mut sample = Sample::new(next.key, next.first);
+            for (ending, entry) in next.members {
+                let place = samples.archive().place(entry.offset);
+                if let Some(flaw) = sample.take(&ending, entry) {
+                    shard.ledger.note(&flaw, place)?;
                 }
-                Next::Lost(flaw, at) => {
-                    shard.ledger.note(&flaw, archive.place(at))?;
-                    break;
-                }
-            };
-            let Some((key, ending)) = split(&entry.name) else { continue };
-            if sample.as_ref().is_none_or(|sample| sample.key != key) {
-                if let Some(done) = sample.take() {
-                    shard.finish(done, &archive, wanted)?;
-                }
-                if !keys.insert(fingerprint(key.as_bytes())) {
-                    let said =
-                        format!("the sample {key} was there before, and its members must stand together");
-                    shard.ledger.note(&Flaw::new(Reason::KeyTwice, said), archive.place(entry.offset))?;
-                    sample = Some(Sample { is_left_out: true, ..Sample::new(key, entry.offset) });
-                    continue;
-                }
-                sample = Some(Sample::new(key, entry.offset));
             }
-            let sample = sample.as_mut().expect("set above");
-            if sample.is_left_out {
-                continue;
-            }
-            if let Some(flaw) = sample.take(&ending, entry.clone()) {
-                shard.ledger.note(&flaw, archive.place(entry.offset))?;
-            }
-        }
-        if let Some(done) = sample {
-            shard.finish(done, &archive, wanted)?;
+            shard.finish(sample, samples.archive(), wanted)?;
         }
         Ok(shard)
     }
 
     /// Takes the images of a sample that has all it needs.
     fn finish(&mut self, sample: Sample, archive: &Archive, wanted: Wanted<'_>) -> Result<(), DataError> {
-        if sample.is_left_out {
-            return Ok(());
-        }
         let place = archive.place(sample.first);
         let label = match wanted {
             Wanted::Nothing => None,
@@ -212,17 +178,10 @@ impl Shard {
     }
 }
 
-/// The key of a member's sample and what follows it, in small letters; `None` for names without a dot and hidden ones.
-fn split(name: &str) -> Option<(String, String)> {
-    let last = name.rfind('/').map_or(0, |at| at + 1);
-    let dot = last + name[last..].find('.')?;
-    (dot > last).then(|| (name[..dot].to_string(), name[dot + 1..].to_ascii_lowercase()))
-}
-
 impl Sample {
     fn new(key: String, first: u64) -> Self {
         let (images, endings) = (Vec::new(), HashSet::new());
-        Self { key, first, images, class: None, json: None, text: None, endings, is_left_out: false }
+        Self { key, first, images, class: None, json: None, text: None, endings }
     }
 
     fn take(&mut self, ending: &str, entry: Entry) -> Option<Flaw> {

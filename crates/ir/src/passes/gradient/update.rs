@@ -18,7 +18,7 @@ use crate::types::{DType, TensorType};
 
 pub const UPDATES: &str = "optimizer.updates";
 pub const SKIPPED: &str = "optimizer.skipped";
-/// The input that carries the learning rate.
+/// The input that carries the learning rates, one or `Update::rates` of them.
 pub const LR: &str = "lr";
 
 /// The parameters of a group, side by side.
@@ -187,7 +187,7 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece<'_>], how: &Update) -> G
     let named = slots.slot_ids().filter_map(|id| Some((id, slots.slot(id).path.strip_prefix(CARRIED_SUM)?)));
     let named: Vec<(SlotId, String)> = named.map(|(id, name)| (id, format!("{SUM}{name}"))).collect();
     let b = Builder::from_graph(slots);
-    let lr = b.input(&input_path(Role::Apply, LR), DType::F32, &[1]);
+    let rates = b.input(&input_path(Role::Apply, LR), DType::F32, &[how.rates]);
     b.scope("apply", || {
         let per_weight = b.read(weight_sum).recip();
         let norms = sums.iter().map(|s| b.read(*s).reduce(0, Fold::SumSquares));
@@ -203,12 +203,14 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece<'_>], how: &Update) -> G
         b.write(updates, count);
         b.write(skipped, b.read(skipped) + (b.fill(1.0, DType::F32, &[1]) - is_finite));
         let rate = how.average.map(|decay| average::rate(decay, count, is_finite));
-        let step = Step { lr, scale, updates: count, is_finite };
         for Piece { region: Region { group, optimizer, .. }, slots, first } in pieces {
             let state: Vec<SlotId> = slots.values.iter().chain(&slots.scales).copied().collect();
             let (weights, gradients) = (b.read(slots.weight), b.read(slots.gradient));
             let kept = state.iter().map(|slot| b.read(*slot)).collect();
             let piece = optimizers::Piece { weights, gradients, state: kept, first: *first };
+            // In a plan a slice is a view: the kernel reads its own rate where the host wrote it.
+            let lr = if how.rates == 1 { rates } else { rates.slice(0, group.rule.rate, 1) };
+            let step = Step { lr, scale, updates: count, is_finite };
             let new = (optimizer.update)(how, group, &piece, &step);
             if let (Some(slot), Some(rate)) = (slots.average, rate) {
                 b.write(slot, average::moved(b.read(slot), new[0], rate));

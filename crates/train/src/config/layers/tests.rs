@@ -206,7 +206,7 @@ fn files_are_refused_with_file_and_line() {
         ("description = 5\n", "mine.toml line 1: `description` wants a text"),
         ("train = 5\n", "mine.toml line 1: there is no key `train`"),
         (
-            "[[train.groups]]\npaths = \"a\"\nlr = 1\n",
+            "[[train.groups]]\npaths = \"a\"\nrate = 1\n",
             "mine.toml line 1: `train.groups` wants a list of tables",
         ),
         ("[train]\nbatch = 8\n", "`model.width` is missing: it wants a whole number"),

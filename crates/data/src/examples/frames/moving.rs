@@ -1,0 +1,231 @@
+//! A drawn set: two shapes that move, and a sentence that says where one of them went.
+//!
+//! The first frame has a bar at its top in the colour of the shape that the sentence is about. Both shapes move, each its own
+//! way, so whoever looks at all frames alike has to keep both in mind, and whoever has seen the bar can look for one. Every
+//! eighth sample is a still image, and every eighth a text without frames.
+
+use super::sample::{Content, Said};
+use super::shard::shown;
+use crate::examples::Sighting;
+use crate::examples::synthetic::Draw;
+use crate::random::{Uniform, key};
+
+const COLOURS: [(&str, [u8; 3]); 4] =
+    [("red", [220, 40, 40]), ("green", [40, 190, 60]), ("blue", [50, 80, 230]), ("yellow", [230, 210, 40])];
+const KINDS: [&str; 3] = ["disc", "square", "cross"];
+const WAYS: [(&str, [f64; 2]); 4] =
+    [("left", [-1.0, 0.0]), ("right", [1.0, 0.0]), ("up", [0.0, -1.0]), ("down", [0.0, 1.0])];
+/// Frames of a video, least and most.
+const FRAMES: [usize; 2] = [4, 8];
+/// Frame `number` of all is frame `number % A_SAMPLE` of sample `number / A_SAMPLE`.
+pub(super) const A_SAMPLE: u32 = FRAMES[1] as u32;
+
+/// The way of a sample's shape: a colour, a kind and a direction.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Shape {
+    colour: usize,
+    kind: usize,
+    way: usize,
+    /// Where it begins, in shares of the side.
+    from: [f64; 2],
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Scene {
+    /// The sentence is about the first.
+    shapes: [Shape; 2],
+    ground: u8,
+    frames: usize,
+}
+
+/// What a sample of the set is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Video,
+    Still,
+    Text,
+}
+
+fn form(sample: u64) -> Form {
+    match sample % 8 {
+        6 => Form::Still,
+        7 => Form::Text,
+        _ => Form::Video,
+    }
+}
+
+impl Scene {
+    fn drawn(seed: u64, sample: u64) -> Scene {
+        let mut draw = Draw(Uniform::new(key(key(seed, 0x6d6f_7665), sample)));
+        let colour = draw.below(COLOURS.len());
+        let other = (colour + 1 + draw.below(COLOURS.len() - 1)) % COLOURS.len();
+        // One shape in the upper half and one in the lower, so that neither hides the other for long.
+        let is_above = draw.below(2) == 0;
+        let mut shape = |colour: usize, is_above: bool| {
+            let (kind, way) = (draw.below(KINDS.len()), draw.below(WAYS.len()));
+            let step = WAYS[way].1;
+            // It crosses most of its half: it begins opposite to where it goes.
+            let along = |axis: usize, middle: f64, reach: f64| middle - reach * step[axis];
+            let across = 0.35 + 0.1 * draw.below(4) as f64;
+            let x = if step[0] == 0.0 { across } else { along(0, 0.5, 0.3) };
+            let y = along(1, if is_above { 0.34 } else { 0.76 }, 0.13);
+            Shape { colour, kind, way, from: [x, y] }
+        };
+        let shapes = [shape(colour, is_above), shape(other, !is_above)];
+        let ground = 10 + draw.below(40) as u8;
+        let frames = match form(sample) {
+            Form::Video => FRAMES[0] + draw.below(FRAMES[1] - FRAMES[0] + 1),
+            Form::Still => 1,
+            Form::Text => 0,
+        };
+        Scene { shapes, ground, frames }
+    }
+
+    fn named(&self) -> String {
+        let Shape { colour, kind, .. } = self.shapes[0];
+        format!("{} {}", COLOURS[colour].0, KINDS[kind])
+    }
+}
+
+/// The text of a sample, and its frames.
+pub(super) fn sample(seed: u64, sample: u64, still_frames: usize) -> (Said, Vec<Sighting>) {
+    let scene = Scene::drawn(seed, sample);
+    let (user, assistant) = match form(sample) {
+        Form::Video => {
+            ("What moved?", format!("The {} moved {}.", scene.named(), WAYS[scene.shapes[0].way].0))
+        }
+        Form::Still => ("What is this?", format!("A {}.", scene.named())),
+        Form::Text => ("Say it again.", format!("The {}.", scene.named())),
+    };
+    let user = match form(sample) {
+        Form::Text => format!("{user} The {}.", scene.named()),
+        _ => user.to_string(),
+    };
+    let hashes: Vec<u64> = (0..scene.frames as u64).map(|frame| key(key(seed, sample), frame)).collect();
+    let content = Content::Answer { user, assistant };
+    let said = Said { content, source: "shapes".into(), frame_count: Some(scene.frames as u64) };
+    (said, shown(&hashes, sample as u32 * A_SAMPLE, still_frames))
+}
+
+/// The pixels of a frame, row by row, of so many pixels a side.
+pub(super) fn draw(seed: u64, number: u32, side: usize, out: &mut [u8]) {
+    let (sample, frame) = (u64::from(number / A_SAMPLE), (number % A_SAMPLE) as usize);
+    let scene = Scene::drawn(seed, sample);
+    out.fill(scene.ground);
+    let mut fill = |colour: [u8; 3], is_inside: &dyn Fn(f64, f64) -> bool| {
+        for (pixel, rgb) in out.chunks_exact_mut(3).enumerate() {
+            let [x, y] = [pixel % side, pixel / side].map(|at| (at as f64 + 0.5) / side as f64);
+            if is_inside(x, y) {
+                rgb.copy_from_slice(&colour);
+            }
+        }
+    };
+    if frame == 0 {
+        fill(COLOURS[scene.shapes[0].colour].1, &|_, y| y < 0.1);
+    }
+    let gone = frame as f64 / (scene.frames.max(2) - 1) as f64;
+    for Shape { colour, kind, way, from } in scene.shapes {
+        let reach = if WAYS[way].1[0] == 0.0 { 0.26 } else { 0.6 };
+        let [x, y] = [0, 1].map(|axis| from[axis] + reach * gone * WAYS[way].1[axis]);
+        let size = 0.09;
+        fill(COLOURS[colour].1, &|px, py| {
+            let (dx, dy) = ((px - x) / size, (py - y) / size);
+            match kind {
+                0 => dx * dx + dy * dy <= 1.0,
+                1 => dx.abs().max(dy.abs()) <= 0.9,
+                _ => dx.abs().max(dy.abs()) <= 1.0 && dx.abs().min(dy.abs()) <= 0.35,
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn answer(said: &Said) -> &str {
+        match &said.content {
+            Content::Answer { assistant, .. } => assistant,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn samples_are_the_same_every_time() {
+        for number in 0..64 {
+            assert_eq!(sample(3, number, 4), sample(3, number, 4));
+            let (said, shown) = sample(3, number, 4);
+            let frames = said.frame_count.unwrap();
+            match number % 8 {
+                6 => assert!(
+                    frames == 1 && shown.len() == 4 && shown.iter().all(|s| s.image == shown[0].image)
+                ),
+                7 => assert!(frames == 0 && shown.is_empty()),
+                _ => assert!((4..=8).contains(&frames) && shown.len() as u64 == frames),
+            }
+        }
+        assert_ne!(sample(3, 0, 4), sample(4, 0, 4));
+    }
+
+    /// Whoever knows the colour of the bar and no more is right about kind and way a twelfth of the time.
+    #[test]
+    fn answers_need_the_frames() {
+        let mut answers: HashMap<&str, HashMap<String, usize>> = HashMap::new();
+        for number in (0..4000).filter(|number| number % 8 < 6) {
+            let (said, _) = sample(1, number, 4);
+            let answer = answer(&said).to_string();
+            let colour = COLOURS.iter().find(|(colour, _)| answer.contains(colour)).unwrap().0;
+            *answers.entry(colour).or_default().entry(answer).or_default() += 1;
+        }
+        for (colour, counts) in &answers {
+            let (all, most) = (counts.values().sum::<usize>(), *counts.values().max().unwrap());
+            assert!(counts.len() == 12 && most * 8 < all, "{colour}: {counts:?}");
+        }
+    }
+
+    /// In the pixels: the bar of the first frame has the colour of the shape whose middle moves as the sentence says.
+    #[test]
+    fn pixels_show_what_the_sentence_says() {
+        const SIDE: usize = 48;
+        for number in (0..200).filter(|number| number % 8 < 6) {
+            let (said, frames) = sample(5, number, 4);
+            let draw = |frame: usize| {
+                let mut out = vec![0; SIDE * SIDE * 3];
+                draw(5, frames[frame].image, SIDE, &mut out);
+                out
+            };
+            let bar: [u8; 3] = draw(0)[..3].try_into().unwrap();
+            let middle = |pixels: &[u8]| {
+                let below_bar = |(at, rgb): (usize, &[u8])| {
+                    (rgb == bar && at / SIDE >= SIDE / 10 + 1).then_some([at % SIDE, at / SIDE])
+                };
+                let inside: Vec<[usize; 2]> = pixels.chunks(3).enumerate().filter_map(below_bar).collect();
+                assert!(inside.len() > 20, "{number}: {} pixels", inside.len());
+                [0, 1]
+                    .map(|axis| inside.iter().map(|at| at[axis]).sum::<usize>() as f64 / inside.len() as f64)
+            };
+            let (first, last) = (middle(&draw(0)), middle(&draw(frames.len() - 1)));
+            let (dx, dy) = (last[0] - first[0], last[1] - first[1]);
+            let way = match dx.abs() > dy.abs() {
+                true => {
+                    if dx < 0.0 {
+                        "left"
+                    } else {
+                        "right"
+                    }
+                }
+                false => {
+                    if dy < 0.0 {
+                        "up"
+                    } else {
+                        "down"
+                    }
+                }
+            };
+            assert!(answer(&said).contains(way), "{number}: {said:?} moved by {dx} {dy}");
+            assert_ne!(draw(1)[..3], bar, "the bar is in the first frame alone");
+        }
+    }
+}
