@@ -90,8 +90,8 @@ fn make(
 ) {
     loop {
         let since = Instant::now();
-        let update = updates.next_update();
-        let made = pool.install(|| update.parts.par_iter().map(|part| patches(store, part)).collect());
+        let mut update = updates.next_update();
+        let made = pool.install(|| update.parts.par_iter_mut().map(|part| patches(store, part)).collect());
         let made: Result<Vec<Vec<u8>>, DataError> = made;
         let (cursor, is_last) = (updates.cursor().clone(), made.is_err());
         let made =
@@ -102,8 +102,9 @@ fn make(
     }
 }
 
-/// The patches of a micro-batch's images one after another, and nothing behind them, as many as there is room for.
-pub fn patches(store: &ImageStore, batch: &MicroBatch) -> Result<Vec<u8>, DataError> {
+/// The patches of a micro-batch's images one after another, and nothing behind them, as many as there is room for. Where a
+/// text is not shown all of an image, its tokens there are told which blocks they are.
+pub fn patches(store: &ImageStore, batch: &mut MicroBatch) -> Result<Vec<u8>, DataError> {
     let bytes = store.patch_bytes();
     let mut out = vec![0; batch.image_room.patches * bytes];
     let mut rest = &mut out[..];
@@ -113,6 +114,13 @@ pub fn patches(store: &ImageStore, batch: &MicroBatch) -> Result<Vec<u8>, DataEr
         parts.push((image.image, own));
         rest = behind;
     }
-    parts.into_par_iter().try_for_each(|(image, out)| store.patches(image, out))?;
+    let made = parts.into_par_iter().map(|(image, out)| {
+        store.patches(image, out)?;
+        Ok(store.shown(image, out))
+    });
+    let shown: Vec<Option<Vec<u32>>> = made.collect::<Result<_, DataError>>()?;
+    for (number, blocks) in shown.iter().enumerate() {
+        blocks.iter().for_each(|blocks| batch.show(number, blocks));
+    }
     Ok(out)
 }

@@ -6,6 +6,7 @@
 //!       -> tower     the inputs of a plan that follow from grids
 //! store      the images of a set: where their bytes lie, their sides and hashes
 //!    -> patches   the bytes of an image's patches
+//!    -> pruning   which of its blocks a text is shown, where not all
 //!    -> loader    updates of examples with the patches of their images, ahead of time
 //! data_url   images that are written into a text
 //!       -> scaling   a whole image at another size, byte for byte as published processors make it (scaling_avx2: its inner loops)
@@ -16,6 +17,7 @@ mod grid;
 mod loader;
 mod patches;
 mod patching;
+mod pruning;
 mod scaling;
 #[cfg(target_arch = "x86_64")]
 mod scaling_avx2;

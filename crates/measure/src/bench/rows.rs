@@ -11,6 +11,7 @@ use flatout_train::config::{Config, Data, SourceKind, Task};
 use flatout_train::refuse;
 use flatout_train::resolve::compile::Compiled;
 use flatout_train::switches::Choose;
+use flatout_train::switches::data::VisualTokens;
 use flatout_train::tasks;
 use flatout_train::tasks::batch::{Batch, BatchSource};
 use flatout_train::tasks::dataset::Dataset;
@@ -32,6 +33,8 @@ struct Key {
     seed: u64,
     /// Whether examples that begin alike were looked for.
     shares_prefixes: bool,
+    /// The share of an image's tokens that examples were read with.
+    visual_tokens: VisualTokens,
 }
 
 impl Key {
@@ -47,7 +50,8 @@ impl Key {
         let [height, width] = model.image_sides().unwrap_or([0, model.tokens()]);
         let extents = [model.vocab().unwrap_or(0), height, width];
         let shares_prefixes = config.switches.data.shared_prefix == Choose::On;
-        Key { data, extents, seed: config.train.seed, shares_prefixes }
+        let visual_tokens = config.switches.data.visual_tokens;
+        Key { data, extents, seed: config.train.seed, shares_prefixes, visual_tokens }
     }
 }
 
@@ -61,6 +65,11 @@ impl OpenData {
             _ => return Ok(None),
         }
         Ok(Some(OpenData { data: tasks::open(config, None, &mut |_| {})?, key: Key::of(config) }))
+    }
+
+    /// Whether it is what a config asks for: rows of another length, seed or vocabulary are other data.
+    pub fn is_of(&self, config: &Config) -> bool {
+        self.key == Key::of(config)
     }
 
     pub fn data(&self) -> &dyn Dataset {
@@ -103,9 +112,7 @@ pub fn source(
         data.source(config, compiled.feeding(), None)
     };
     match data {
-        Some(open) if open.key == Key::of(config) => of(&*open.data),
-        // Rows of another length, seed or vocabulary are other data.
-        Some(_) => of(&*OpenData::open(config)?.expect("a config with data").data),
+        Some(open) => of(&*open.data),
         None => Ok(Box::new(Drawn::new(config, compiled))),
     }
 }

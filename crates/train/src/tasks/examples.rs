@@ -160,7 +160,9 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
 fn vision_spec(config: &Config) -> VisionSpec {
     let (data, model) = (&config.data, config.model.decoder());
     let tower = model.vision.as_ref().expect("validated: a model that sees images");
-    let mut patching = Patching { patch: tower.patch, merge: tower.merge, ..Patching::default() };
+    let shown_percent = config.switches.data.visual_tokens.percent();
+    let mut patching =
+        Patching { patch: tower.patch, merge: tower.merge, shown_percent, ..Patching::default() };
     let [least, most] = data.image_tokens.unwrap_or(IMAGE_TOKENS).map(|tokens| tokens as u64);
     (patching.least_pixels, patching.most_pixels) =
         (least * patching.token_pixels(), most * patching.token_pixels());
@@ -450,12 +452,15 @@ impl EvalSet for LaidOut {
     }
 
     fn batch(&self, number: usize, _: usize, inputs: &Inputs) -> Result<Batch, Failure> {
-        let laid_out = &self.parts[number];
+        let mut laid_out = self.parts[number].clone();
         let images = match &self.images {
             None => vec![],
-            Some(images) => images.tensors(laid_out, images.patches(laid_out)?, inputs),
+            Some(images) => {
+                let patches = images.patches(&mut laid_out)?;
+                images.tensors(&laid_out, patches, inputs)
+            }
         };
-        let mut batch = batch(Role::Eval, laid_out.clone(), inputs);
+        let mut batch = batch(Role::Eval, laid_out, inputs);
         batch.tensors.extend(images);
         Ok(batch)
     }

@@ -35,8 +35,8 @@ impl SeenImages {
         Ok((store.count() > 0).then(|| SeenImages { store: Arc::new(store), positions, merge }))
     }
 
-    /// The patches of a micro-batch, decoded now.
-    pub fn patches(&self, laid_out: &MicroBatch) -> Result<Vec<u8>, DataError> {
+    /// The patches of a micro-batch, decoded now, with which its tokens learn what of an image they are.
+    pub fn patches(&self, laid_out: &mut MicroBatch) -> Result<Vec<u8>, DataError> {
         patches(&self.store, laid_out)
     }
 

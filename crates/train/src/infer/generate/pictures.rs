@@ -20,6 +20,8 @@ pub struct Pictures {
     pub grids: Grids,
     /// Of every image [P, patch patch 3].
     pub patches: Vec<Vec<u8>>,
+    /// Of a hundred merge blocks of an image, how many a text is shown.
+    pub shown_percent: usize,
     /// The token whose places images take.
     place: u32,
 }
@@ -33,7 +35,9 @@ impl Pictures {
         };
         let beside = loaded.dir.join(BESIDE);
         let beside = if loaded.is_run { &beside } else { &loaded.dir };
-        let mut patching = Patching { patch: vision.patch, merge: vision.merge, ..Patching::default() };
+        let shown_percent = loaded.config.switches.data.visual_tokens.percent();
+        let mut patching =
+            Patching { patch: vision.patch, merge: vision.merge, shown_percent, ..Patching::default() };
         // As it was trained, or as the files beside the weights say.
         [patching.least_pixels, patching.most_pixels] = match loaded.config.data.image_tokens {
             Some(tokens) => tokens.map(|tokens| tokens as u64 * patching.token_pixels()),
@@ -48,8 +52,9 @@ impl Pictures {
             numbers.push(store.number(&image) as usize);
         }
         let mut pictures = Pictures {
-            grids: Grids { all: vec![], merge: vision.merge },
+            grids: Grids { merge: vision.merge, ..Grids::default() },
             patches: vec![],
+            shown_percent,
             place: vision.image_token as u32,
         };
         for number in 0..store.count() {
@@ -57,6 +62,7 @@ impl Pictures {
             let mut patches = vec![0; grid.patches() * vision.patch_values()];
             store.patches(number as u32, &mut patches).map_err(|error| UserError(error.sentence))?;
             pictures.grids.all.push(grid);
+            pictures.grids.shown.push(store.shown(number as u32, &patches));
             pictures.patches.push(patches);
         }
         Ok((pictures, numbers))

@@ -36,8 +36,9 @@ impl Tower {
     pub fn new(vision: &Vision, pictures: Pictures, tokens: usize) -> Tower {
         let all: usize = pictures.grids.all.iter().map(|grid| grid.patches()).sum();
         // Tokens that are read at once are of images that have no more patches than these.
+        let blocks = tokens * 100 / pictures.shown_percent.max(1);
         let largest = pictures.grids.all.iter().map(|grid| grid.patches()).max().unwrap_or(0);
-        let (patches, images) = (all.min(tokens * vision.block()), pictures.grids.all.len().min(tokens));
+        let (patches, images) = (all.min(blocks * vision.block()), pictures.grids.all.len().min(tokens));
         let seen = Seen { patches, images, largest };
         Tower {
             pictures,
