@@ -19,7 +19,13 @@ fn on_cpu() -> f64 {
 }
 
 fn main() {
-    let patching = Patching { patch: 16, merge: 2, least_pixels: 65_536, most_pixels: 16_777_216 };
+    let patching = Patching {
+        patch: 16,
+        merge: 2,
+        least_pixels: 65_536,
+        most_pixels: 16_777_216,
+        ..Patching::default()
+    };
     for path in std::env::args().skip(1).map(PathBuf::from) {
         let reader = ImageReader::new(patching, MAX_PIXELS, 1 << 30);
         let image = match reader.read_file(path.clone()) {

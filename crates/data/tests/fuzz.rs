@@ -310,7 +310,7 @@ fn sighted(name: &str) -> Vec<u8> {
 /// A specification of rows with images, and the tokeniser that they are read with.
 fn visual_spec(scratch: &Scratch) -> ExampleSpec {
     let rows = scratch.write("whole.jsonl", b"{\"question\":\"q\",\"answer\":\"a\"}\n");
-    let patching = Patching { patch: 2, merge: 2, least_pixels: 16, most_pixels: 256 };
+    let patching = Patching { patch: 2, merge: 2, least_pixels: 16, most_pixels: 256, ..Patching::default() };
     let spec = ExampleSpec {
         task: ExampleKind::Visual,
         path: vec![rows],
@@ -467,7 +467,8 @@ fn png() {
 
 /// From bytes to patches: an image is refused, or its patches are all there and the same every time.
 fn patches(kind: &str) {
-    let patching = Patching { patch: 4, merge: 2, least_pixels: 64, most_pixels: 1 << 14 };
+    let patching =
+        Patching { patch: 4, merge: 2, least_pixels: 64, most_pixels: 1 << 14, ..Patching::default() };
     let max_pixels = 1 << 20;
     let mut images = pictures(kind);
     for more in ["one.png", "tall-1x200.png", "wide-200x1.png", "turned8.png", "turned5.jpg", "ycck.jpg"] {

@@ -55,6 +55,7 @@ fn patches_are_those_of_the_library() {
             merge: 2,
             least_pixels: case["least"].as_u64().unwrap(),
             most_pixels: case["most"].as_u64().unwrap(),
+            ..Patching::default()
         };
         let name = case["image"].as_str().unwrap();
         let reader = ImageReader::new(patching, MAX_PIXELS, 1 << 20);

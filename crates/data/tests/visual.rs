@@ -23,7 +23,8 @@ pub fn encoded_png(width: u32, height: u32, shade: u8) -> Vec<u8> {
 }
 
 /// Patches of 4 pixels, blocks of 2 x 2, images of 4 to 64 tokens.
-const PATCHING: Patching = Patching { patch: 4, merge: 2, least_pixels: 4 * 64, most_pixels: 64 * 64 };
+const PATCHING: Patching =
+    Patching { patch: 4, merge: 2, least_pixels: 4 * 64, most_pixels: 64 * 64, shown_percent: 100 };
 
 fn vision() -> VisionSpec {
     VisionSpec { patching: PATCHING, ..VisionSpec::default() }

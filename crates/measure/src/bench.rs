@@ -8,7 +8,9 @@ mod rows;
 mod spans;
 mod visit;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::Instant;
 
 use flatout_data::Waited;
@@ -40,7 +42,8 @@ pub fn open(config: &Config) -> Result<Bench, Failure> {
 /// The device and the data that measurements share.
 pub struct Stage {
     device: Device,
-    data: Option<OpenData>,
+    /// The data of the first config, and of others that ask for other data; none where it has none.
+    data: RefCell<Vec<Rc<OpenData>>>,
 }
 
 impl Stage {
@@ -49,8 +52,8 @@ impl Stage {
     pub fn open(config: &Config) -> Result<Stage, Failure> {
         let device = Device::open(config.switches.compute.backend)?;
         compile(config, &device.target(&config.switches))?;
-        let data = OpenData::open(config, &device)?;
-        Ok(Stage { device, data })
+        let data = OpenData::open(config, &device)?.map(Rc::new).into_iter().collect();
+        Ok(Stage { device, data: RefCell::new(data) })
     }
 
     pub fn device(&self) -> &Device {
@@ -59,18 +62,32 @@ impl Stage {
 
     /// Whether rows are loaded, and not drawn at random.
     pub fn has_data(&self) -> bool {
-        self.data.is_some()
+        !self.data.borrow().is_empty()
     }
 
     /// What rows are made of, for people.
     pub fn data(&self) -> &'static str {
-        self.data.as_ref().map_or("tokens drawn at random", OpenData::named)
+        self.data.borrow().first().map_or("tokens drawn at random", |data| data.named())
+    }
+
+    /// The data that a config asks for, opened once; none where the first has none.
+    fn data_of(&self, config: &Config) -> Result<Option<Rc<OpenData>>, Failure> {
+        let mut all = self.data.borrow_mut();
+        if let Some(known) = all.iter().find(|data| data.is_of(config)) {
+            return Ok(Some(known.clone()));
+        }
+        if all.is_empty() {
+            return Ok(None);
+        }
+        let other = OpenData::open(config, &self.device)?.map(Rc::new);
+        all.extend(other.clone());
+        Ok(other)
     }
 
     /// The plans of a config on this device.
     pub fn compile(&self, config: &Config) -> Result<Compiled, Failure> {
         let mut config = config.clone();
-        match &self.data {
+        match self.data_of(&config)? {
             Some(data) => {
                 let mut resolved = Resolved::default();
                 data.data().measure(&config, &mut resolved);
@@ -94,13 +111,14 @@ impl Stage {
         let session_seconds = lap();
         pretrained::begin(config, &mut session)?;
         let weights_seconds = lap();
-        let horizon = match &self.data {
+        let data = self.data_of(config)?;
+        let horizon = match &data {
             Some(data) => data.data().total_steps(config)?,
             // Without data epochs have no length; the first updates are the same for any.
             None => config.train.steps.unwrap_or(u32::MAX.into()),
         };
         let horizon = config.schedule.horizon_steps.unwrap_or(horizon);
-        let source = rows::source(config, &compiled, self.data.as_ref(), &self.device, &mut session)?;
+        let source = rows::source(config, &compiled, data.as_deref(), &mut session)?;
         let mut bench = Bench {
             config: config.clone(),
             start: Start { compile_seconds, session_seconds, weights_seconds, first_update_seconds: 0.0 },

@@ -10,6 +10,7 @@ use flatout_models::form::{Form, LossForm};
 use flatout_runtime::cpu;
 use flatout_train::resolve::compile;
 use flatout_train::switches::active;
+use flatout_train::switches::data::VisualTokens;
 use flatout_train::switches::{AttentionKernel, Autotune, Class, Switch, TABLE};
 
 use crate::small_run::{STEPS, config, train_in};
@@ -118,6 +119,7 @@ const NOT_PREPARED: active::Prepared = active::Prepared {
     cuda_graphs: false,
     autotune: Autotune::Off,
     attention_kernel: AttentionKernel::Auto,
+    visual_tokens: VisualTokens::All,
     lengths: None,
     decoded: false,
 };

@@ -149,6 +149,31 @@ fn a_trimmed_last_layer_changes_no_gradient() {
 }
 
 #[test]
+fn a_part_of_every_image_gives_the_same_gradients_in_every_layout() {
+    let of = |more: &[&str]| sums(&[&["visual_tokens=75%"], more].concat());
+    let (want, parts, _) = of(&["shared_prefix=off", "micro_batch=1", "head_rows=all"]);
+    assert!(parts > 8, "few at a time: {parts}");
+    for layout in [&["shared_prefix=off", "micro_batch=8"][..], &["shared_prefix=on", "micro_batch=8"]] {
+        same(&format!("{layout:?}"), &of(layout).0, &want);
+    }
+    let whole = sums(&["shared_prefix=off", "micro_batch=8"]).0;
+    assert!(relative(&want[LOSS_SUM], &whole[LOSS_SUM]) > 1e-6, "it is not the whole image");
+    // A quarter of sixty-four tokens, and one of four.
+    let tokens = |share: &str| {
+        let config = config(&[&LARGE[..], &[share]].concat());
+        let drawn = examples::read(&config, None, &mut |_| {}).expect("examples");
+        let images: Vec<u32> = drawn.train.iter().map(|example| example.images[0].tokens).collect();
+        assert!(images.iter().all(|tokens| *tokens == images[0]), "{images:?}");
+        images[0]
+    };
+    let all = tokens("visual_tokens=all");
+    assert_eq!(
+        ["75%", "50%", "25%"].map(|share| tokens(&format!("visual_tokens={share}"))),
+        [3, 2, 1].map(|n| (all * n).div_ceil(4))
+    );
+}
+
+#[test]
 fn beside_a_frozen_tower_texts_alone_do_not_pay_for_it() {
     let lora = ["adapter.kind=lora", "adapter.paths=[layers]", "adapter.rank=2"];
     let of = |more: &[&str]| sums(&[&lora, more].concat());
@@ -176,15 +201,18 @@ fn trained(config: &Config, dir: &Path) -> (Vec<u32>, Option<Metrics>) {
 #[test]
 fn threads_that_decode_change_nothing_and_answers_are_counted() {
     let folder = tempfile::tempdir().expect("a folder");
-    let of = |threads: &str| {
+    let of = |threads: &str, share: &str| {
         let words =
             ["data.synthetic_rows=120", "train.epochs=none", "train.steps=6", "eval.every_epochs=none"];
-        let config =
-            config(&[&words[..], &["eval.every=6", "eval.rows=12", "train.batch=8", threads]].concat());
-        trained(&config, &folder.path().join(threads))
+        let rest = ["eval.every=6", "eval.rows=12", "train.batch=8", threads, share];
+        let config = config(&[&words[..], &rest].concat());
+        trained(&config, &folder.path().join(format!("{threads} {share}")))
     };
-    let (one, metrics) = of("loader.workers=1");
-    assert_eq!((one.len(), &of("loader.workers=3").0), (6, &one));
+    let some = of("loader.workers=1", "visual_tokens=50%").0;
+    assert_eq!(of("loader.workers=3", "visual_tokens=50%").0, some);
+    let (one, metrics) = of("loader.workers=1", "visual_tokens=all");
+    assert_ne!(one, some);
+    assert_eq!((one.len(), &of("loader.workers=3", "visual_tokens=all").0), (6, &one));
     let Some(Metrics::Answers(answers)) = metrics else { panic!("answers: {metrics:?}") };
     assert!((0.0..=1.0).contains(&answers.exact) && answers.token_accuracy >= answers.exact);
 }

@@ -355,6 +355,8 @@ pub struct MicroBatch {
     pub positions: Vec<[i32; 3]>,
     /// Images in the order of their patches, and the room there is for them.
     pub images: Vec<Sighting>,
+    /// The row of each image's first token.
+    image_rows: Vec<usize>,
     pub image_room: ImageRoom,
     /// Where each example lies, or each tree of them; as many as there are.
     pub segments: Vec<Segment>,
@@ -384,6 +386,7 @@ impl MicroBatch {
             seen: vec![-1; tokens],
             positions: vec![[0; 3]; tokens],
             images: vec![],
+            image_rows: vec![],
             image_room: layout.images(shape),
             segments: Vec::with_capacity(segments),
             runs: vec![],
@@ -476,16 +479,30 @@ impl MicroBatch {
             }
         }
         for image in example.images.iter().filter(|image| part.contains(&(image.start as usize))) {
-            let patches: usize = self.images.iter().map(|image| image.grid.patches()).sum();
-            let blocks = patches / (image.grid.patches() / image.tokens as usize);
-            for (block, i) in image.range().enumerate() {
-                self.tokens[start + i - part.start] = -1;
-                self.seen[start + i - part.start] = (blocks + block) as i32;
+            let row = start + image.start as usize - part.start;
+            let first: usize = self.images.iter().map(Sighting::blocks).sum();
+            for block in 0..image.tokens as usize {
+                self.tokens[row + block] = -1;
+                self.seen[row + block] = (first + block) as i32;
             }
             self.images.push(*image);
+            self.image_rows.push(row);
         }
         self.runs.push(Run { own: Segment { start: start as u32, len: part.len() as u32 }, prefix, sample });
         start + part.len()
+    }
+
+    /// Makes the tokens of an image those of its merge blocks that the text is shown, as many as it has tokens. Until then they
+    /// are its first ones.
+    pub(crate) fn show(&mut self, number: usize, blocks: &[u32]) {
+        let (image, row) = (self.images[number], self.image_rows[number]);
+        assert_eq!(blocks.len(), image.tokens as usize, "a block a token");
+        let (first, corner) = (self.seen[row], self.positions[row]);
+        for (row, block) in (row..).zip(blocks) {
+            let offset = image.grid.offset(*block as usize, image.merge);
+            self.seen[row] = first + *block as i32;
+            self.positions[row] = [0, 1, 2].map(|axis| corner[axis] + offset[axis]);
+        }
     }
 
     /// Tokens of examples; the rest is padding.
@@ -694,12 +711,13 @@ mod tests {
         let room = ImageRoom { patches: 24, images: 2, largest: 16 };
         let mut batch = MicroBatch::empty(&layout.seeing(Some(vec![room])), 0);
         let grid = Grid { rows: 4, columns: 4 };
-        let shared = [Sighting { start: 1, image: 7, grid, tokens: 4, hash: 0 }];
+        let shared = [Sighting { start: 1, image: 7, grid, merge: 2, tokens: 4, hash: 0 }];
         let [a, b] = [[5, 9, 9, 9, 9, 6, 1], [5, 9, 9, 9, 9, 6, 2]];
         let weights = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0];
         let of = |tokens| Example { tokens, weights: &weights, label: None, images: &shared };
         batch.push(shape, &[(of(&a), 0), (of(&b), 1)], 5, &[]);
-        let wide = [Sighting { start: 0, image: 3, grid: Grid { rows: 2, columns: 4 }, tokens: 2, hash: 0 }];
+        let grid = Grid { rows: 2, columns: 4 };
+        let wide = [Sighting { start: 0, image: 3, grid, merge: 2, tokens: 2, hash: 0 }];
         let alone = Example { tokens: &[9, 9, 4], weights: &[0.0, 0.0, 1.0], label: None, images: &wide };
         batch.push(shape, &[(alone, 2)], 0, &[]);
         assert_eq!(batch.tokens[..12], [5, -1, -1, -1, -1, 6, 1, 6, 2, -1, -1, 4]);
@@ -710,5 +728,41 @@ mod tests {
         assert_eq!(batch.positions[5..9], [[3; 3], [4; 3], [3; 3], [4; 3]]);
         assert_eq!(batch.positions[9..12], [[0, 0, 0], [0, 0, 1], [2; 3]]);
         assert_eq!(batch.read_rows().0[..3], [5, 7, 10]);
+    }
+
+    /// Two of four blocks behind a token, and one of two in an example behind it.
+    #[test]
+    fn tokens_of_an_image_are_the_blocks_that_are_shown() {
+        let shape = Shape::Packed { tokens: 8, segments: 2 };
+        let room = ImageRoom { patches: 24, images: 2, largest: 16 };
+        let mut batch = MicroBatch::empty(&Layout::new(vec![shape]).seeing(Some(vec![room])), 0);
+        let square = [Sighting {
+            start: 1,
+            image: 0,
+            grid: Grid { rows: 4, columns: 4 },
+            merge: 2,
+            tokens: 2,
+            hash: 0,
+        }];
+        let wide = [Sighting {
+            start: 0,
+            image: 1,
+            grid: Grid { rows: 2, columns: 4 },
+            merge: 2,
+            tokens: 1,
+            hash: 0,
+        }];
+        let weights = [0.0, 0.0, 0.0, 1.0];
+        let one = Example { tokens: &[5, 9, 9, 6], weights: &weights, label: None, images: &square };
+        let two = Example { tokens: &[9, 4], weights: &[0.0, 1.0], label: None, images: &wide };
+        batch.push(shape, &[(one, 0)], 0, &[]);
+        batch.push(shape, &[(two, 1)], 0, &[]);
+        batch.show(0, &[1, 2]);
+        batch.show(1, &[1]);
+        assert_eq!(batch.tokens[..6], [5, -1, -1, 6, -1, 4]);
+        assert_eq!(batch.seen[..6], [-1, 1, 2, -1, 5, -1], "the second image begins behind all four blocks");
+        // Blocks stand where they stand in the whole image, and the text behind its longer side.
+        let positions = [[0; 3], [1, 1, 2], [1, 2, 1], [3; 3], [0, 0, 1], [2; 3]];
+        assert_eq!(batch.positions[..6], positions);
     }
 }

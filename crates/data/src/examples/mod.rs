@@ -86,7 +86,8 @@ pub struct Example<'a> {
     pub images: &'a [Sighting],
 }
 
-/// An image among the tokens of an example: a token for each merge block of its patches, which no one learns.
+/// An image among the tokens of an example: a token for each merge block of its patches, or for a share of them, which no one
+/// learns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sighting {
     /// The first of its tokens.
@@ -94,6 +95,8 @@ pub struct Sighting {
     /// Of the set's [`ImageStore`](crate::vision::ImageStore).
     pub image: u32,
     pub grid: Grid,
+    /// Patches a side of its merge blocks.
+    pub merge: usize,
     /// The tokens it takes.
     pub tokens: u32,
     /// Of the image's bytes.
@@ -106,9 +109,9 @@ impl Sighting {
         self.start as usize..(self.start + self.tokens) as usize
     }
 
-    /// Patches a side of the blocks that become one token.
-    fn merge(&self) -> usize {
-        (self.grid.patches() / self.tokens as usize).isqrt()
+    /// Its merge blocks, of which the text is shown as many as it takes tokens.
+    fn blocks(&self) -> usize {
+        self.grid.tokens(self.merge)
     }
 
     /// Whether it shows what the one before it shows: frames of a still image, which is looked into once.
@@ -118,7 +121,7 @@ impl Sighting {
 }
 
 impl Example<'_> {
-    /// Time, height and width of every token.
+    /// Time, height and width of every token; where an image is not shown whole, as if it were its first blocks that are.
     fn positions(&self) -> Vec<[i32; 3]> {
         let (mut text, mut end) = (vec![], 0);
         for image in self.images {
@@ -127,7 +130,12 @@ impl Example<'_> {
         }
         text.push(Stretch::Text(self.tokens.len() - end));
         // A text without images stands the same whatever a block is.
-        positions(text, self.images.first().map_or(1, Sighting::merge)).0
+        let mut all = positions(text, self.images.first().map_or(1, |image| image.merge)).0;
+        for image in self.images {
+            let end = image.range().end;
+            all.drain(end..end + image.blocks() - image.tokens as usize);
+        }
+        all
     }
 
     /// Mixes all of it into a hash.

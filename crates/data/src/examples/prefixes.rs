@@ -292,7 +292,14 @@ mod tests {
             (
                 tokens,
                 weights,
-                [Sighting { start: 20, image, grid: Grid { rows: 8, columns: 20 }, tokens: 40, hash: 0 }],
+                [Sighting {
+                    start: 20,
+                    image,
+                    grid: Grid { rows: 8, columns: 20 },
+                    merge: 2,
+                    tokens: 40,
+                    hash: 0,
+                }],
             )
         };
         let mut table = ExampleTable::default();

@@ -534,7 +534,7 @@ impl Reading<'_> {
                 let token = *sight.token.get().expect("the token is known before rows are taken");
                 let shown = chat.images.iter().filter(|(turn, _)| *turn < masked.turns);
                 let shown = shown.map(|(_, image)| image);
-                expand(&pieces, &weights, token, sight.spec.patching.merge, shown)?
+                expand(&pieces, &weights, token, &sight.spec.patching, shown)?
             }
         };
         let Expanded { mut tokens, mut weights, images } = expanded;

@@ -636,6 +636,7 @@ impl Taken {
         let mut learned = 0;
         let images = vision(spec).map(|vision| ImageStore::new(vision.patching, vision.max_pixels));
         let has_images = images.is_some();
+        let merge = vision(spec).map_or(1, |vision| vision.patching.merge);
         let mut images = images.unwrap_or_default();
         let (mut image_examples, mut image_tokens) = (0, 0);
         let kind = match spec.task {
@@ -658,6 +659,7 @@ impl Taken {
                 start: seen.start as u32,
                 image: images.number(&seen.image),
                 grid: seen.image.grid,
+                merge,
                 tokens: seen.tokens as u32,
                 hash: seen.image.hash as u64,
             };

@@ -41,6 +41,12 @@ impl Grid {
         self.merged(merge).iter().product()
     }
 
+    /// How far a merge block stands behind the first, in time, height and width.
+    pub fn offset(self, block: usize, merge: usize) -> [i32; 3] {
+        let [_, columns] = self.merged(merge);
+        [0, (block / columns) as i32, (block % columns) as i32]
+    }
+
     /// Row and column of every patch, in their order.
     pub fn places(self, merge: usize) -> impl Iterator<Item = [usize; 2]> {
         let [rows, columns] = self.merged(merge);
@@ -80,10 +86,10 @@ pub fn positions(text: impl IntoIterator<Item = Stretch>, merge: usize) -> (Vec<
                 next += tokens as i32;
             }
             Stretch::Image(grid) => {
-                let [rows, columns] = grid.merged(merge).map(|count| count as i32);
-                let place = |i: i32| [next, next + i / columns, next + i % columns];
-                all.extend((0..rows * columns).map(place));
-                next += rows.max(columns);
+                let place = |block: usize| grid.offset(block, merge).map(|offset| next + offset);
+                all.extend((0..grid.tokens(merge)).map(place));
+                let [rows, columns] = grid.merged(merge);
+                next += rows.max(columns) as i32;
             }
         }
     }

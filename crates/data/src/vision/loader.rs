@@ -126,8 +126,9 @@ fn make(
     }
 }
 
-/// The patches of a micro-batch's images.
-fn patches(store: &ImageStore, batch: &MicroBatch) -> Result<Vec<u8>, DataError> {
+/// The patches of a micro-batch's images. Where a text is not shown all of an image, its tokens there are told which blocks
+/// they are.
+fn patches(store: &ImageStore, batch: &mut MicroBatch) -> Result<Vec<u8>, DataError> {
     let bytes = store.patch_bytes();
     let mut out = vec![0; batch.image_room.patches * bytes];
     let mut rest = &mut out[..];
@@ -137,6 +138,13 @@ fn patches(store: &ImageStore, batch: &MicroBatch) -> Result<Vec<u8>, DataError>
         parts.push((image.image, own));
         rest = behind;
     }
-    parts.into_par_iter().try_for_each(|(image, out)| store.patches(image, out))?;
+    let made = parts.into_par_iter().map(|(image, out)| {
+        store.patches(image, out)?;
+        Ok(store.shown(image, out))
+    });
+    let shown: Vec<Option<Vec<u32>>> = made.collect::<Result<_, DataError>>()?;
+    for (number, blocks) in shown.iter().enumerate() {
+        blocks.iter().for_each(|blocks| batch.show(number, blocks));
+    }
     Ok(out)
 }

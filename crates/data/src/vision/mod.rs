@@ -7,6 +7,7 @@
 //! frames     the inputs of a plan that follow from which image every frame of a video is
 //! store      the images of a set: where their bytes lie, their sides and hashes
 //!    -> patches   the bytes of an image's patches
+//!    -> pruning   which of its blocks a text is shown, where not all
 //!    -> loader    updates of examples with the patches, features or frames of their images, ahead of time
 //! feature_cache   features of images that a tower made before, in a folder (feature_index: its index.json)
 //! frame_store   frames of videos: where their bytes lie, and the pixels that a plan reads of them
@@ -23,6 +24,7 @@ mod grid;
 mod loader;
 mod patches;
 mod patching;
+mod pruning;
 mod scaling;
 #[cfg(target_arch = "x86_64")]
 mod scaling_avx2;

@@ -68,7 +68,8 @@ mod tests {
         let (width, height) = (12, 8);
         let pixel = |at: usize| [(16 * (at / width) + at % width) as u8, 200, 201];
         let rgb: Vec<u8> = (0..width * height).flat_map(pixel).collect();
-        let patching = Patching { patch: 2, merge: 2, least_pixels: 0, most_pixels: 1000 };
+        let patching =
+            Patching { patch: 2, merge: 2, least_pixels: 0, most_pixels: 1000, ..Patching::default() };
         let grid = patching.grid(height, width).unwrap();
         assert_eq!((grid, grid.merged(2)), (Grid { rows: 4, columns: 6 }, [2, 3]));
         let mut out = vec![0; rgb.len()];

@@ -15,12 +15,14 @@ pub struct Patching {
     pub least_pixels: u64,
     /// Images of more pixels are made smaller.
     pub most_pixels: u64,
+    /// Of a hundred merge blocks of an image, how many a text is shown as tokens.
+    pub shown_percent: usize,
 }
 
 impl Default for Patching {
     /// As published with Qwen3-VL.
     fn default() -> Self {
-        Self { patch: 16, merge: 2, least_pixels: 1 << 16, most_pixels: 1 << 24 }
+        Self { patch: 16, merge: 2, least_pixels: 1 << 16, most_pixels: 1 << 24, shown_percent: 100 }
     }
 }
 
@@ -36,6 +38,11 @@ impl Patching {
     /// Pixels that become one token.
     pub fn token_pixels(&self) -> u64 {
         (self.block() * self.block()) as u64
+    }
+
+    /// The tokens that an image of these patches takes in a text: the shown share of its merge blocks, and one at least.
+    pub fn tokens(&self, grid: Grid) -> usize {
+        (grid.tokens(self.merge) * self.shown_percent).div_ceil(100).max(1)
     }
 
     /// The patches of an image.
@@ -101,5 +108,13 @@ mod tests {
         let refused = published.scaled(16, 3201).unwrap_err();
         assert!(refused.said.contains("3201 x 16"), "{}", refused.said);
         assert!(published.scaled(16, 3200).is_ok());
+    }
+
+    #[test]
+    fn a_share_of_the_blocks_is_known_from_the_sides() {
+        let grid = Grid { rows: 6, columns: 6 };
+        let tokens = [100, 75, 50, 25, 1]
+            .map(|shown_percent| Patching { shown_percent, ..Patching::default() }.tokens(grid));
+        assert_eq!(tokens, [9, 7, 5, 3, 1]);
     }
 }

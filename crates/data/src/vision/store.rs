@@ -11,6 +11,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::grid::Grid;
 use super::patches::patches;
 use super::patching::Patching;
+use super::pruning::striking;
 use crate::error::DataError;
 use crate::formats::Reason;
 use crate::images::{CHANNELS, Flaw, header};
@@ -212,6 +213,13 @@ impl ImageStore {
             )));
         }
         Ok(Cow::Owned(bytes))
+    }
+
+    /// The merge blocks of an image that a text is shown, of its patches; `None` where it is shown all.
+    pub fn shown(&self, number: u32, patches: &[u8]) -> Option<Vec<u32>> {
+        let grid = self.get(number).grid;
+        let count = self.patching.tokens(grid);
+        (count < grid.tokens(self.patching.merge)).then(|| striking(patches, grid, &self.patching, count))
     }
 
     /// Fills `out` with the patches of an image, [P, patch patch 3] bytes.

@@ -11,6 +11,7 @@ use flatout_train::config::{Config, Data, SourceKind, Task};
 use flatout_train::device::Device;
 use flatout_train::refuse;
 use flatout_train::resolve::compile::Compiled;
+use flatout_train::switches::data::VisualTokens;
 use flatout_train::tasks;
 use flatout_train::tasks::batch::{Batch, BatchSource};
 use flatout_train::tasks::dataset::Dataset;
@@ -33,6 +34,8 @@ struct Key {
     seed: u64,
     /// Whether examples that begin alike were looked for.
     shares_prefixes: bool,
+    /// The share of an image's tokens that examples were read with.
+    visual_tokens: VisualTokens,
 }
 
 impl Key {
@@ -48,7 +51,8 @@ impl Key {
         let [height, width] = model.image_sides().unwrap_or([0, model.tokens()]);
         let extents = [model.vocab().unwrap_or(0), height, width];
         let shares_prefixes = examples::shares_prefixes(config);
-        Key { data, extents, seed: config.train.seed, shares_prefixes }
+        let visual_tokens = config.switches.data.visual_tokens;
+        Key { data, extents, seed: config.train.seed, shares_prefixes, visual_tokens }
     }
 }
 
@@ -64,6 +68,11 @@ impl OpenData {
         let mut data = tasks::open(config, None, &mut |_| {})?;
         vision_cache::prepare(config, &mut *data, None, device, &mut |_| {})?;
         Ok(Some(OpenData { data, key: Key::of(config) }))
+    }
+
+    /// Whether it is what a config asks for: rows of another length, seed or vocabulary are other data.
+    pub fn is_of(&self, config: &Config) -> bool {
+        self.key == Key::of(config)
     }
 
     pub fn data(&self) -> &dyn Dataset {
@@ -99,7 +108,6 @@ pub fn source(
     config: &Config,
     compiled: &Compiled,
     data: Option<&OpenData>,
-    device: &Device,
     session: &mut Session,
 ) -> Result<Box<dyn BatchSource>, Failure> {
     let mut of = |data: &dyn Dataset| {
@@ -107,9 +115,7 @@ pub fn source(
         data.source(config, compiled.feeding(), None)
     };
     match data {
-        Some(open) if open.key == Key::of(config) => of(&*open.data),
-        // Rows of another length, seed or vocabulary are other data.
-        Some(_) => of(&*OpenData::open(config, device)?.expect("a config with data").data),
+        Some(open) => of(&*open.data),
         None => Ok(Box::new(Drawn::new(config, compiled))),
     }
 }

@@ -250,6 +250,12 @@ impl Config {
         if data.vision_cache.as_deref() == Some("") {
             refuse!("`data.vision_cache` is empty: name a folder");
         }
+        if data.vision_cache.is_some() && self.switches.data.visual_tokens.percent() < 100 {
+            refuse!(
+                "`visual_tokens` chooses the tokens of an image by its pixels, and with `data.vision_cache` none are decoded: \
+                 leave one of them out"
+            );
+        }
         if let Some([open, close]) = &data.answer_marks
             && (open.is_empty() || close.is_empty() || open == close)
         {
@@ -521,6 +527,10 @@ mod tests {
                 "`data.vision_cache` is given but `data.task` is chat: give data.task=visual_chat",
             ),
             ("data.task=visual_chat data.vision_cache=''", "`data.vision_cache` is empty"),
+            (
+                "data.task=visual_chat data.vision_cache=features visual_tokens=50%",
+                "`visual_tokens` chooses the tokens of an image by its pixels",
+            ),
             ("data.task=visual_chat data.image_tokens=[16,4]", "`data.image_tokens` is [16, 4], and wants"),
             ("data.task=visual_chat data.image_tokens=[0,4]", "`data.image_tokens` is [0, 4], and wants"),
             ("data.task=visual_chat data.answer_marks=[\"a\",\"a\"]", "wants two different texts"),

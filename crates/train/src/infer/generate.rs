@@ -256,10 +256,10 @@ impl Generator {
                 tower.into_iter().flat_map(|tower| portion.images().map(move |p| (tower, p)))
             {
                 let row = tower.row(&showing, placed.picture, lane);
-                for i in 0..grids.tokens(placed.picture) {
+                for (i, block) in grids.blocks(placed.picture).enumerate() {
                     // No row of the embedding stands there, but one of the features.
                     set("tokens", at + placed.at + i, -1);
-                    set("seen", at + placed.at + i, (row + i) as i32);
+                    set("seen", at + placed.at + i, (row + block) as i32);
                 }
             }
             set("new_start", lane, at as i32);

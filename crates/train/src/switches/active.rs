@@ -6,6 +6,7 @@ use flatout_data::LayoutOptions;
 use flatout_ir::{Launch, OpKind, Plan, PlanSet, Role, Target};
 use flatout_runtime::Session;
 
+use super::data::VisualTokens;
 use super::{AttentionKernel, Autotune, Difference, Settled, Switches, TABLE};
 use crate::Failure;
 use crate::UserError;
@@ -18,6 +19,8 @@ pub struct Prepared {
     pub autotune: Autotune,
     /// The only kernel attention may run on.
     pub attention_kernel: AttentionKernel,
+    /// The share of an image's tokens that a text is shown.
+    pub visual_tokens: VisualTokens,
     /// How examples are laid out; none where rows are equally long.
     pub lengths: Option<LayoutOptions>,
     /// Images are known to lie decoded and to be of one size.
@@ -27,9 +30,9 @@ pub struct Prepared {
 impl Prepared {
     /// As it will be, before there is a session.
     pub fn settled(settled: &Settled) -> Prepared {
-        let Settled { cuda_graphs, autotune, attention_kernel, decoded, .. } = *settled;
+        let Settled { cuda_graphs, autotune, attention_kernel, visual_tokens, decoded, .. } = *settled;
         let lengths = settled.arrangement.as_ref().map(|arrangement| arrangement.manner);
-        Prepared { cuda_graphs, autotune, attention_kernel, lengths, decoded }
+        Prepared { cuda_graphs, autotune, attention_kernel, visual_tokens, lengths, decoded }
     }
 
     /// As it is. How much was timed is settled; that nothing was is the session's word.

@@ -1,5 +1,5 @@
 //! Switches of how data is laid out, which the data itself settles: `packing`, `length_buckets`, `shared_prefix`, `head_rows`,
-//! `last_layer`, `image_table`.
+//! `last_layer`, `visual_tokens`, `image_table`.
 
 use flatout_data::LayoutOptions;
 use flatout_ir::passes::input_path;
@@ -19,6 +19,7 @@ pub struct Data {
     pub shared_prefix: Choose,
     pub head_rows: HeadRows,
     pub last_layer: HeadRows,
+    pub visual_tokens: VisualTokens,
     pub image_table: Choose,
 }
 
@@ -27,8 +28,24 @@ choice! {
     pub enum HeadRows { Auto = "auto", Answers = "answers", All = "all" }
 }
 
-pub(super) const ROWS: [Switch; 6] =
-    [PACKING, LENGTH_BUCKETS, SHARED_PREFIX, HEAD_ROWS, LAST_LAYER, IMAGE_TABLE];
+choice! {
+    /// The share of an image's tokens that a text is shown.
+    pub enum VisualTokens { All = "all", MostOf = "75%", Half = "50%", Quarter = "25%" }
+}
+
+impl VisualTokens {
+    pub fn percent(self) -> usize {
+        match self {
+            VisualTokens::All => 100,
+            VisualTokens::MostOf => 75,
+            VisualTokens::Half => 50,
+            VisualTokens::Quarter => 25,
+        }
+    }
+}
+
+pub(super) const ROWS: [Switch; 7] =
+    [PACKING, LENGTH_BUCKETS, SHARED_PREFIX, HEAD_ROWS, LAST_LAYER, VISUAL_TOKENS, IMAGE_TABLE];
 
 /// The state of `length_buckets=auto` where plans of several lengths pay.
 pub const WITHIN_UPDATES: &str = "within updates";
@@ -155,6 +172,31 @@ pub const LAST_LAYER: Switch = Switch {
         }
     },
     guides_word: "last layer on answers only",
+    elsewhere: &[],
+    ..ROW
+};
+
+pub const VISUAL_TOKENS: Switch = Switch {
+    name: "visual_tokens",
+    doc: "The share of an image's tokens that the text model is shown: those whose pixels stand out, the tower seeing all.",
+    field: field!(data.visual_tokens),
+    class: Class::Statistical,
+    reorders: true,
+    off: Some("all"),
+    settle: Settle::ByModel(|settling| {
+        settling.settled.visual_tokens = settling.asked.data.visual_tokens;
+        Ok(())
+    }),
+    // Plans have as many tokens as examples were read with, and a tower where these have images.
+    active: |reading| {
+        let has_tower = reading.plans.slot(&input_path(Role::GRAD, "patches")).is_some();
+        match reading.prepared.lengths {
+            _ if !has_tower => "nothing that sees images",
+            None => "nothing that was read",
+            Some(_) => reading.prepared.visual_tokens.name(),
+        }
+    },
+    guides_word: "visual token pruning",
     elsewhere: &[],
     ..ROW
 };

@@ -72,7 +72,8 @@ pub struct Switch {
     /// None for a sugar that stands for other switches and has no state of its own.
     pub field: Option<Field>,
     pub class: Class,
-    /// Its values put other examples into an update, so that the losses of an update cannot be compared.
+    /// Its values put other examples into an update, or show other parts of them, so that the losses of an update cannot be
+    /// compared.
     pub reorders: bool,
     /// The value without the optimisation, to price it by; none for what is no optimisation.
     pub off: Option<&'static str>,

@@ -4,6 +4,7 @@ use flatout_data::Arrangement;
 use flatout_ir::{Options, Target};
 use flatout_models::config::Model;
 
+use super::data::VisualTokens;
 use super::value::{AttentionKernel, Autotune};
 use super::{Switches, TABLE};
 use crate::UserError;
@@ -29,6 +30,8 @@ pub struct Settled {
     pub deterministic: bool,
     /// The only kernel attention may run on.
     pub attention_kernel: AttentionKernel,
+    /// The share of an image's tokens that a text is shown.
+    pub visual_tokens: VisualTokens,
     /// How examples are laid out; none where rows of text are equally long.
     pub arrangement: Option<Arrangement>,
     /// Images are known to lie decoded and to be of one size.
@@ -109,6 +112,7 @@ pub fn settle(asked: &Switches, model: &Model, target: &Target) -> Result<Settle
         autotune: Autotune::Off,
         deterministic: false,
         attention_kernel: AttentionKernel::Auto,
+        visual_tokens: VisualTokens::All,
         arrangement: None,
         decoded: false,
     };

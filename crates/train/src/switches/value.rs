@@ -7,7 +7,7 @@ use flatout_settings::choice;
 use super::Switches;
 use super::attention::Attention;
 use super::compute::Backend;
-use super::data::HeadRows;
+use super::data::{HeadRows, VisualTokens};
 
 choice! {
     /// A switch without `auto`.
@@ -48,7 +48,7 @@ macro_rules! named {
         }
     )*};
 }
-named!(Toggle, Choose, Backend, Attention, HeadRows);
+named!(Toggle, Choose, Backend, Attention, HeadRows, VisualTokens);
 named!(Precision, Scaling, Recompute, Moments, optimizers::Name, Autotune, AttentionKernel);
 
 /// A value that is given, or left to flatout.

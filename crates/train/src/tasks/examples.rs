@@ -187,7 +187,9 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
 fn vision_spec(config: &Config) -> VisionSpec {
     let data = &config.data;
     let tower = config.model.as_qwen3_vl().expect("validated: a model that sees images");
-    let mut patching = Patching { patch: tower.patch, merge: tower.merge, ..Patching::default() };
+    let shown_percent = config.switches.data.visual_tokens.percent();
+    let mut patching =
+        Patching { patch: tower.patch, merge: tower.merge, shown_percent, ..Patching::default() };
     let [least, most] = data.image_tokens.unwrap_or(IMAGE_TOKENS).map(|tokens| tokens as u64);
     (patching.least_pixels, patching.most_pixels) =
         (least * patching.token_pixels(), most * patching.token_pixels());

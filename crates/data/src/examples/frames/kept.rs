@@ -141,6 +141,7 @@ fn from_text(text: impl Read, of: &Of) -> Option<ShardExamples> {
                         start: images.len() as u32,
                         image,
                         grid: Grid::FRAME,
+                        merge: 1,
                         tokens: 1,
                         hash,
                     });

@@ -245,7 +245,8 @@ pub(super) fn shown(hashes: &[u64], first: u32, still_frames: usize) -> Vec<Sigh
     let repeats = if hashes.len() == 1 { still_frames } else { 1 };
     let rows =
         hashes.iter().zip(first..).flat_map(|(hash, image)| std::iter::repeat_n((*hash, image), repeats));
-    let sighting = |(start, (hash, image))| Sighting { start, image, grid: Grid::FRAME, tokens: 1, hash };
+    let sighting =
+        |(start, (hash, image))| Sighting { start, image, grid: Grid::FRAME, merge: 1, tokens: 1, hash };
     (0..).zip(rows).map(sighting).collect()
 }
 

@@ -1,4 +1,4 @@
-//! Image tokens as many as an image has: one for every merge block of its patches, which nobody learns.
+//! Image tokens as many as an image has: one for every merge block of its patches that the text is shown, which nobody learns.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::examples::conversation::wrong;
 use crate::examples::encoder::Piece;
 use crate::examples::wrong::Wrong;
 use crate::formats::Reason;
-use crate::vision::EncodedImage;
+use crate::vision::{EncodedImage, Patching};
 
 /// An image among the tokens of an example.
 pub(in crate::examples) struct Seen {
@@ -28,7 +28,7 @@ pub(in crate::examples) fn expand<'i>(
     pieces: &[Piece],
     weights: &[f32],
     token: u32,
-    merge: usize,
+    patching: &Patching,
     images: impl Iterator<Item = &'i Arc<EncodedImage>>,
 ) -> Result<Expanded, Wrong> {
     let images: Vec<&Arc<EncodedImage>> = images.collect();
@@ -50,7 +50,7 @@ pub(in crate::examples) fn expand<'i>(
             continue;
         }
         let image = next.next().expect("they were counted").clone();
-        let (start, tokens) = (expanded.tokens.len(), image.grid.tokens(merge));
+        let (start, tokens) = (expanded.tokens.len(), patching.tokens(image.grid));
         expanded.tokens.resize(start + tokens, token);
         expanded.weights.resize(start + tokens, 0.0);
         expanded.images.push(Seen { start, tokens, image });

@@ -23,6 +23,8 @@ pub struct Pictures {
     pub grids: Grids,
     /// Of every image: patches [P, patch patch 3], or a frame's pixels [rows, columns, 3].
     pub bytes: Vec<Vec<u8>>,
+    /// Of a hundred merge blocks of an image, how many a text is shown.
+    pub shown_percent: usize,
     /// The token whose places images take.
     place: u32,
 }
@@ -38,7 +40,9 @@ impl Pictures {
         };
         let beside = loaded.dir.join(BESIDE);
         let beside = if loaded.is_run { &beside } else { &loaded.dir };
-        let mut patching = Patching { patch: vision.patch, merge: vision.merge, ..Patching::default() };
+        let shown_percent = loaded.config.switches.data.visual_tokens.percent();
+        let mut patching =
+            Patching { patch: vision.patch, merge: vision.merge, shown_percent, ..Patching::default() };
         // As it was trained, or as the files beside the weights say.
         [patching.least_pixels, patching.most_pixels] = match loaded.config.data.image_tokens {
             Some(tokens) => tokens.map(|tokens| tokens as u64 * patching.token_pixels()),
@@ -53,8 +57,9 @@ impl Pictures {
             numbers.push(store.number(&image) as usize);
         }
         let mut pictures = Pictures {
-            grids: Grids { all: vec![], merge: vision.merge },
+            grids: Grids { merge: vision.merge, ..Grids::default() },
             bytes: vec![],
+            shown_percent,
             place: vision.image_token as u32,
         };
         for number in 0..store.count() {
@@ -62,6 +67,7 @@ impl Pictures {
             let mut patches = vec![0; grid.patches() * vision.patch_values()];
             store.patches(number as u32, &mut patches).map_err(|error| UserError(error.sentence))?;
             pictures.grids.all.push(grid);
+            pictures.grids.shown.push(store.shown(number as u32, &patches));
             pictures.bytes.push(patches);
         }
         Ok((pictures, numbers))
@@ -83,13 +89,14 @@ impl Pictures {
 
     /// Frames as their pixels [rows, columns, 3], and the number of each: those of the same bytes are one picture.
     pub fn of_frames<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> (Pictures, Vec<usize>) {
-        let mut pictures = Pictures { grids: Grids { all: vec![], merge: 1 }, ..Pictures::default() };
+        let mut pictures = Pictures { grids: Grids { merge: 1, ..Grids::default() }, ..Pictures::default() };
         let mut numbers = vec![];
         for frame in frames {
             let known = pictures.bytes.iter().position(|bytes| *bytes == frame);
             numbers.push(known.unwrap_or_else(|| {
                 // A frame is one token.
-                pictures.grids.all.push(Grid { rows: 1, columns: 1 });
+                pictures.grids.all.push(Grid::FRAME);
+                pictures.grids.shown.push(None);
                 pictures.bytes.push(frame.to_vec());
                 pictures.bytes.len() - 1
             }));

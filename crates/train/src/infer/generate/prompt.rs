@@ -29,11 +29,19 @@ impl From<Vec<u32>> for Prompt {
 pub struct Grids {
     pub all: Vec<Grid>,
     pub merge: usize,
+    /// The merge blocks of each that a text is shown, where these are not all.
+    pub shown: Vec<Option<Vec<u32>>>,
 }
 
 impl Grids {
     pub fn tokens(&self, picture: usize) -> usize {
-        self.all[picture].tokens(self.merge)
+        self.shown[picture].as_ref().map_or(self.all[picture].tokens(self.merge), Vec::len)
+    }
+
+    /// The merge blocks that a picture's tokens are.
+    pub fn blocks(&self, picture: usize) -> impl Iterator<Item = usize> + '_ {
+        let shown = self.shown[picture].as_deref();
+        (0..self.tokens(picture)).map(move |token| shown.map_or(token, |blocks| blocks[token] as usize))
     }
 }
 
@@ -91,6 +99,11 @@ impl<'a> Rest<'a> {
         }
         stretches.push(Stretch::Text(self.tokens.len() - end));
         let (mut all, more) = positions(stretches, grids.merge);
+        for Placed { at, picture } in self.images() {
+            // Of those of all blocks the ones that are shown; those of images before are gone already.
+            let shown: Vec<[i32; 3]> = grids.blocks(picture).map(|block| all[at + block]).collect();
+            all.splice(at..at + grids.all[picture].tokens(grids.merge), shown);
+        }
         all.iter_mut().flatten().for_each(|position| *position += next as i32);
         (all, next + more as usize)
     }
@@ -102,7 +115,8 @@ mod tests {
 
     /// Three tokens, an image of six, two tokens, an image of one, a token.
     fn prompt() -> (Prompt, Grids) {
-        let grids = Grids { all: vec![Grid { rows: 4, columns: 6 }, Grid { rows: 2, columns: 2 }], merge: 2 };
+        let all = vec![Grid { rows: 4, columns: 6 }, Grid { rows: 2, columns: 2 }];
+        let grids = Grids { all, merge: 2, shown: vec![None, None] };
         let images = vec![Placed { at: 3, picture: 0 }, Placed { at: 11, picture: 1 }];
         (Prompt { tokens: (0..13).collect(), images }, grids)
     }
@@ -122,6 +136,19 @@ mod tests {
         assert!(!now.has_images() && now.tokens == [0, 1, 2] && later.tokens.len() == 10);
         assert_eq!(later.images().map(|placed| placed.at).collect::<Vec<_>>(), [0, 8]);
         assert_eq!(later.fitting(5, &grids, |_| true), 0);
+    }
+
+    /// Of six blocks two, in the second row and column: the text goes on where it does behind all of them.
+    #[test]
+    fn an_image_that_is_not_shown_whole_keeps_its_places() {
+        let (whole, mut grids) = prompt();
+        let (all, end) = Rest::of(&whole).positions(0, &grids);
+        grids.shown[0] = Some(vec![1, 5]);
+        let images = vec![Placed { at: 3, picture: 0 }, Placed { at: 7, picture: 1 }];
+        let some = Prompt { tokens: (0..9).collect(), images };
+        let wanted: Vec<[i32; 3]> = [&all[..3], &[all[4], all[8]], &all[9..]].concat();
+        assert_eq!(Rest::of(&some).positions(0, &grids), (wanted, end));
+        assert_eq!(Rest::of(&some).fitting(4, &grids, |_| true), 3, "no image is cut");
     }
 
     #[test]

@@ -60,8 +60,9 @@ impl Tower {
                 let all: usize = pictures.grids.all.iter().map(|grid| grid.patches()).sum();
                 // Tokens that are read at once are of images that have no more patches than these.
                 let largest = pictures.grids.all.iter().map(|grid| grid.patches()).max().unwrap_or(0);
+                let blocks = tokens * 100 / pictures.shown_percent.max(1);
                 let (patches, images) =
-                    (all.min(tokens * vision.block()), pictures.grids.all.len().min(tokens));
+                    (all.min(blocks * vision.block()), pictures.grids.all.len().min(tokens));
                 let seen = SeenPatches { patches, images, largest };
                 let kind = Kind::Patches { seen, positions: vision.positions, block: vision.block() };
                 (kind, vision.patch_values())
