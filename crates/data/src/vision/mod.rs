@@ -7,7 +7,7 @@
 //! store      the images of a set: where their bytes lie, their sides and hashes
 //!    -> patches   the bytes of an image's patches
 //!    -> loader    updates of examples with the patches or features of their images, ahead of time
-//! feature_cache   features of images that a tower made before, in a folder (feature_index: its index.json)
+//! feature_cache   features of images that a tower made before, in a folder (feature_index: its index.json; feature_writer)
 //! data_url   images that are written into a text
 //!       -> scaling   a whole image at another size, byte for byte as published processors make it (scaling_avx2: its inner loops)
 //! ```
@@ -15,6 +15,7 @@
 mod data_url;
 mod feature_cache;
 mod feature_index;
+mod feature_writer;
 mod grid;
 mod loader;
 mod patches;
@@ -26,8 +27,9 @@ mod store;
 mod tower;
 
 pub(crate) use data_url::{decode_data_url, is_data_url};
-pub use feature_cache::{CacheWriter, CachedImage, FeatureCache, PartSize, StoredFeatures};
+pub use feature_cache::{CachedImage, FeatureCache, StoredFeatures};
 pub use feature_index::{FeatureFormat, FeatureIndex};
+pub use feature_writer::{CacheWriter, PartSize};
 pub use grid::{Grid, Stretch, TAPS, positions};
 pub use loader::{ImageLoader, ImageRows, SeenUpdate};
 pub use patching::Patching;

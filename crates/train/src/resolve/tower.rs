@@ -212,24 +212,15 @@ impl Forecast {
             economy.of_tower(),
             megabytes(*read_bytes_per_second)
         );
-        let decision = match (economy.pays(), economy.shares_prefixes) {
-            (true, _) => format!(
-                "it pays: {} would show the tower each image {:.0} times or more, and filling it shows each once",
-                economy.span(),
-                economy.sightings
-            ),
-            (false, true) => {
-                format!(
-                    "it does not pay: {} shows the tower each image once with it and without",
-                    economy.span()
-                )
-            }
-            // Without shared prefixes an image is computed for every question about it.
-            (false, false) => {
-                "it pays where an image is asked about more than once: each question would show it to the \
-                               tower"
-                    .into()
-            }
+        let (span, times) = (economy.span(), economy.sightings);
+        let decision = if economy.pays() {
+            format!(
+                "it pays: {span} would show the tower each image {times:.0} times or more, and filling it shows each once"
+            )
+        } else if economy.shares_prefixes {
+            format!("it does not pay: {span} shows the tower each image once with it and without")
+        } else {
+            "it pays where an image is asked about more than once, because each question shows it to the tower".into()
         };
         [sizes, decision]
     }
