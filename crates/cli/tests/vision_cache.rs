@@ -169,7 +169,11 @@ fn it_is_planned_trained_evaluated_and_refused() {
     let said = say(dir, &plan);
     let line = said.out.lines().find(|line| line.starts_with("vision cache")).unwrap_or_default();
     assert!(line.contains("of the tower an image") && line.contains("training reads up to "), "{}", said.out);
-    assert!(said.out.contains("it does not pay: one epoch with shared_prefix=on"), "{}", said.out);
+    assert!(
+        said.out.contains("it does not pay: one epoch with shared_prefix=on shows the tower each image once"),
+        "{}",
+        said.out
+    );
 
     let rows = ["data.vision_cache=cache", "data.synthetic_rows=80"];
     let trained = say(dir, &words("run", &rows));

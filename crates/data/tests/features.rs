@@ -20,7 +20,7 @@ pub fn format() -> FeatureFormat {
 pub fn images(count: usize) -> Vec<CachedImage> {
     let image = |i: usize| CachedImage {
         sha256: format!("{:064x}", i + 1),
-        name: (i % 3 > 0).then(|| format!("/images/{i}.png")),
+        name: (!i.is_multiple_of(3)).then(|| format!("/images/{i}.png")),
         grid: Grid { rows: 2, columns: 2 * (i % 4 + 1) },
         tokens: i % 4 + 1,
     };

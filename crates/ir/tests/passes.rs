@@ -217,6 +217,37 @@ fn a_bias_follows_its_product() {
     );
 }
 
+/// Rows that the host writes and that are gathered flow in bf16, as states do that are computed; other inputs stay as they are.
+#[test]
+fn rows_that_are_given_are_narrow() {
+    let given = "slot $0 features f32[2,3,4] input zeros
+        slot $1 rows i32[5] input zeros
+        slot $2 weights f32[5,1] input zeros
+        slot $3 table f32[9,4] frozen zeros
+        slot $4 others f32[2,3,4] input zeros
+        %0 = read{slot=$0} -> f32[2,3,4]
+        %1 = slice{axis=0, start=1, len=1} %0 -> f32[1,3,4]
+        %2 = reshape{dims=[3 4]} %1 -> f32[3,4]
+        %3 = read{slot=$1} -> i32[5]
+        %4 = gather{} %2 %3 -> f32[5,4]
+        %5 = read{slot=$3} -> f32[9,4]
+        %6 = gather{} %5 %3 -> f32[5,4]
+        %7 = map{f=add} %4 %6 -> f32[5,4]
+        %8 = read{slot=$2} -> f32[5,1]
+        result y %7
+        result w %8
+        %9 = read{slot=$4} -> f32[2,3,4]
+        %10 = map{f=silu} %9 -> f32[2,3,4]
+        result z %10";
+    let g = graph(given);
+    let (g, ..) = precision::precision(&g, g.nodes.len());
+    let (slots, nodes) = (slots(&g), nodes(&g));
+    assert!(slots.contains("features bf16[2,3,4] input"), "{slots}");
+    assert!(slots.contains("weights f32[5,1] input"), "{slots}");
+    assert!(slots.contains("others f32[2,3,4] input"), "{slots}");
+    assert!(nodes.contains("map{f=add} %4 %6 -> bf16[5,4]"), "{nodes}");
+}
+
 const BLOCK: &str = "slot $0 x f32[4,2,6] input zeros
     slot $1 r f32[4,2,6] input zeros
     slot $2 w f32[6] weight ones

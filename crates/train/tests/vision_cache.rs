@@ -33,6 +33,7 @@ fn drawn(more: &[&str]) -> Config {
         "adapter.kind=lora",
         "adapter.paths=[layers]",
         "adapter.rank=2",
+        "adapter.dropout=0.1",
         "data.synthetic_rows=60",
         "data.held_out=0.2",
         "train.epochs=none",

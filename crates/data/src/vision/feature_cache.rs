@@ -4,41 +4,22 @@
 //! under another name, renamed when it is whole, and then named by the index, which is replaced at once. So whatever the
 //! index names is whole, and a process that was killed loses one part. One process writes at a time; any number read.
 
-use std::collections::HashMap;
-use std::fs::{self, File, TryLockError};
-use std::io::{self, Read, Write};
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+use xxhash_rust::xxh3::Xxh3;
 
-use super::feature_index::{ALIGNMENT, Entry, FILE_NAME, FeatureFormat, FeatureIndex, Part, part_name};
+use super::feature_index::{Entry, FILE_NAME, FeatureFormat, FeatureIndex, part_name};
 use super::grid::Grid;
-use crate::durable;
 use crate::error::DataError;
 use crate::examples::layout::MicroBatch;
 
-const LOCK: &str = "lock";
-const PARTIAL: &str = ".partial";
-/// How often a folder that another process writes is looked at.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+pub(super) const LOCK: &str = "lock";
 /// An index has a few hundred bytes an image: one that is larger is none.
 const MOST_INDEX_BYTES: u64 = 1 << 30;
-
-/// When a part is whole: with this number of bytes or of images, whichever comes first. A process that is killed loses what
-/// was computed since the last one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PartSize {
-    pub bytes: u64,
-    pub images: usize,
-}
-
-impl Default for PartSize {
-    fn default() -> PartSize {
-        PartSize { bytes: 1 << 30, images: 256 }
-    }
-}
 
 /// An image whose features are looked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,7 +33,7 @@ pub struct CachedImage {
 }
 
 impl CachedImage {
-    fn named(&self) -> String {
+    pub(super) fn named(&self) -> String {
         self.name.clone().unwrap_or_else(|| format!("the image with SHA-256 {}", self.sha256))
     }
 }
@@ -60,8 +41,8 @@ impl CachedImage {
 /// An open cache.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FeatureCache {
-    folder: PathBuf,
-    index: FeatureIndex,
+    pub(super) folder: PathBuf,
+    pub(super) index: FeatureIndex,
     /// Part and place in it of every image, by its SHA-256.
     places: HashMap<String, (usize, usize)>,
 }
@@ -99,7 +80,7 @@ impl FeatureCache {
         Ok(FeatureCache::of(folder, index))
     }
 
-    fn of(folder: &Path, index: FeatureIndex) -> FeatureCache {
+    pub(super) fn of(folder: &Path, index: FeatureIndex) -> FeatureCache {
         let mut places = HashMap::new();
         for (number, part) in index.parts.iter().enumerate() {
             let own = part.images.iter().enumerate();
@@ -122,7 +103,7 @@ impl FeatureCache {
         self.index.parts.iter().map(|part| part.bytes).sum()
     }
 
-    fn entry(&self, sha256: &str) -> Option<(usize, &Entry)> {
+    pub(super) fn entry(&self, sha256: &str) -> Option<(usize, &Entry)> {
         let (part, place) = *self.places.get(sha256)?;
         Some((part, &self.index.parts[part].images[place]))
     }
@@ -131,7 +112,7 @@ impl FeatureCache {
     /// changed since, which is refused.
     pub fn missing(&self, images: &[CachedImage]) -> Result<Vec<usize>, DataError> {
         let names = self.index.entries().filter_map(|(_, entry)| entry.name.as_deref());
-        let names: std::collections::HashSet<&str> = names.collect();
+        let names: HashSet<&str> = names.collect();
         let mut missing = vec![];
         for (number, image) in images.iter().enumerate() {
             match self.entry(&image.sha256) {
@@ -199,7 +180,7 @@ fn read_index(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Refuses a folder that holds other things than features.
-fn check_foreign(folder: &Path) -> Result<(), DataError> {
+pub(super) fn check_foreign(folder: &Path) -> Result<(), DataError> {
     let is_ours = |name: &str| {
         name == LOCK
             || name.starts_with(FILE_NAME)
@@ -219,160 +200,11 @@ fn check_foreign(folder: &Path) -> Result<(), DataError> {
     }
 }
 
-fn cannot_write(folder: &Path, error: &io::Error) -> DataError {
+pub(super) fn cannot_write(folder: &Path, error: &io::Error) -> DataError {
     DataError::input(format!(
         "The folder {} of data.vision_cache cannot be written to: {error}; give another.",
         folder.display()
     ))
-}
-
-/// A cache that this process alone adds to.
-pub struct CacheWriter {
-    cache: FeatureCache,
-    size: PartSize,
-    /// The part that is being written.
-    open: Option<(File, Part)>,
-    /// Held while this process writes.
-    _lock: File,
-}
-
-impl CacheWriter {
-    /// Takes a folder, and makes it where it is not there. One that another process writes is waited for, which `wait` is told
-    /// once; its features are there then.
-    pub fn enter(
-        folder: &Path,
-        format: &FeatureFormat,
-        size: PartSize,
-        wait: &mut dyn FnMut(),
-    ) -> Result<CacheWriter, DataError> {
-        check_foreign_or_index(folder)?;
-        let failed = |error: io::Error| cannot_write(folder, &error);
-        fs::create_dir_all(folder).map_err(failed)?;
-        let lock = File::create(folder.join(LOCK)).map_err(failed)?;
-        let mut is_told = false;
-        loop {
-            match lock.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::WouldBlock) => {
-                    if !std::mem::replace(&mut is_told, true) {
-                        wait();
-                    }
-                    std::thread::sleep(LOOK_AGAIN);
-                }
-                Err(TryLockError::Error(error)) => return Err(failed(error)),
-            }
-        }
-        Ok(CacheWriter { cache: FeatureCache::open(folder, format)?, size, open: None, _lock: lock })
-    }
-
-    /// What is whole so far.
-    pub fn cache(&self) -> &FeatureCache {
-        &self.cache
-    }
-
-    /// Refuses features of this number of bytes where the disk has no room for them.
-    pub fn check_room(&self, bytes: u64) -> Result<(), DataError> {
-        let folder = &self.cache.folder;
-        let Ok(disk) = rustix::fs::statvfs(folder) else { return Ok(()) };
-        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-        if bytes <= free {
-            return Ok(());
-        }
-        let gb = |bytes: u64| bytes as f64 / 1e9;
-        Err(DataError::input(format!(
-            "The features take {:.1} GB, and the disk of {} has {:.1} GB free: make room, or give another data.vision_cache.",
-            gb(bytes),
-            folder.display(),
-            gb(free)
-        )))
-    }
-
-    /// Adds the features of an image: its levels one behind another.
-    pub fn append(&mut self, image: &CachedImage, features: &[u8]) -> Result<(), DataError> {
-        let format = &self.cache.index.format;
-        assert_eq!(format.bytes(image.tokens), Some(features.len() as u64), "features of {}", image.named());
-        if self.cache.entry(&image.sha256).is_some() {
-            return Ok(());
-        }
-        let written = self.write(image, features);
-        written.map_err(|error| self.failed(&error))
-    }
-
-    fn write(&mut self, image: &CachedImage, features: &[u8]) -> io::Result<()> {
-        if self.open.is_none() {
-            let file = part_name(self.cache.index.parts.len());
-            let partial = self.cache.folder.join(format!("{file}{PARTIAL}"));
-            self.open = Some((File::create(partial)?, Part { file, bytes: 0, images: vec![] }));
-        }
-        let (file, part) = self.open.as_mut().expect("it was opened");
-        let offset = part.bytes.next_multiple_of(ALIGNMENT);
-        file.write_all(&vec![0; (offset - part.bytes) as usize])?;
-        file.write_all(features)?;
-        part.bytes = offset + features.len() as u64;
-        part.images.push(Entry {
-            sha256: image.sha256.clone(),
-            name: image.name.clone(),
-            grid: [image.grid.rows, image.grid.columns],
-            tokens: image.tokens,
-            offset,
-            hash: format!("{:032x}", xxh3_128(features)),
-        });
-        match part.bytes >= self.size.bytes || part.images.len() >= self.size.images {
-            true => self.close(),
-            false => Ok(()),
-        }
-    }
-
-    /// Puts the open part in its place, and names it in the index.
-    fn close(&mut self) -> io::Result<()> {
-        let Some((file, part)) = &self.open else { return Ok(()) };
-        let folder = &self.cache.folder;
-        file.sync_all()?;
-        fs::rename(folder.join(format!("{}{PARTIAL}", part.file)), folder.join(&part.file))?;
-        durable::sync_folder(folder)?;
-        let mut index = self.cache.index.clone();
-        index.parts.push(part.clone());
-        durable::replace(&folder.join(FILE_NAME), &index.to_json())?;
-        self.open = None;
-        self.cache = FeatureCache::of(&self.cache.folder, index);
-        Ok(())
-    }
-
-    /// Puts the last part in its place, and lets the folder go.
-    pub fn finish(mut self) -> Result<FeatureCache, DataError> {
-        match self.close() {
-            Ok(()) => Ok(self.cache.clone()),
-            Err(error) => Err(self.failed(&error)),
-        }
-    }
-
-    fn failed(&self, error: &io::Error) -> DataError {
-        let kept = self.cache.count();
-        let remedy = match error.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-                "make room, or give another data.vision_cache"
-            }
-            _ => "put that right, or give another data.vision_cache",
-        };
-        DataError::environment(format!(
-            "Features could not be written to {} ({error}): {remedy}; those of {kept} images are whole and are used again.",
-            self.cache.folder.display()
-        ))
-    }
-}
-
-impl Drop for CacheWriter {
-    /// A part that did not become whole is of no use to anybody.
-    fn drop(&mut self) {
-        if let Some((_, part)) = &self.open {
-            let _ = fs::remove_file(self.cache.folder.join(format!("{}{PARTIAL}", part.file)));
-        }
-    }
-}
-
-/// A folder may be made into a cache where it holds one, or nothing else.
-fn check_foreign_or_index(folder: &Path) -> Result<(), DataError> {
-    if folder.join(FILE_NAME).exists() { Ok(()) } else { check_foreign(folder) }
 }
 
 /// Where the features of an image lie.

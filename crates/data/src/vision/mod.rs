@@ -9,7 +9,7 @@
 //!    -> patches   the bytes of an image's patches
 //!    -> pruning   which of its blocks a text is shown, where not all
 //!    -> loader    updates of examples with the patches, features or frames of their images, ahead of time
-//! feature_cache   features of images that a tower made before, in a folder (feature_index: its index.json)
+//! feature_cache   features of images that a tower made before, in a folder (feature_index: its index.json; feature_writer)
 //! frame_store   frames of videos: where their bytes lie, and the pixels that a plan reads of them
 //! data_url   images that are written into a text
 //!       -> scaling   a whole image at another size, byte for byte as published processors make it (scaling_avx2: its inner loops)
@@ -18,6 +18,7 @@
 mod data_url;
 mod feature_cache;
 mod feature_index;
+mod feature_writer;
 mod frame_store;
 mod frames;
 mod grid;
@@ -32,8 +33,9 @@ mod store;
 mod tower;
 
 pub(crate) use data_url::{decode_data_url, is_data_url};
-pub use feature_cache::{CacheWriter, CachedImage, FeatureCache, PartSize, StoredFeatures};
+pub use feature_cache::{CachedImage, FeatureCache, StoredFeatures};
 pub use feature_index::{FeatureFormat, FeatureIndex};
+pub use feature_writer::{CacheWriter, PartSize};
 pub(crate) use frame_store::FrameBytes;
 pub use frame_store::FrameStore;
 pub use frames::{FrameInputs, FrameRoom, LookRead, Video};

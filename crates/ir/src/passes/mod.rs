@@ -547,7 +547,7 @@ fn add_update(s: &mut State, o: &Options, fused: bool) {
     let mut trained = s.take_trained();
     let (mut apply, launches) = update::update(&mut trained, &o.update, fused);
     if o.precision.is_narrow() {
-        precision::narrow_slots(&mut apply);
+        precision::narrow_slots(&mut apply, &trained.graph);
     }
     check("update", &apply);
     s.reports.say(s.role, "update", launches, || {

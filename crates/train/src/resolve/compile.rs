@@ -132,6 +132,7 @@ fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) ->
 
 /// Settles the switches for a number of rows at once, without plans.
 pub fn settle_for(config: &Config, target: &Target, micro_batch: usize) -> Result<Settled, UserError> {
+    tower::check(config)?;
     let (config, of_images) = &image_table::settle(config, target)?;
     let arranged = arranged::arranged(config, micro_batch)?;
     let capacities = capacities(config, micro_batch, arranged.as_ref().map(|(arrangement, _)| arrangement));

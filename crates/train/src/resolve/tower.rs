@@ -89,6 +89,13 @@ impl Tower {
     }
 }
 
+/// Bytes that the features of these tokens take.
+pub fn feature_bytes(config: &Config, tokens: usize, dtype: DType) -> u64 {
+    let decoder = config.model.decoder();
+    let levels = decoder.vision.as_ref().map_or(0, |vision| vision.feature_levels());
+    (tokens * levels * decoder.width * dtype.bytes()) as u64
+}
+
 /// What keeping features takes and saves.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Economy {
@@ -116,17 +123,23 @@ impl Economy {
         self.sightings > self.images
     }
 
-    /// Whether it pays, in a sentence about `what`. The decision is the user's.
-    pub fn decision(&self, what: &str) -> String {
-        let Economy { images, sightings, .. } = self;
+    /// The epochs in words, and whether images are computed once in each.
+    fn span(&self) -> String {
         let epochs = match self.epochs {
             1.0 => "one epoch".to_string(),
             epochs => format!("{} epochs", (10.0 * epochs).round() / 10.0),
         };
         let shared = if self.shares_prefixes { " with shared_prefix=on" } else { "" };
+        format!("{epochs}{shared}")
+    }
+
+    /// Whether it pays, in a sentence. The decision is the user's.
+    pub fn decision(&self) -> String {
+        let Economy { images, sightings, .. } = self;
         let pays = if self.pays() { "pays" } else { "does not pay" };
         format!(
-            "{what} {pays}: {epochs}{shared} would show the tower {sightings:.0} images, and filling it shows {images:.0}"
+            "the cache {pays}: {} would show the tower {sightings:.0} images, and filling it shows {images:.0}",
+            self.span()
         )
     }
 
@@ -175,8 +188,7 @@ pub fn forecast(
     };
     let tower = Tower::compile(config, target, room(std::iter::once(largest_image), vision.block()))?;
     let tokens = largest_image / vision.block();
-    let row_bytes = config.model.decoder().width * tower.dtype().bytes();
-    let bytes_per_image = (tokens * vision.feature_levels() * row_bytes) as f64;
+    let bytes_per_image = feature_bytes(config, tokens, tower.dtype()) as f64;
     let epochs = config.train.epochs.unwrap_or(1) as f64;
     let economy = Economy {
         images: 1.0,
@@ -201,10 +213,15 @@ impl Forecast {
             economy.of_tower(),
             megabytes(*read_bytes_per_second)
         );
-        let decision = match economy.shares_prefixes || economy.pays() {
-            true => economy.decision("for each image it"),
-            // Without shared prefixes an image is computed once for every question about it.
-            false => "it pays where an image is asked about more than once: each question would show it to the tower".into(),
+        let (span, times) = (economy.span(), economy.sightings);
+        let decision = if economy.pays() {
+            format!(
+                "it pays: {span} would show the tower each image {times:.0} times or more, and filling it shows each once"
+            )
+        } else if economy.shares_prefixes {
+            format!("it does not pay: {span} shows the tower each image once with it and without")
+        } else {
+            "it pays where an image is asked about more than once, because each question shows it to the tower".into()
         };
         [sizes, decision]
     }

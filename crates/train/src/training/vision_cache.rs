@@ -52,28 +52,18 @@ pub fn prepare(
     let parameters: Vec<_> = slots.iter().map(|slot| (slot.path.as_str(), &slot.ty, &slot.init)).collect();
     let (tower_hash, hashes) = weights.digest(parameters)?;
     let patches = (0..images.store.count() as u32).map(|number| images.store.get(number).grid.patches());
-    let mean_patches = patches.clone().sum::<usize>() / images.store.count();
     let room = tower::room(patches, images.block());
     let tower = Tower::compile(config, &device.target(&config.switches), room)?;
     let wanted = identified(images)?;
     let format = format(config, &tower, tower_hash);
     let mut cache = FeatureCache::open(folder, &format)?;
     let missing = cache.missing(&wanted)?;
-    let bytes: u64 = wanted.iter().filter_map(|image| format.bytes(image.tokens)).sum();
-    let economy = Economy {
-        images: missing.len() as f64,
-        sightings: (epochs * images.sightings as f64).round(),
-        epochs,
-        shares_prefixes: tower::shares_prefixes(config),
-        bytes_per_image: bytes as f64 / wanted.len() as f64,
-        seconds_per_image: tower.seconds(mean_patches),
-        is_at_best: tower.target.timings.is_empty(),
-    };
+    let economy = economy(config, images, &tower, epochs, missing.len());
     if missing.is_empty() {
         say(format!("features of all {} images are in {}", wanted.len(), folder.display()));
     } else {
         say(format!("features of {} images go to {}: {}", missing.len(), folder.display(), economy.words()));
-        say(economy.decision("the cache"));
+        say(economy.decision());
         let mut writer = CacheWriter::enter(folder, &format, PartSize::default(), &mut || {
             say(format!("another process writes features to {}, and is waited for", folder.display()))
         })?;
@@ -92,6 +82,22 @@ pub fn prepare(
     }
     images.features = Some(Arc::new(cache.features(&wanted)?));
     Ok(Some(FrozenTower { hashes }))
+}
+
+/// What it takes to fill the cache with these images, and what that saves.
+fn economy(config: &Config, images: &SeenImages, tower: &Tower, epochs: f64, missing: usize) -> Economy {
+    let count = images.store.count();
+    let patches: usize = (0..count as u32).map(|number| images.store.get(number).grid.patches()).sum();
+    let tokens = patches / images.block();
+    Economy {
+        images: missing as f64,
+        sightings: (epochs * images.sightings as f64).round(),
+        epochs,
+        shares_prefixes: tower::shares_prefixes(config),
+        bytes_per_image: tower::feature_bytes(config, tokens, tower.dtype()) as f64 / count as f64,
+        seconds_per_image: tower.seconds(patches) / count as f64,
+        is_at_best: tower.target.timings.is_empty(),
+    }
 }
 
 /// How often the training reads its data.

@@ -1,7 +1,7 @@
 //! Products, attention and what flows between them in bf16; sums, statistics, losses and the optimiser in f32.
 //!
 //! Weights of two axes and more are read from bf16 copies (class `derived`) that `apply` and `derive` write; those that
-//! nothing trains have no f32 master and are bf16 themselves, as are states that the host writes. Every other type follows by inference; where two float types meet, the rules of `cast_inputs` decide.
+//! nothing trains have no f32 master and are bf16 themselves, and so are tables of rows that the host writes. Every other type follows by inference; where two float types meet, the rules of `cast_inputs` decide.
 
 use std::collections::HashSet;
 
@@ -18,15 +18,45 @@ pub fn copy_path(weight: &str) -> String {
     format!("bf16.{weight}")
 }
 
-/// Keeps parameters that nothing trains in bf16, because no update needs their digits; and states that the host writes, inputs
-/// of three axes and more, which flow as states do that are computed.
-pub fn narrow_slots(g: &mut Graph) {
+/// Keeps parameters that nothing trains in bf16, because no update needs their digits; and inputs whose rows `reader` gathers,
+/// which flow as states do that are computed.
+pub fn narrow_slots(g: &mut Graph, reader: &Graph) {
+    let given = gathered_inputs(reader);
     let is_narrow = |s: &&mut Slot| match s.class {
         Class::Frozen => s.ty.rank() >= 2,
-        Class::Input => s.ty.rank() >= 3 && s.ty.dtype == DType::F32,
+        Class::Input => given.contains(&s.path),
         _ => false,
     };
     g.slots.iter_mut().filter(is_narrow).for_each(|s| s.ty.dtype = DType::BF16);
+}
+
+/// Inputs of floats that are nothing but tables of rows.
+fn gathered_inputs(g: &Graph) -> HashSet<String> {
+    let users = users(g);
+    let ends = g.writes.iter().map(|(_, v)| v).chain(g.results.iter().map(|(_, v)| v));
+    let ends: HashSet<&Value> = ends.collect();
+    let is_table = |mut open: Vec<Value>| {
+        while let Some(v) = open.pop() {
+            if ends.contains(&v) || !users.contains_key(&v) {
+                return false;
+            }
+            for user in users.get(&v).into_iter().flatten() {
+                let node = g.node(*user);
+                match node.op {
+                    Op::Slice { .. } | Op::Reshape { .. } => open.push(user.out(0)),
+                    Op::Gather {} if node.ins[0] == v => {}
+                    _ => return false,
+                }
+            }
+        }
+        true
+    };
+    let inputs = g.ids().filter_map(|id| match g.node(id).op {
+        Op::Read { slot } => Some((id, g.slot(slot))),
+        _ => None,
+    });
+    let inputs = inputs.filter(|(_, slot)| slot.class == Class::Input && slot.ty.dtype == DType::F32);
+    inputs.filter(|(id, _)| is_table(vec![id.out(0)])).map(|(_, slot)| slot.path.clone()).collect()
 }
 
 /// Rewrites to bf16. `forward` is the number of forward nodes and is translated; returns how many products run in it.
@@ -34,7 +64,7 @@ pub fn precision(g: &Graph, forward: usize) -> (Graph, usize, usize) {
     let wide = stays_wide(g);
     let biases = biases(g, &wide);
     let mut replay = Replay::new(g);
-    narrow_slots(&mut replay.new);
+    narrow_slots(&mut replay.new, g);
     let (mut products, mut new_forward) = (0, 0);
     for id in g.ids() {
         if id.0 as usize == forward {
