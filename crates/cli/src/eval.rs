@@ -43,7 +43,8 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
     if loaded.config.data.task == Task::Preference {
         let on = if share == Share::All { "" } else { "held-out " };
         let unit = if loaded.config.together() > 1 { "pairs" } else { "judged answers" };
-        let rewards = found.metrics.as_ref().map_or(String::new(), |metrics| format!(", {}", metrics.words()));
+        let rewards =
+            found.metrics.as_ref().map_or(String::new(), |metrics| format!(", {}", metrics.words()));
         screen.result(format!(
             "loss {:.4}{rewards}, over {} {on}{unit}{}",
             found.loss,

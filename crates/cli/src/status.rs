@@ -146,9 +146,14 @@ mod tests {
             "step 317/800  loss 1.5001  mean 1.4870  255,358 tok/s  124 rows/s  35.0 GiB  12 min left",
             "what is not known is not said"
         );
-        let rewards = r#"{"reward_accuracy":0.9375,"reward_margin":1.25,"reward_chosen":1.0,"reward_rejected":-0.25}"#;
+        let rewards =
+            r#"{"reward_accuracy":0.9375,"reward_margin":1.25,"reward_chosen":1.0,"reward_rejected":-0.25}"#;
         let rewards = Step { metrics: serde_json::from_str(rewards).expect("metrics"), ..plain.clone() };
-        assert!(status(&rewards).line().contains("  mean 1.4870  reward accuracy 0.94  margin 1.250  255,358 tok/s"));
+        assert!(
+            status(&rewards)
+                .line()
+                .contains("  mean 1.4870  reward accuracy 0.94  margin 1.250  255,358 tok/s")
+        );
         let skipped = Step { skipped: 3, ..plain };
         assert!(status(&skipped).line().contains("  3 updates left out  "));
     }

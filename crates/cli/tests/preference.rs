@@ -55,7 +55,8 @@ fn pairs_are_looked_at_planned_trained_and_judged() {
         assert!(said.contains(words), "{words}: {said}");
     }
     let shown = json(&ok(dir, &["data", "inspect", "pairs.jsonl", "--task", "preference", "--json"]).out);
-    let answers: Vec<&str> = shown["samples"].as_array().expect("samples").iter().map(|s| s["answer"].as_str().unwrap()).collect();
+    let answers: Vec<&str> =
+        shown["samples"].as_array().expect("samples").iter().map(|s| s["answer"].as_str().unwrap()).collect();
     assert_eq!(answers[..2], ["chosen", "rejected"]);
 
     let recipe = ["plan", "preference-tiny"];
@@ -67,12 +68,15 @@ fn pairs_are_looked_at_planned_trained_and_judged() {
         events.lines().map(json).filter(|event| event["event"] == kind).collect()
     };
     for event in [of("step"), of("eval")].concat() {
-        for number in ["reward_accuracy", "reward_margin", "reward_chosen", "reward_rejected", "logp_chosen"] {
+        for number in ["reward_accuracy", "reward_margin", "reward_chosen", "reward_rejected", "logp_chosen"]
+        {
             assert!(event["metrics"][number].is_number(), "{number}: {event}");
         }
     }
     assert!(of("start")[0]["start_seconds"]["reference"].is_number());
-    assert!(dir.join("run/plots/reward_margin.svg").is_file() && dir.join("run/reference.safetensors").is_file());
+    assert!(
+        dir.join("run/plots/reward_margin.svg").is_file() && dir.join("run/reference.safetensors").is_file()
+    );
     assert!(fs::read_to_string(dir.join("run/report.md")).expect("a report").contains("reward accuracy"));
     let best = fs::read_to_string(dir.join("run/checkpoints/best.json")).expect("the best");
     assert!(best.contains("reward_accuracy"), "{best}");
@@ -90,7 +94,14 @@ fn pairs_are_looked_at_planned_trained_and_judged() {
     assert!(other.out.contains("loss 0.") && other.out.contains("40 pairs"), "{}", other.out);
 
     // A run that begins from another asks that one about other pairs.
-    let begun = ["train", "preference-tiny", "model.from=run", "data.tokenizer=run/tokenizer.json", "--run", "second"];
+    let begun = [
+        "train",
+        "preference-tiny",
+        "model.from=run",
+        "data.tokenizer=run/tokenizer.json",
+        "--run",
+        "second",
+    ];
     let few = ["train.steps=2", "eval.rows=2", "backend=cpu", "schedule.warmup_steps=0", "adapter.kind=lora"];
     ok(dir, &[&begun[..], &few].concat());
     assert!(ok(dir, &["eval", "second", "data.path=pairs.jsonl"]).out.contains("reward accuracy"));
@@ -100,7 +111,8 @@ fn pairs_are_looked_at_planned_trained_and_judged() {
 fn judged_answers_are_trained_and_switches_are_measured() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
-    let row = |i: usize| format!(r#"{{"prompt":"Question {i}: ","completion":"yes {i}","label":{}}}"#, i % 3 > 0);
+    let row =
+        |i: usize| format!(r#"{{"prompt":"Question {i}: ","completion":"yes {i}","label":{}}}"#, i % 3 > 0);
     let rows: Vec<String> = (0..40).map(row).collect();
     fs::write(dir.join("kto.jsonl"), rows.join("\n")).expect("a file");
     let shown = ok(dir, &["data", "inspect", "kto.jsonl", "--task", "preference"]);
@@ -136,7 +148,10 @@ fn wrong_pairs_end_with_a_sentence() {
         ("preference.reference=nowhere", "nowhere does not exist"),
         ("loss_type=sigmoid", "preference.loss"),
     ] {
-        let said = say(dir, &with(&["train", "preference-tiny", "--run", "other"], &["data.path=pairs.jsonl", word]));
+        let said = say(
+            dir,
+            &with(&["train", "preference-tiny", "--run", "other"], &["data.path=pairs.jsonl", word]),
+        );
         assert_eq!(said.code, Some(2), "{word}: {}", said.err);
         assert!(said.err.contains(sentence), "{word}: {}", said.err);
     }

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use crate::scratch::Scratch;
 use flatout_data::examples::{ExampleKind, ExampleSets, ExampleSpec, TooLong, TrainOn, open, spans};
 use flatout_data::formats::OnError;
-use flatout_data::{
-    BatchLimits, LayoutOptions, Lengths, SourceKind, UpdateOptions, Updates, arrange, once,
-};
+use flatout_data::{BatchLimits, LayoutOptions, Lengths, SourceKind, UpdateOptions, Updates, arrange, once};
 
 fn pairs(path: &str) -> ExampleSpec {
     ExampleSpec {
@@ -69,7 +67,10 @@ fn forms_and_formats_give_the_same_pairs() {
         }
     }
     // A table of texts: prompts and answers without turns.
-    let csv = scratch.write("a.csv", b"prompt,chosen,rejected\n\"The sky is\",\" blue.\",\" green.\"\nGrass is, green., blue.\n");
+    let csv = scratch.write(
+        "a.csv",
+        b"prompt,chosen,rejected\n\"The sky is\",\" blue.\",\" green.\"\nGrass is, green., blue.\n",
+    );
     let sets = open(&pairs(&csv)).unwrap();
     let (read, learned) = said(&sets, 0);
     assert!(read.ends_with("The sky is") && learned.starts_with(" blue."), "{read:?} {learned:?}");
@@ -85,12 +86,24 @@ fn wrong_pairs_are_named_by_their_line_or_counted() {
     let scratch = Scratch::new("preference-wrong");
     let good = r#"{"prompt":"The sky is","chosen":" blue.","rejected":" green."}"#;
     let cases = [
-        (r#"{"prompt":"a","chosen":"b","rejected":"b"}"#, "both answers are equal", "answers that cannot be compared"),
+        (
+            r#"{"prompt":"a","chosen":"b","rejected":"b"}"#,
+            "both answers are equal",
+            "answers that cannot be compared",
+        ),
         (r#"{"prompt":"a","chosen":"b","rejected":""}"#, "`rejected` is empty", "nothing to learn"),
         (r#"{"prompt":"a","chosen":"b"}"#, "no field `rejected`", "field missing"),
         (r#"{"prompt":"","chosen":"b","rejected":"c"}"#, "`prompt` is empty", "empty"),
-        (r#"{"prompt":"a","chosen":{"role":"user","content":"b"},"rejected":"c"}"#, "no first message in common", "answers that cannot be compared"),
-        (r#"{"prompt":"a","chosen":[{"role":"assistant"}],"rejected":"c"}"#, "has no `content`", "field null"),
+        (
+            r#"{"prompt":"a","chosen":{"role":"user","content":"b"},"rejected":"c"}"#,
+            "no first message in common",
+            "answers that cannot be compared",
+        ),
+        (
+            r#"{"prompt":"a","chosen":[{"role":"assistant"}],"rejected":"c"}"#,
+            "has no `content`",
+            "field null",
+        ),
     ];
     for (number, (row, words, reason)) in cases.into_iter().enumerate() {
         let path = scratch.write(&format!("{number}.jsonl"), format!("{good}\n{row}\n{good}\n").as_bytes());
@@ -199,7 +212,8 @@ fn pairs_are_on_one_side_and_in_one_micro_batch() {
                     for (sample, number) in part.samples.iter().zip(&part.numbers) {
                         seen.entry(sample / 2).or_default().push(*number);
                     }
-                    let is_whole = |pair: &Vec<usize>| pair.len() == 2 && pair[0] + 1 == pair[1] && pair[0] % 2 == 0;
+                    let is_whole =
+                        |pair: &Vec<usize>| pair.len() == 2 && pair[0] + 1 == pair[1] && pair[0] % 2 == 0;
                     assert!(seen.values().all(is_whole), "update {update}: {seen:?}");
                 }
                 let mut of_update: Vec<(u64, usize)> = parts
@@ -213,7 +227,8 @@ fn pairs_are_on_one_side_and_in_one_micro_batch() {
             if !is_sorted {
                 orders.push(order);
             }
-            let read: usize = once(&table, 10, &arrangement.layout, &[]).iter().map(|part| part.samples.len()).sum();
+            let read: usize =
+                once(&table, 10, &arrangement.layout, &[]).iter().map(|part| part.samples.len()).sum();
             assert_eq!(read, 20, "ten pairs are evaluated");
         }
     }

@@ -222,7 +222,8 @@ impl History {
 
     /// Whether answers are compared.
     pub fn has_rewards(&self) -> bool {
-        let of_step = |made: &Made| made.step.metrics.as_ref().is_some_and(|metrics| metrics.rewards().is_some());
+        let of_step =
+            |made: &Made| made.step.metrics.as_ref().is_some_and(|metrics| metrics.rewards().is_some());
         self.steps.iter().any(of_step) || self.metrics.iter().any(|(_, metrics)| metrics.rewards().is_some())
     }
 

@@ -232,7 +232,10 @@ fn result(history: &History) -> Rows {
                 rows.push(("reward accuracy", format!("{:.4}", metrics.reward_accuracy)));
                 let (chosen, rejected) = (metrics.reward_chosen, metrics.reward_rejected);
                 let margin = metrics.reward_margin;
-                rows.push(("reward margin", format!("{margin:.4} (chosen {chosen:.4}, rejected {rejected:.4})")));
+                rows.push((
+                    "reward margin",
+                    format!("{margin:.4} (chosen {chosen:.4}, rejected {rejected:.4})"),
+                ));
             }
         }
     }

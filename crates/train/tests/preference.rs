@@ -131,7 +131,9 @@ impl Begun {
         let parts = self.updates.next_update().parts;
         let numbers: Vec<usize> = parts.iter().flat_map(|part| part.numbers.clone()).collect();
         let layout = self.layout(config);
-        self.compared.take_baseline(&mut self.session, Side::Train, &numbers, Some(&layout)).expect("a baseline");
+        self.compared
+            .take_baseline(&mut self.session, Side::Train, &numbers, Some(&layout))
+            .expect("a baseline");
         for part in parts {
             let (role, inputs) = (Role::Grad(part.shape), &self.inputs[part.shape]);
             let batch = self.compared.batch(role, Side::Train, part, inputs);
@@ -201,7 +203,8 @@ fn equals_pytorch(name: &str, overrides: &[&str], is_paired: bool) {
     let names: BTreeMap<String, String> =
         weight_names(config.model.decoder()).into_iter().map(|(ours, theirs)| (theirs, ours)).collect();
     let of_loss = format!("{name}.grad.");
-    let kept: Vec<String> = fixture.file.entries().keys().filter(|key| key.starts_with(&of_loss)).cloned().collect();
+    let kept: Vec<String> =
+        fixture.file.entries().keys().filter(|key| key.starts_with(&of_loss)).cloned().collect();
     assert!(kept.len() >= 3);
     for key in kept {
         let got = read(&gradient_path(&names[&key[of_loss.len()..]]));

@@ -102,7 +102,8 @@ fn goes_on_exactly(overrides: &[&str]) {
     };
     assert_eq!(numbers(&rest), numbers(&unbroken[6..]), "{overrides:?}");
     assert_eq!(got.last(), wanted.last(), "{overrides:?}");
-    let state = |run: &Path| fs::read(run.join("checkpoints/step-12/state.safetensors")).expect("a checkpoint");
+    let state =
+        |run: &Path| fs::read(run.join("checkpoints/step-12/state.safetensors")).expect("a checkpoint");
     assert!(state(&whole) == state(&broken), "the weights differ with {overrides:?}");
 }
 
@@ -152,7 +153,8 @@ fn a_run_that_goes_on_reads_the_reference() {
     let losses = |steps: &[Step]| steps.iter().map(|step| step.loss.to_bits()).collect::<Vec<_>>();
     assert_eq!(losses(&again), losses(&first));
 
-    let longer = run::config(&one).and_then(|config| config.resumed(&["train.steps=4".into()])).expect("a config");
+    let longer =
+        run::config(&one).and_then(|config| config.resumed(&["train.steps=4".into()])).expect("a config");
     fs::remove_file(one.join("reference.safetensors")).expect("gone");
     let sentence = refused(&one, &longer);
     assert!(sentence.contains("reference.safetensors is not there"), "{sentence}");
@@ -169,7 +171,8 @@ fn refused(dir: &Path, config: &Config) -> String {
     use flatout_train::run::signal::StopFlag;
     use flatout_train::run::{Resume, Run};
     use flatout_train::training::trainer::train;
-    let (run::Entered::Fresh(run) | run::Entered::Existing(run)) = Run::enter(dir, Resume::Auto).expect("a run");
+    let (run::Entered::Fresh(run) | run::Entered::Existing(run)) =
+        Run::enter(dir, Resume::Auto).expect("a run");
     let stop = StopFlag::never();
     match train(config, None, &run, &Device::cpu(), &stop, &mut [], &mut |_| {}) {
         Err(failure) => failure.to_string(),
@@ -215,7 +218,8 @@ fn a_run_is_evaluated_as_it_was_in_training() {
         let rows = evaluate::rows(&mut loaded, &[]).expect("rows");
         let found = evaluate::evaluate(&mut loaded, &Device::cpu(), &rows).expect("an evaluation");
         assert!((found.loss - f32::from_bits(bits) as f64).abs() < 1e-5, "{loss}: {found:?}");
-        let [got, wanted] = [found.metrics, metrics].map(|m| *m.as_ref().and_then(Metrics::rewards).expect("rewards"));
+        let [got, wanted] =
+            [found.metrics, metrics].map(|m| *m.as_ref().and_then(Metrics::rewards).expect("rewards"));
         assert_eq!(got.reward_accuracy, wanted.reward_accuracy, "{loss}");
         assert!((got.reward_margin - wanted.reward_margin).abs() < 1e-4, "{loss}: {got:?} {wanted:?}");
         assert_eq!(found.rows, 8);
@@ -229,7 +233,13 @@ fn every_loss_learns() {
     for loss in ["dpo", "ipo", "hinge", "robust", "apo_zero", "simpo", "orpo", "kto"] {
         let named = format!("preference.loss={loss}");
         let more: &[&str] = if loss == "robust" { &["preference.label_smoothing=0.1"] } else { &[] };
-        let few = ["train.steps=40", "data.synthetic_rows=60", "train.batch=16", "optimizer.lr=0.01", "eval.rows=0"];
+        let few = [
+            "train.steps=40",
+            "data.synthetic_rows=60",
+            "train.batch=16",
+            "optimizer.lr=0.01",
+            "eval.rows=0",
+        ];
         let words = [&few[..], &["preference.beta=0.5", &named], more].concat();
         let steps = train_in(&folder.path().join(loss), &config(&words), |_| {});
         let mean = |steps: &[Step]| {

@@ -418,7 +418,11 @@ mod tests {
     const NAIVE: LayoutOptions = LayoutOptions { has_buckets: false, ..BUCKETED };
 
     fn arranged(manner: LayoutOptions, rows: usize) -> Arrangement {
-        arrange(&Lengths::drawn(200, 512), BatchLimits { batch: 32, rows, context: 512, block: 1, together: 1 }, manner)
+        arrange(
+            &Lengths::drawn(200, 512),
+            BatchLimits { batch: 32, rows, context: 512, block: 1, together: 1 },
+            manner,
+        )
     }
 
     #[test]
@@ -475,7 +479,11 @@ mod tests {
     fn equal_lengths_need_one_plan() {
         let lengths = Lengths::given(&[64], &[], [&[]; 2]).unwrap();
         for manner in [PACKED, BUCKETED, SORTED, NAIVE] {
-            let all = arrange(&lengths, BatchLimits { batch: 8, rows: 4, context: 64, block: 1, together: 1 }, manner);
+            let all = arrange(
+                &lengths,
+                BatchLimits { batch: 8, rows: 4, context: 64, block: 1, together: 1 },
+                manner,
+            );
             assert_eq!((all.layout.shapes().len(), all.padding), (1, 0.0), "{manner:?}");
             assert_eq!(all.runs, [2.0]);
         }
@@ -484,9 +492,14 @@ mod tests {
     #[test]
     fn one_long_example_fits_whatever_the_rest() {
         let lengths = Lengths::given(&[vec![3; 63], vec![100]].concat(), &[], [&[]; 2]).unwrap();
-        let all = arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100, block: 1, together: 1 }, PACKED);
+        let all =
+            arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100, block: 1, together: 1 }, PACKED);
         assert_eq!(all.layout.shapes()[0].tokens(), 128);
-        let all = arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100, block: 1, together: 1 }, BUCKETED);
+        let all = arrange(
+            &lengths,
+            BatchLimits { batch: 2, rows: 1, context: 100, block: 1, together: 1 },
+            BUCKETED,
+        );
         assert_eq!(all.layout.shapes()[0], Shape::Padded { rows: 1, len: 100 });
     }
 

@@ -223,12 +223,7 @@ impl Layout {
 
     /// Examples that are compared, with their size: one tree where they share a prefix and it fits, otherwise each a tree of
     /// its own.
-    fn compared(
-        &self,
-        examples: &[Member],
-        together: usize,
-        room: Extent,
-    ) -> Vec<(Extent, Vec<Vec<usize>>)> {
+    fn compared(&self, examples: &[Member], together: usize, room: Extent) -> Vec<(Extent, Vec<Vec<usize>>)> {
         let room = self.tree_room(room);
         let bundle = |(number, members): (usize, &[Member])| {
             let all = number * together..number * together + members.len();
@@ -277,8 +272,10 @@ impl Layout {
     /// they stay in their order.
     fn padded(&self, examples: &[Member], rows: usize) -> Vec<Place> {
         let examples: Vec<Extent> = examples.iter().map(|example| example.extent).collect();
-        let units: Vec<Extent> =
-            examples.chunks(self.together).map(|unit| unit.iter().copied().fold(unit[0], Extent::most)).collect();
+        let units: Vec<Extent> = examples
+            .chunks(self.together)
+            .map(|unit| unit.iter().copied().fold(unit[0], Extent::most))
+            .collect();
         let units = if self.shapes.len() > 1 { longest_first(&units) } else { (0..units.len()).collect() };
         let of_unit = |unit: usize| unit * self.together..((unit + 1) * self.together).min(examples.len());
         let order: Vec<usize> = units.into_iter().flat_map(of_unit).collect();

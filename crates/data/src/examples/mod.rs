@@ -217,8 +217,7 @@ impl ExampleTable {
     /// Looks for beginnings that examples share, for a run that computes each once. The answers of a pair share their prompt,
     /// and nothing with other pairs.
     pub fn share_prefixes(&mut self) {
-        self.prefixes =
-            Some(if self.is_paired { Prefixes::of_pairs(self) } else { Prefixes::of(self) });
+        self.prefixes = Some(if self.is_paired { Prefixes::of_pairs(self) } else { Prefixes::of(self) });
     }
 
     /// Every prompt with the answer of the example before it, the first with that of the last, cut at `most` tokens. What a
@@ -234,7 +233,8 @@ impl ExampleTable {
             let tokens = [&asked.tokens[..own], &other.tokens[from..]].concat();
             let weights = [&asked.weights[..own], &other.weights[from..]].concat();
             let len = tokens.len().min(most);
-            let example = Example { tokens: &tokens[..len], weights: &weights[..len], label: None, images: &[] };
+            let example =
+                Example { tokens: &tokens[..len], weights: &weights[..len], label: None, images: &[] };
             table.push(example);
         }
         table

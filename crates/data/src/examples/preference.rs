@@ -104,12 +104,10 @@ impl PairSchema {
                 let answers = [answers_of(fields, CHOSEN)?, answers_of(fields, REJECTED)?];
                 (Prompt::Messages(vec![question]), answers.map(Said::into_messages))
             }
-            PairSchema::Implicit => {
-                match (answers_of(fields, CHOSEN)?, answers_of(fields, REJECTED)?) {
-                    (Said::Text(chosen), Said::Text(rejected)) => common_text(&chosen, &rejected)?,
-                    (chosen, rejected) => common_messages([chosen, rejected].map(Said::into_messages))?,
-                }
-            }
+            PairSchema::Implicit => match (answers_of(fields, CHOSEN)?, answers_of(fields, REJECTED)?) {
+                (Said::Text(chosen), Said::Text(rejected)) => common_text(&chosen, &rejected)?,
+                (chosen, rejected) => common_messages([chosen, rejected].map(Said::into_messages))?,
+            },
             PairSchema::Asked(name) => {
                 let answers = [answers_of(fields, CHOSEN)?, answers_of(fields, REJECTED)?];
                 (Prompt::Messages(list_of(fields, name)?), answers.map(Said::into_messages))
@@ -189,7 +187,8 @@ impl JudgedSchema {
             if !chat.learned[last] || last == 0 {
                 return wrong(
                     Reason::Conversation,
-                    "the conversation does not end with an answer of the assistant to a question; correct it".into(),
+                    "the conversation does not end with an answer of the assistant to a question; correct it"
+                        .into(),
                 );
             }
             chat.learned[..last].fill(false);
@@ -286,9 +285,7 @@ fn is_answer(field: &Field) -> bool {
 /// The prompt that a row names, and its answers.
 fn prompted(fields: &Fields, name: &str) -> Result<(Prompt, [Vec<Field>; 2]), Wrong> {
     let answers = [answers_of(fields, CHOSEN)?, answers_of(fields, REJECTED)?];
-    let is_whole = |said: &Said| {
-        matches!(said, Said::Messages(messages) if messages.first().is_some_and(|first| !is_answer(first)))
-    };
+    let is_whole = |said: &Said| matches!(said, Said::Messages(messages) if messages.first().is_some_and(|first| !is_answer(first)));
     // Answers that do not begin with the assistant are whole conversations, and the prompt is among their messages.
     if answers.iter().any(is_whole) {
         return common_messages(answers.map(Said::into_messages));
@@ -322,7 +319,11 @@ fn common_text(chosen: &str, rejected: &str) -> Result<(Prompt, [Vec<Field>; 2])
     let both = chosen.char_indices().zip(rejected.chars());
     let mut cut: usize = both.take_while(|((_, a), b)| a == b).map(|((_, a), _)| a.len_utf8()).sum();
     if cut == chosen.len() || cut == rejected.len() {
-        let said = if chosen == rejected { "both answers are equal" } else { "one answer is only the beginning of the other" };
+        let said = if chosen == rejected {
+            "both answers are equal"
+        } else {
+            "one answer is only the beginning of the other"
+        };
         return wrong(Reason::Pair, format!("{said}, so there is nothing to prefer; correct one of them"));
     }
     if chosen[..cut].ends_with(' ') {
@@ -355,7 +356,8 @@ fn common_messages([chosen, rejected]: [Vec<Field>; 2]) -> Result<(Prompt, [Vec<
             format!("`{CHOSEN}` and `{REJECTED}` have no first message in common; give both the same prompt"),
         );
     }
-    let (prompt, chosen, rejected) = (chosen[..cut].to_vec(), chosen[cut..].to_vec(), rejected[cut..].to_vec());
+    let (prompt, chosen, rejected) =
+        (chosen[..cut].to_vec(), chosen[cut..].to_vec(), rejected[cut..].to_vec());
     Ok((Prompt::Messages(prompt), [chosen, rejected]))
 }
 
@@ -420,7 +422,8 @@ mod tests {
         let Pair { chosen, rejected } = pair(json).unwrap();
         [chosen, rejected].map(|dialogue| {
             let Dialogue::Chat(chat) = dialogue else { panic!("a conversation: {json}") };
-            let text = |fields: &Fields, name: &str| fields.get(name).and_then(Field::text).unwrap().to_string();
+            let text =
+                |fields: &Fields, name: &str| fields.get(name).and_then(Field::text).unwrap().to_string();
             let said = chat.messages.iter().zip(&chat.learned);
             said.map(|(m, learned)| (text(m, "role"), text(m, "content"), *learned)).collect()
         })
@@ -470,10 +473,20 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let texts = |a: &str, b: &str, c: &str| (a.to_string(), b.to_string(), c.to_string());
-        assert_eq!(of(r#"{"prompt":"The sky is","chosen":" blue.","rejected":" green."}"#), texts("The sky is", " blue.", " green."));
-        assert_eq!(of(r#"{"chosen":"The sky is blue.","rejected":"The sky is green."}"#), texts("The sky is", " blue.", " green."));
+        assert_eq!(
+            of(r#"{"prompt":"The sky is","chosen":" blue.","rejected":" green."}"#),
+            texts("The sky is", " blue.", " green.")
+        );
+        assert_eq!(
+            of(r#"{"chosen":"The sky is blue.","rejected":"The sky is green."}"#),
+            texts("The sky is", " blue.", " green.")
+        );
         assert_eq!(of(r#"{"chosen":"ä ö","rejected":"ä ü"}"#), texts("ä", " ö", " ü"));
-        assert_eq!(of(r#"{"prompt":"x","chosen":"[1, 2]","rejected":"[2, 1]"}"#).1, "[1, 2]", "a list that is no messages");
+        assert_eq!(
+            of(r#"{"prompt":"x","chosen":"[1, 2]","rejected":"[2, 1]"}"#).1,
+            "[1, 2]",
+            "a list that is no messages"
+        );
     }
 
     #[test]
@@ -488,13 +501,34 @@ mod tests {
             (r#"{"chosen":"The sky","rejected":"The sky is green."}"#, "only the beginning of the other"),
             (r#"{"chosen":"Yes","rejected":"No"}"#, "begin differently"),
             (r#"{"prompt":"a","chosen":"b"}"#, "pairs are read from"),
-            (r#"{"chosen":[{"role":"user","content":"a"}],"rejected":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}"#, "only the beginning"),
-            (r#"{"chosen":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}],"rejected":[{"role":"user","content":"c"},{"role":"assistant","content":"d"}]}"#, "no first message in common"),
-            (r#"{"chosen":[{"role":"user","content":"a"},{"role":"user","content":"b"}],"rejected":[{"role":"user","content":"a"},{"role":"assistant","content":"d"}]}"#, "does not begin with an answer"),
-            (r#"{"messages":[{"role":"assistant","content":"b"}],"rejected_response":"c"}"#, "no question before its last message"),
-            (r#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}],"rejected_response":"b"}"#, "both answers are equal"),
-            (r#"{"conversations":[],"chosen":{"from":"gpt","value":"b"},"rejected":{"from":"gpt","value":"c"}}"#, "has no prompt"),
-            (r#"{"conversations":[{"from":"human","value":"a"}],"chosen":{"from":"human","value":"b"},"rejected":{"from":"gpt","value":"c"}}"#, "does not begin with an answer"),
+            (
+                r#"{"chosen":[{"role":"user","content":"a"}],"rejected":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}"#,
+                "only the beginning",
+            ),
+            (
+                r#"{"chosen":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}],"rejected":[{"role":"user","content":"c"},{"role":"assistant","content":"d"}]}"#,
+                "no first message in common",
+            ),
+            (
+                r#"{"chosen":[{"role":"user","content":"a"},{"role":"user","content":"b"}],"rejected":[{"role":"user","content":"a"},{"role":"assistant","content":"d"}]}"#,
+                "does not begin with an answer",
+            ),
+            (
+                r#"{"messages":[{"role":"assistant","content":"b"}],"rejected_response":"c"}"#,
+                "no question before its last message",
+            ),
+            (
+                r#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}],"rejected_response":"b"}"#,
+                "both answers are equal",
+            ),
+            (
+                r#"{"conversations":[],"chosen":{"from":"gpt","value":"b"},"rejected":{"from":"gpt","value":"c"}}"#,
+                "has no prompt",
+            ),
+            (
+                r#"{"conversations":[{"from":"human","value":"a"}],"chosen":{"from":"human","value":"b"},"rejected":{"from":"gpt","value":"c"}}"#,
+                "does not begin with an answer",
+            ),
         ];
         for (json, words) in cases {
             let said = pair(json).unwrap_err().said;
@@ -518,7 +552,10 @@ mod tests {
             (r#"{"prompt":"a","completion":"b","label":"maybe"}"#, "give true or false"),
             (r#"{"prompt":"a","completion":"b","label":2}"#, "give true or false"),
             (r#"{"prompt":"","completion":"b","label":true}"#, "the prompt is empty"),
-            (r#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"}],"label":true}"#, "does not end with an answer"),
+            (
+                r#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"}],"label":true}"#,
+                "does not end with an answer",
+            ),
         ] {
             let said = of(json).unwrap_err().said;
             assert!(said.contains(words), "{json}: {said:?} lacks {words:?}");

@@ -147,8 +147,7 @@ impl Updates {
         if self.window.as_ref().is_none_or(|(of, _)| *of != number) {
             let window: Vec<u64> =
                 (number * size..(number + 1) * size).map(|s| self.order.document(s)).collect();
-            let lengths: Vec<usize> =
-                window.iter().map(|unit| self.table.unit_len(*unit as usize)).collect();
+            let lengths: Vec<usize> = window.iter().map(|unit| self.table.unit_len(*unit as usize)).collect();
             let sorted = sorted_window(&lengths, self.batch, key(self.seed, number));
             self.window = Some((number, sorted.into_iter().map(|index| window[index]).collect()));
         }

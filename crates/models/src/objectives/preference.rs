@@ -112,9 +112,7 @@ fn compared<'g>(b: &'g Builder, of: &Preference, a: Tensor<'g>, gain: Tensor<'g>
             let s = |gain: Tensor<'g>| log_sigmoid(gain.scale(beta)).exp();
             s(gain_rejected) - s(gain_chosen).offset(-1.0)
         }
-        PreferenceLoss::Simpo => {
-            -log_sigmoid((mean_chosen - mean_rejected).scale(beta).offset(-of.margin))
-        }
+        PreferenceLoss::Simpo => -log_sigmoid((mean_chosen - mean_rejected).scale(beta).offset(-of.margin)),
         PreferenceLoss::Orpo => {
             // A pair that is not there has means of 0, whose odds are infinite.
             let absent = present.offset(-1.0);
@@ -128,7 +126,8 @@ fn compared<'g>(b: &'g Builder, of: &Preference, a: Tensor<'g>, gain: Tensor<'g>
     b.result("loss", sum(loss));
     b.result("weight", present.sum(0));
     // Without a reference an answer is worth what its mean token is.
-    let rewards = if of.loss.has_reference() { [gain_chosen, gain_rejected] } else { [mean_chosen, mean_rejected] };
+    let rewards =
+        if of.loss.has_reference() { [gain_chosen, gain_rejected] } else { [mean_chosen, mean_rejected] };
     let [chosen, rejected] = rewards.map(|reward| reward.scale(beta));
     let [logp_chosen, logp_rejected] = halves(a);
     for (name, value) in [

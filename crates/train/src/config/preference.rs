@@ -53,7 +53,10 @@ impl Config {
         let own = &self.preference;
         if self.data.task != Task::Preference {
             if *own != Preference::default() {
-                refuse!("`preference` is given but `data.task` is {}: give data.task=preference", self.data.task);
+                refuse!(
+                    "`preference` is given but `data.task` is {}: give data.task=preference",
+                    self.data.task
+                );
             }
             return Ok(());
         }
@@ -64,7 +67,9 @@ impl Config {
         within("preference.label_smoothing", own.label_smoothing, 0.0, 0.5)?;
         let smooths = matches!(loss, PreferenceLoss::Dpo | PreferenceLoss::Robust);
         if own.label_smoothing != 0.0 && !smooths {
-            refuse!("`preference.label_smoothing` is given but the loss is {loss}: only dpo and robust have it");
+            refuse!(
+                "`preference.label_smoothing` is given but the loss is {loss}: only dpo and robust have it"
+            );
         }
         if loss == PreferenceLoss::Robust && own.label_smoothing == 0.5 {
             refuse!("`preference.label_smoothing` is 0.5, which leaves robust nothing to learn: lower it");
@@ -75,7 +80,9 @@ impl Config {
         within("preference.margin", own.margin.unwrap_or(0.0), 0.0, f64::MAX)?;
         within("preference.sft", own.sft, 0.0, f64::MAX)?;
         if own.sft != 0.0 && loss.is_judged() {
-            refuse!("`preference.sft` is given but the loss is {loss}, which has no chosen answers: leave it out");
+            refuse!(
+                "`preference.sft` is given but the loss is {loss}, which has no chosen answers: leave it out"
+            );
         }
         if loss.is_judged() && self.train.ema > 0.0 {
             refuse!(
@@ -84,7 +91,9 @@ impl Config {
             );
         }
         if own.reference.is_some() && !loss.has_reference() {
-            refuse!("`preference.reference` is given but the loss is {loss}, which compares with none: leave it out");
+            refuse!(
+                "`preference.reference` is given but the loss is {loss}, which compares with none: leave it out"
+            );
         }
         Ok(())
     }
@@ -100,8 +109,14 @@ mod tests {
             ("preference.beta=0.2", "`data.task` is text: give data.task=preference"),
             ("data.task=preference preference.beta=0", "must be a number above 0"),
             ("data.task=preference preference.label_smoothing=0.6", "from 0 to 0.5"),
-            ("data.task=preference preference.loss=ipo preference.label_smoothing=0.1", "only dpo and robust"),
-            ("data.task=preference preference.loss=robust preference.label_smoothing=0.5", "nothing to learn"),
+            (
+                "data.task=preference preference.loss=ipo preference.label_smoothing=0.1",
+                "only dpo and robust",
+            ),
+            (
+                "data.task=preference preference.loss=robust preference.label_smoothing=0.5",
+                "nothing to learn",
+            ),
             ("data.task=preference preference.margin=1", "only simpo has it"),
             ("data.task=preference preference.loss=kto preference.sft=1", "no chosen answers"),
             ("data.task=preference preference.loss=kto train.ema=0.9", "`train.ema` is given"),

@@ -3,7 +3,9 @@
 use flatout_models::config::{Model, ModelKind};
 use flatout_settings::{Key, Kind, Leaf, Section, leaves};
 
-use super::{Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Optimizer, Preference, Schedule, Train, text};
+use super::{
+    Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Optimizer, Preference, Schedule, Train, text,
+};
 use crate::switches::Switches;
 
 /// One key as help shows it.

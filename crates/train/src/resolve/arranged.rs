@@ -157,7 +157,9 @@ fn shares_prefixes(config: &Config) -> Result<bool, UserError> {
         return Ok(examples::shares_prefixes(config));
     }
     if config.preference.loss.is_judged() && config.data.task == Task::Preference {
-        refuse!("`shared_prefix=on` is of answers in pairs, and kto has one a prompt: give shared_prefix=off");
+        refuse!(
+            "`shared_prefix=on` is of answers in pairs, and kto has one a prompt: give shared_prefix=off"
+        );
     }
     if switches.packing == Choose::Off || switches.length_buckets == Choose::On {
         refuse!(

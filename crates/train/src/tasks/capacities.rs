@@ -62,18 +62,8 @@ impl Capacities {
 
 /// The forward graph over texts, with the loss of the next token, of classes or of preferences.
 pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph {
-    let Capacities {
-        rows,
-        tokens,
-        segments,
-        trees,
-        longest,
-        read,
-        images,
-        patches,
-        largest_image,
-        answers,
-    } = *capacities;
+    let Capacities { rows, tokens, segments, trees, longest, read, images, patches, largest_image, answers } =
+        *capacities;
     let form = match config.model.class_head() {
         Some(_) => Form::Classes { tokens, texts: segments, longest, dropout: training },
         None => {

@@ -251,7 +251,8 @@ impl Dataset for Examples {
         if let (Some(last), Some(held_out)) = (shares.last_mut(), Lengths::of(&self.held_out)) {
             *last = last.most(held_out.most());
             if let Some(last) = trees.last_mut().filter(|_| self.train.together() > 1) {
-                *last = last.holding(held_out.trees().iter().map(Tree::extent).fold(Extent::default(), Extent::most));
+                *last = last
+                    .holding(held_out.trees().iter().map(Tree::extent).fold(Extent::default(), Extent::most));
             }
         }
         resolved.trees = some(trees.iter().flat_map(Tree::numbers).collect());

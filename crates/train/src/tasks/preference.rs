@@ -51,7 +51,8 @@ const LAID_OUT_AT_ONCE: usize = 1024;
 impl Compared {
     /// Of the answers that are trained on and those that are held out.
     pub fn new(sides: [Arc<ExampleTable>; 2], mark: String) -> Compared {
-        let longest = |table: &Arc<ExampleTable>| (0..table.count()).map(|i| table.len_of(i)).max().unwrap_or(0);
+        let longest =
+            |table: &Arc<ExampleTable>| (0..table.count()).map(|i| table.len_of(i)).max().unwrap_or(0);
         let most = sides.iter().map(longest).max().unwrap_or(0);
         let is_judged = sides[0].together() == 1;
         let mismatched = sides.iter().filter(|_| is_judged).map(|table| Arc::new(table.mismatched(most)));

@@ -69,9 +69,9 @@ pub fn evaluate<Reason>(
             true => session.result(Role::Eval, name),
             false => Ok(vec![]),
         };
-        let of_names = named.iter().map(|name| {
-            Ok((name[SUM.len()..].to_string(), session.result(Role::Eval, name)?[0]))
-        });
+        let of_names = named
+            .iter()
+            .map(|name| Ok((name[SUM.len()..].to_string(), session.result(Role::Eval, name)?[0])));
         let results = EvalResults {
             class_logits: result(0, CLASS_LOGITS)?,
             logp: result(1, LOGP)?,

@@ -65,11 +65,18 @@ pub fn another(config: &Config, data: &dyn Dataset, named: &Path) -> Result<Load
     if let (Some(own), Some(theirs)) = (data.vocabulary(), &other.vocabulary)
         && !own.gives_the_same_tokens(theirs)
     {
-        refuse!("{} has other tokens than this run, so nothing it says of them can be compared", named.display());
+        refuse!(
+            "{} has other tokens than this run, so nothing it says of them can be compared",
+            named.display()
+        );
     }
     let (own, theirs) = (config.model.vocab(), other.config.model.vocab());
-    if own != theirs || other.config.model.as_decoder().is_none() || other.config.model.class_head().is_some() {
-        refuse!("{} is no decoder with this run's vocabulary: name another preference.reference", named.display());
+    if own != theirs || other.config.model.as_decoder().is_none() || other.config.model.class_head().is_some()
+    {
+        refuse!(
+            "{} is no decoder with this run's vocabulary: name another preference.reference",
+            named.display()
+        );
     }
     let context = config.model.tokens();
     if other.positions < context {
@@ -138,7 +145,12 @@ pub fn of_run(config: &Config, compared: &Compared, run: &Path) -> Result<Scores
 }
 
 /// Runs the plan `eval`, which drops nothing, over all answers of both sides.
-pub fn score(session: &mut Session, compared: &Compared, layout: &Layout, say: Say<'_>) -> Result<Scores, Failure> {
+pub fn score(
+    session: &mut Session,
+    compared: &Compared,
+    layout: &Layout,
+    say: Say<'_>,
+) -> Result<Scores, Failure> {
     let counts = compared.counts();
     let total: usize = counts.iter().sum();
     let mut scores = Scores(counts.iter().map(|count| vec![0.0; *count]).collect());

@@ -280,7 +280,8 @@ fn write(
 
 /// The chat template that a run learned its conversations in, where it is not the one beside the model it began from.
 fn template(loaded: &Loaded, described: &Described) -> Result<Option<String>, Failure> {
-    if !loaded.is_run || ![Task::Chat, Task::VisualChat, Task::Preference].contains(&loaded.config.data.task) {
+    if !loaded.is_run || ![Task::Chat, Task::VisualChat, Task::Preference].contains(&loaded.config.data.task)
+    {
         return Ok(None);
     }
     let given = loaded.config.data.template.as_deref();
