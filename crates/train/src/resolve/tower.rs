@@ -5,8 +5,8 @@ use flatout_data::{ImageRoom, patch_step};
 use flatout_ir::cost::cost;
 use flatout_ir::{DType, PlanSet, Precision, Program, Role, Slot, Target, compile};
 use flatout_models::form::SeenPatches;
-use flatout_models::vision::SCOPE;
 use flatout_models::vision::qwen3_vl::features;
+use flatout_models::vision::{Qwen3VlConfig, SCOPE};
 
 use crate::Failure;
 use crate::UserError;
@@ -91,9 +91,8 @@ impl Tower {
 
 /// Bytes that the features of these tokens take.
 pub fn feature_bytes(config: &Config, tokens: usize, dtype: DType) -> u64 {
-    let decoder = config.model.decoder();
-    let levels = decoder.vision.as_ref().map_or(0, |vision| vision.feature_levels());
-    (tokens * levels * decoder.width * dtype.bytes()) as u64
+    let levels = config.model.as_qwen3_vl().map_or(0, Qwen3VlConfig::feature_levels);
+    (tokens * levels * config.model.decoder().width * dtype.bytes()) as u64
 }
 
 /// What keeping features takes and saves.
