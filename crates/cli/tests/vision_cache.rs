@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::program::say;
 use crate::scene::Scene;
 
-/// Questions about so many drawn images that their features lie in several parts, with a tower that is frozen.
+/// Questions about drawn images whose features lie in several parts, with a tower that is frozen.
 const WORDS: [&str; 17] = [
     "train",
     "qwen3-vl-8b-vqa",

@@ -104,7 +104,7 @@ fn parts_are_whole_or_absent() {
 fn a_cache_goes_on_where_it_was_and_grows() {
     let (scratch, all) = (Scratch::new("features-grows"), images(10));
     assert_eq!(fill(scratch.path(), &all[..4]), 4);
-    // What a killed process leaves: a part without its end, and one that no index names.
+    // A killed process leaves a part without its end, and one that no index names.
     for left in ["features-00002.bin.partial", "features-00002.bin", "index.json.partial"] {
         std::fs::write(scratch.path().join(left), b"left").expect("a file");
     }

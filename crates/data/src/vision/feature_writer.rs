@@ -69,7 +69,7 @@ impl CacheWriter {
         Ok(CacheWriter { cache: FeatureCache::open(folder, format)?, size, open: None, _lock: lock })
     }
 
-    /// What is whole so far.
+    /// The cache as far as it is whole.
     pub fn cache(&self) -> &FeatureCache {
         &self.cache
     }

@@ -35,7 +35,7 @@ fn trained(
     moments: Moments,
 ) -> Result<(BTreeSet<String>, Update), UserError> {
     let beside = adapters::parameters(model, adapters);
-    // What a config says of a tower holds where plans are without it.
+    // Patterns of a config may name the tower where plans are without it.
     let apart = tower::parameters_apart(config);
     let parameters = model.slots.iter().filter(|s| s.class.is_parameter()).chain(&beside).chain(&apart);
     let parameters: Vec<(&str, usize)> = parameters.map(|s| (s.path.as_str(), s.ty.rank())).collect();

@@ -82,7 +82,7 @@ impl Tower {
         if self.settled.options.precision.is_narrow() { DType::BF16 } else { DType::F32 }
     }
 
-    /// What these patches take in a full plan, by what was timed on the device, or at best where nothing was.
+    /// The time of these patches in a full plan, by what was timed on the device, or at best where nothing was.
     pub fn seconds(&self, patches: usize) -> f64 {
         let plan = self.plans.plan(Role::Eval).expect("the plan of the tower");
         cost(plan, &self.target).predicted_seconds * patches as f64 / self.room.patches as f64
@@ -95,7 +95,7 @@ pub fn feature_bytes(config: &Config, tokens: usize, dtype: DType) -> u64 {
     (tokens * levels * config.model.decoder().width * dtype.bytes()) as u64
 }
 
-/// What keeping features takes and saves.
+/// The cost of keeping features, and the time that it saves.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Economy {
     /// Images that the tower is shown to fill the cache.
@@ -174,7 +174,7 @@ pub struct Forecast {
     pub read_bytes_per_second: f64,
 }
 
-/// What `data.vision_cache` takes and saves; `None` where nothing is kept.
+/// Forecasts the cost of `data.vision_cache`; `None` where nothing is kept.
 pub fn forecast(
     config: &Config,
     target: &Target,
@@ -203,7 +203,7 @@ pub fn forecast(
 }
 
 impl Forecast {
-    /// What is printed: sizes and times, then the decision.
+    /// Two lines for people: sizes and times, then the decision.
     pub fn words(&self) -> [String; 2] {
         let Forecast { economy, tokens, read_bytes_per_second } = self;
         let sizes = format!(

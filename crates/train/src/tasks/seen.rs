@@ -16,7 +16,7 @@ use crate::{UserError, refuse};
 #[derive(Clone)]
 pub struct SeenImages {
     pub store: Arc<ImageStore>,
-    /// What a tower made of them before: plans that read it have no tower.
+    /// Features that a tower made of them before: plans that read these have no tower.
     pub features: Option<Arc<StoredFeatures>>,
     /// Images that an epoch of the training shows a tower.
     pub sightings: u64,

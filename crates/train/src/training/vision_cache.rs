@@ -84,7 +84,7 @@ pub fn prepare(
     Ok(Some(FrozenTower { hashes }))
 }
 
-/// What it takes to fill the cache with these images, and what that saves.
+/// The cost of filling the cache with the missing images, and the time that it saves.
 fn economy(config: &Config, images: &SeenImages, tower: &Tower, epochs: f64, missing: usize) -> Economy {
     let count = images.store.count();
     let patches: usize = (0..count as u32).map(|number| images.store.get(number).grid.patches()).sum();
