@@ -26,7 +26,8 @@ impl Config {
         data.template.iter_mut().filter(|template| folder.join(&**template).is_file()).for_each(based);
         let place = |from: &str| from.rsplit_once('@').map_or(from, |(place, _)| place).to_string();
         let from = config.model.from_mut().iter_mut();
-        from.filter(|from| folder.join(&**from).is_dir() || folder.join(place(from)).is_dir())
+        from.chain(&mut config.preference.reference)
+            .filter(|from| folder.join(&**from).is_dir() || folder.join(place(from)).is_dir())
             .for_each(based);
         config
     }
