@@ -25,22 +25,27 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
     let share = rows.share;
     let device = model::device(&loaded)?;
     let found = evaluate::evaluate(&mut loaded, &device, &rows)?;
+    let is_preference = loaded.config.data.task == Task::Preference;
     if screen.json {
-        screen.object(&json!({
+        let mut object = json!({
             "model": args.model.display().to_string(),
             "checkpoint": loaded.place.display().to_string(),
             "step": loaded.step,
             "weights": loaded.weights.which(),
             "on": if share == Share::All { "all" } else { "held_out" },
             "loss": found.loss,
-            "perplexity": found.perplexity,
-            "tokens": found.tokens,
             "rows": found.rows,
             "metrics": found.metrics,
-        }));
+        });
+        // The loss of preferences is of pairs, and not of tokens.
+        if !is_preference {
+            object["perplexity"] = json!(found.perplexity);
+            object["tokens"] = json!(found.tokens);
+        }
+        screen.object(&object);
         return Ok(ExitCode::SUCCESS);
     }
-    if loaded.config.data.task == Task::Preference {
+    if is_preference {
         let on = if share == Share::All { "" } else { "held-out " };
         let unit = if loaded.config.together() > 1 { "pairs" } else { "judged answers" };
         let rewards =

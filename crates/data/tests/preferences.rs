@@ -139,7 +139,7 @@ fn the_prompt_is_never_cut_and_answers_are_at_their_ends() {
     ];
     let path = scratch.write("a.jsonl", text.concat().as_bytes());
     // Bytes are tokens.
-    let spec = ExampleSpec { vocab: 258, max_tokens: 30, ..pairs(&path) };
+    let spec = ExampleSpec { vocab: 260, max_tokens: 30, ..pairs(&path) };
     let sets = open(&spec).unwrap();
     assert_eq!((sets.train.units(), sets.description.cut, sets.description.too_long), (2, 1, 2));
     assert!(sets.train.iter().all(|example| example.tokens.len() <= 30 && example.is_supervised()));

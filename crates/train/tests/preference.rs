@@ -12,6 +12,7 @@ use flatout_models::library::huggingface;
 use flatout_models::library::llama::weight_names;
 use flatout_runtime::{Session, cpu};
 use flatout_train::Config;
+use flatout_train::metrics::RewardMetrics;
 use flatout_train::recipes;
 use flatout_train::resolve::arranged::eval_layout;
 use flatout_train::resolve::compile::{Compiled, compile};
@@ -219,6 +220,7 @@ fn equals_pytorch(name: &str, overrides: &[&str], is_paired: bool) {
 fn ten_steps_are_trls() {
     let mut fixture = Fixture::tensors("preference");
     let wanted = fixture.f32s("steps.loss");
+    let mut rewards_of_first: Vec<RewardMetrics> = vec![];
     for layout in LAYOUTS {
         let mut table = table(&mut fixture, "steps.", true);
         let config = config(layout, &mut table);
@@ -238,6 +240,14 @@ fn ten_steps_are_trls() {
             let off = (results.loss - wanted).abs();
             assert!(off < 1e-5, "{layout:?}, step {}: {} is not {wanted}", step + 1, results.loss);
             assert!(step < 3 || rewards.reward_accuracy == 1.0, "{rewards:?}");
+            // Named sums come to the same whatever the split.
+            if rewards_of_first.len() <= step {
+                rewards_of_first.push(rewards);
+            }
+            for ((name, got), (_, first)) in rewards.named().into_iter().zip(rewards_of_first[step].named()) {
+                let is_same = (got - first).abs() < 1e-4 || (step == 0 && name == "reward_accuracy");
+                assert!(is_same, "{layout:?}, step {}, {name}: {got} is not {first}", step + 1);
+            }
         }
     }
 }

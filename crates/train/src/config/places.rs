@@ -32,6 +32,7 @@ impl Config {
                 .for_each(based);
         };
         based_model(config.model.from_mut());
+        based_model(&mut config.preference.reference);
         if let Some(tower) = config.model.as_fovea_mut() {
             based_model(&mut tower.from);
         }

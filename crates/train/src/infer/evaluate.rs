@@ -1,7 +1,5 @@
 //! How well a model predicts some text: the mean loss a token, and perplexity.
 
-use std::path::Path;
-
 use flatout_data::Layout;
 use flatout_ir::{Program, Role};
 use serde::Serialize;
@@ -94,7 +92,7 @@ fn scores(
             loaded.dir.display()
         ))));
     };
-    let mut other = reference::another(config, &*rows.data, Path::new(named))?;
+    let mut other = reference::another(config, &*rows.data, named)?;
     reference::by_model(&mut other, compared, layout, device, &mut |_| {})
 }
 

@@ -76,7 +76,11 @@ pub(crate) fn arranged(
             of(true)
         }
         Choose::Auto if shares_prefixes => {
-            choose(PACKING.name, "on", "shared prefixes lay examples one after another".into());
+            let why = match config.switches.data.shared_prefix {
+                Choose::On => "shared_prefix=on lays examples one after another",
+                _ => "the answers of a pair lie behind one prompt",
+            };
+            choose(PACKING.name, "on", why.into());
             of(true)
         }
         Choose::Auto if is_sorted => {

@@ -57,7 +57,7 @@ pub fn typical_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, u64)> {
 /// Tokens an update learns from or reads, padding apart; where lengths vary, in the mean.
 pub fn tokens_per_update(config: &Config, compiled: &Compiled) -> usize {
     match &compiled.settled.arrangement {
-        None => config.train.batch * config.model.tokens(),
+        None => config.train.batch * config.together() * config.model.tokens(),
         Some(arrangement) => arrangement.real_tokens.round() as usize,
     }
 }

@@ -19,7 +19,7 @@ use crate::tasks::capacities::{self, Capacities};
 use crate::tasks::dataset::Dataset;
 use crate::tasks::preference::{Compared, Scores};
 use crate::weights::loaded::Loaded;
-use crate::weights::pretrained::Origin;
+use crate::weights::pretrained::{Origin, Source, open};
 use crate::{Failure, UserError, refuse};
 
 /// The file of a run that keeps the scores.
@@ -55,12 +55,18 @@ pub fn by_another(
     if path(run).is_file() {
         return Ok(None);
     }
-    let mut other = another(config, data, Path::new(named))?;
+    let mut other = another(config, data, named)?;
     Ok(Some(by_model(&mut other, compared, layout, device, say)?))
 }
 
-/// Opens the model of a run or a folder to compare with: it must have the same tokens, and as many positions.
-pub fn another(config: &Config, data: &dyn Dataset, named: &Path) -> Result<Loaded, UserError> {
+/// Opens the model of a run, a folder or a name on the hub to compare with: it must have the same tokens, and as many
+/// positions.
+pub fn another(config: &Config, data: &dyn Dataset, named: &str) -> Result<Loaded, UserError> {
+    let folder = match Source::parse(named) {
+        Ok(source @ Source::Hub(_)) => open(&source, &mut |_| {})?.description.folder,
+        _ => PathBuf::from(named),
+    };
+    let named = folder.as_path();
     let mut other = Loaded::open(named, &[])?;
     if let (Some(own), Some(theirs)) = (data.vocabulary(), &other.vocabulary)
         && !own.gives_the_same_tokens(theirs)
@@ -120,12 +126,18 @@ pub fn give(
     let (Some(compared), Some(layout)) = (unscored(config, data), layout) else { return Ok(()) };
     let key = key(config, compared, run)?;
     let kept = path(run);
+    let is_own = config.preference.reference.is_none();
     let scores = match known {
         Some(scores) => scores,
-        None if kept.is_file() => {
-            compared.give(read(&kept, &key, &compared.counts())?);
-            return Ok(());
-        }
+        None if kept.is_file() => match read(&kept, &key, &compared.counts()) {
+            Ok(scores) => {
+                compared.give(scores);
+                return Ok(());
+            }
+            // A life that ended before its first checkpoint may have had other data.
+            Err(_) if is_fresh && is_own => score(session, compared, layout, say)?,
+            Err(failure) => return Err(failure),
+        },
         None if is_fresh => score(session, compared, layout, say)?,
         None => {
             return Err(Failure::User(UserError(format!(
@@ -193,11 +205,16 @@ fn key(config: &Config, compared: &Compared, run: &Path) -> Result<String, UserE
         Some(_) => serde_json::to_value(Origin::of(run)?).expect("a record has a JSON form"),
         None => serde_json::json!({ "seed": config.train.seed }),
     };
+    // A run may go on in another folder, from where the same paths read otherwise.
+    let name = |path: &Option<String>| {
+        let named = path.as_deref().and_then(|path| Path::new(path).file_name());
+        named.map(|name| name.to_string_lossy().into_owned())
+    };
     let whole = serde_json::json!({
         "answers": compared.mark,
         "origin": origin,
-        "adapter": config.adapter.from,
-        "reference": config.preference.reference,
+        "adapter": name(&config.adapter.from),
+        "reference": name(&config.preference.reference),
     });
     Ok(whole.to_string())
 }
