@@ -18,6 +18,8 @@ choice! {
         Images = "images",
         /// Conversations about images, and questions about them, of which the answers are learned.
         VisualChat = "visual_chat",
+        /// Videos and still images with a text, looked at frame by frame.
+        Foveated = "foveated",
     }
 }
 
@@ -74,6 +76,12 @@ static TABLE: &[Facts] = &[
             "answer_marks",
         ],
     },
+    Facts {
+        task: Task::Foveated,
+        unit: Unit::Examples,
+        head: Head::Tokens,
+        keys: &["template", "date", "max_tokens", "system", "prompts", "still_frames"],
+    },
 ];
 
 impl Task {
@@ -92,7 +100,7 @@ impl Task {
 
     /// Whether its examples have answers that are right or wrong as a whole.
     pub fn has_answers(self) -> bool {
-        matches!(self, Task::Chat | Task::VisualChat)
+        matches!(self, Task::Chat | Task::VisualChat | Task::Foveated)
     }
 
     /// The keys that only some tasks read, each with the first task that does.

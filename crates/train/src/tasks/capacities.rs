@@ -10,6 +10,8 @@ use crate::config::{Config, IMAGE_TOKENS, Task};
 
 /// Tokens of an image before any is known: of one megapixel, about.
 const USUAL_IMAGE: usize = 1024;
+/// Frames of a video before any is known.
+const USUAL_FRAMES: usize = 8;
 
 impl Capacities {
     /// Of rows of the model's whole context, or of images.
@@ -33,6 +35,13 @@ impl Capacities {
             let of_text = Capacities { rows, tokens: rows * len, longest: len, ..Capacities::default() };
             return Capacities { images, patches, largest_image, ..of_text };
         }
+        if config.data.task == Task::Foveated && model.as_fovea().is_some() {
+            // Before samples are known every row is a video of its own frames.
+            let (frames, repeats) = (rows * USUAL_FRAMES, config.data.still_frames);
+            let of_text = Capacities { rows, tokens: rows * len, longest: len, ..Capacities::default() };
+            let longest_video = USUAL_FRAMES;
+            return Capacities { images: frames, frames, videos: rows, longest_video, repeats, ..of_text };
+        }
         let segments = if config.data.document_mask { rows * max_segments(len) } else { 0 };
         Capacities { rows, tokens: rows * len, segments, longest: len, ..Capacities::default() }
     }
@@ -50,17 +59,18 @@ impl Capacities {
         let read = layout.read(number).unwrap_or(0);
         let ImageRoom { patches, images, largest: largest_image } = layout.images(number);
         let tokens = shape.tokens();
-        Capacities {
-            rows,
-            tokens,
-            segments,
-            trees,
-            longest,
-            read,
-            images,
-            patches,
-            largest_image,
-            ..Capacities::default()
+        let of_text =
+            Capacities { rows, tokens, segments, trees, longest, read, images, ..Capacities::default() };
+        match config.model.as_fovea() {
+            // A frame is a patch of its own to layouts, and a still image the only one that several frames are.
+            Some(_) if images > 0 => Capacities {
+                frames: patches,
+                videos: shape.segments(),
+                longest_video: largest_image,
+                repeats: config.data.still_frames,
+                ..of_text
+            },
+            _ => Capacities { patches, largest_image, ..of_text },
         }
     }
 }

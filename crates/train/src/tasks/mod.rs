@@ -42,6 +42,7 @@ pub static TABLE: &[TaskRow] = &[
     TaskRow { task: Task::Classes, open: examples::open, graph: capacities::texts },
     TaskRow { task: Task::Images, open: images::open, graph: capacities::of_images },
     TaskRow { task: Task::VisualChat, open: examples::open, graph: capacities::texts },
+    TaskRow { task: Task::Foveated, open: examples::open, graph: capacities::texts },
 ];
 
 /// The row of the config's task.
@@ -67,7 +68,7 @@ pub fn classes(config: &Config) -> Result<Option<usize>, Failure> {
         _ if !data.classes.is_empty() => Ok(Some(data.classes.len())),
         Task::Classes => Ok(Some(class_names(&examples::spec(config, None))?.len())),
         Task::Images => Ok(Some(images::sets(config, &mut |_| {})?.classes.len())),
-        Task::Text | Task::Chat | Task::VisualChat => Ok(None),
+        Task::Text | Task::Chat | Task::VisualChat | Task::Foveated => Ok(None),
     }
 }
 
