@@ -420,7 +420,8 @@ pub struct Inspect {
     #[arg(long, value_name = "TOKEN")]
     pub eos: Option<u32>,
     /// The content of the files: text, chat (conversations, instructions), classes (texts or pairs with a label), visual_chat
-    /// (conversations and questions about images), preference (two answers to each prompt) or images (a folder with a folder a class, .tar archives, .bin files of
+    /// (conversations and questions about images), preference (two answers to each prompt), foveated (videos with a text, in .tar
+    /// shards) or images (a folder with a folder a class, .tar archives, .bin files of
     /// CIFAR, a table; without files the drawn set).
     #[arg(long, value_name = "TASK", default_value_t = Task::Text)]
     pub task: Task,

@@ -4,14 +4,14 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use flatout_data::examples::{ExampleKind, ExampleSpec, VisionSpec, open as open_examples};
+use flatout_data::examples::{ExampleKind, ExampleSpec, FrameSpec, VisionSpec, open as open_examples};
 use flatout_data::formats::{OnError, ReadOptions};
 use flatout_data::inspect::{Inspection, LengthSummary, inspect as look, spans};
 use flatout_data::prepare::{Preparation, Prepared, Progress, Tokenizer, prepare as write_shards};
 use flatout_data::{LoaderOptions, OpenEvent, SourceKind, Spec};
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::config::Task;
+use flatout_train::config::{Prompts, SYSTEM, Task};
 use flatout_train::machine;
 use flatout_train::recipes;
 use flatout_train::tasks::examples::example_sets;
@@ -200,6 +200,7 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
                 Task::Classes => ExampleKind::Classes,
                 Task::VisualChat => ExampleKind::Visual,
                 Task::Preference => ExampleKind::Pairs,
+                Task::Foveated => ExampleKind::Frames,
                 _ => ExampleKind::Chat,
             },
             path: args.words.clone(),
@@ -209,6 +210,11 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
             vocab: if args.tokenizer.is_some() { usize::MAX } else { LOOK_VOCABULARY },
             max_tokens: usize::MAX,
             vision: Some(VisionSpec { root: args.image_root.clone(), ..VisionSpec::default() }),
+            frames: Some(FrameSpec {
+                system: SYSTEM.into(),
+                prompts: Prompts::default().all(),
+                ..FrameSpec::default()
+            }),
             workers: machine::threads(),
             ..ExampleSpec::default()
         };

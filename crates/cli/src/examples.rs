@@ -4,7 +4,7 @@
 use std::io::IsTerminal;
 
 use flatout_data::ExampleTable;
-use flatout_data::examples::{ExampleSets, ImageCounts, SetDescription, Sighting, spans};
+use flatout_data::examples::{ExampleSets, ImageCounts, SetDescription, Sighting, frames_in_words, spans};
 use flatout_data::formats::Place;
 use flatout_data::inspect::Span;
 use serde_json::json;
@@ -35,7 +35,13 @@ pub fn show(sets: &ExampleSets, samples: usize, screen: &Screen) {
                 if let Some(answer) = answer(sets, *at) {
                     sample["answer"] = answer.into();
                 }
-                if sets.description.images.is_some() {
+                if sets.frames.count() > 0 {
+                    let different = example.images.chunk_by(|a, b| a.image == b.image);
+                    let frame = |of: &[Sighting]| {
+                        json!({ "place": sets.frames.place(of[0].image).to_string(), "frames": of.len() })
+                    };
+                    sample["images"] = different.map(frame).collect();
+                } else if sets.description.images.is_some() {
                     let image = |sighting: &Sighting| {
                         let image = sets.images.get(sighting.image);
                         json!({
@@ -145,7 +151,15 @@ fn sample(sets: &ExampleSets, at: usize, place: &Place, colours: bool, screen: &
             let learned: usize = spans.iter().filter(|span| span.is_trained).map(|span| span.tokens).sum();
             let which = answer(sets, at).map_or(String::new(), |answer| format!("{answer}, "));
             screen.result(format!("\n{place}: {which}{learned} of {} tokens learned", example.tokens.len()));
-            for sighting in example.images {
+            if sets.frames.count() > 0 {
+                let size = sets.frames.side();
+                let first = example.images.first().map(|seen| sets.frames.place(seen.image));
+                let from = first.map_or(String::new(), |first| {
+                    format!(" of {size} x {size} pixels, from {}", one_line(&first.to_string()))
+                });
+                screen.result(format!("frames   {}{from}", frames_in_words(example.images)));
+            }
+            for sighting in example.images.iter().filter(|_| sets.frames.count() == 0) {
                 let image = sets.images.get(sighting.image);
                 let named = image.path().map(|path| one_line(&path.to_string_lossy()).into_owned());
                 let file = named.unwrap_or("in the row".into());

@@ -31,6 +31,8 @@ const RECIPES: &[Embedded] = &[
     Embedded { name: "qwen3-vl-2b-vqa", text: include_str!("../../../recipes/qwen3-vl-2b-vqa.toml") },
     Embedded { name: "qwen3-vl-4b-vqa", text: include_str!("../../../recipes/qwen3-vl-4b-vqa.toml") },
     Embedded { name: "qwen3-vl-8b-vqa", text: include_str!("../../../recipes/qwen3-vl-8b-vqa.toml") },
+    Embedded { name: "fvlm-135m-align", text: include_str!("../../../recipes/fvlm-135m-align.toml") },
+    Embedded { name: "fvlm-135m-sft", text: include_str!("../../../recipes/fvlm-135m-sft.toml") },
     Embedded { name: "gemma3-4b-pairs", text: include_str!("../../../recipes/gemma3-4b-pairs.toml") },
     Embedded { name: "text-classify", text: include_str!("../../../recipes/text-classify.toml") },
     Embedded { name: "vision-tiny", text: include_str!("../../../recipes/vision-tiny.toml") },

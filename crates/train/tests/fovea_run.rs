@@ -222,7 +222,7 @@ fn first_looks_can_be_asked_for() {
     }
 }
 
-/// The tower that a config describes has the values that the table of sizes says.
+/// SmolLM2-135M's 134,515,008 values, DINOv2-S's 22,056,192 without the token for masked patches, and what connects them.
 #[test]
 fn models_of_the_published_sizes_have_their_values() {
     let words = ["model.vision.kind=fovea", "vision.width=384", "vision.layers=12", "vision.heads=6"];
@@ -230,7 +230,10 @@ fn models_of_the_published_sizes_have_their_values() {
     let words: Vec<String> = words.into_iter().map(String::from).collect();
     let config = recipes::resolve("smollm2-135m", &[], &words).expect("a config");
     assert!(matches!(config.model.vision(), Some(Vision::Fovea(_))));
-    let millions = config.model.parameters() as f64 / 1e6;
-    assert!((157.5..157.7).contains(&millions), "{millions}M");
+    let connector = 384 * 384 + (384 * 384 + 384) + (576 * 384 + 576) + (384 * 576 + 384) + 2 * 384;
+    assert_eq!(config.model.parameters(), 134_515_008 + 22_056_192 + connector);
+    let drawn = flatout_train::weights::pretrained::parameters(&config.model);
+    let counted: usize = drawn.values().map(|(ty, _)| ty.elements()).sum();
+    assert_eq!(counted as u64, config.model.parameters(), "what is declared is what is counted");
     assert_eq!(flatout_train::Config::parse(&config.to_toml(), "config.toml").unwrap(), config);
 }

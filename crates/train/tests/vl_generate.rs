@@ -13,7 +13,7 @@ use flatout_train::metrics::Metrics;
 use flatout_train::tasks::batch::Batch;
 use flatout_train::tasks::capacities::{self, Capacities};
 use flatout_train::tasks::examples::LaidOut;
-use flatout_train::tasks::seen::SeenImages;
+use flatout_train::tasks::seen::{PatchImages, SeenImages};
 use flatout_train::training::evaluate::{Counted, EvalResults, evaluate_all};
 use flatout_train::weights::loaded::Loaded;
 use serde_json::Value;
@@ -153,7 +153,7 @@ fn generation_and_evaluation_show_the_same_part_of_an_image() {
     let layout = Layout::new(vec![shape]).seeing(Some(vec![room]));
     let capacities = Capacities::of_shape(&loaded.config, &layout, 0);
     let graph = capacities::texts(&loaded.config, &capacities, false);
-    let images = SeenImages::of(&loaded.config, store).expect("images that fit");
+    let images = PatchImages::of(&loaded.config, store).expect("images that fit").map(SeenImages::Patches);
     let set = LaidOut { parts: once(&table, usize::MAX, &layout, &[]), images, compared: None };
     let program = [Program { role: Role::Eval, graph }];
     let mut session = loaded.session(&Device::Cpu { threads: 2 }, &program).expect("a session");

@@ -59,6 +59,8 @@ pub struct Arrangement {
     pub padding_of_rows: f64,
     /// The share of computed patches that is no image's; `None` where no example has an image.
     pub patch_padding: Option<f64>,
+    /// Whether images are frames, each a token, and not cut into patches.
+    pub is_of_frames: bool,
 }
 
 /// Token counts of packed plans are multiples of this: kernels work on tiles of this many tokens.
@@ -137,6 +139,7 @@ pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) ->
         shared: 1.0 - real_tokens / unshared,
         padding: 1.0 - real_tokens / computed,
         padding_of_rows: 1.0 - unshared / (batch * context) as f64,
+        is_of_frames: limits.block == 1,
         patch_padding: lengths.has_images().then(|| 1.0 - of_update(used.patches) / patches),
         layout,
         manner,
@@ -274,8 +277,12 @@ fn seeing(
     trial
 }
 
-/// Patches of plans are multiples of tiles and of the blocks that become tokens.
+/// Patches of plans are multiples of tiles and of the blocks that become tokens. Where each becomes one they are frames, a few of
+/// which are many images.
 pub fn patch_step(block: usize) -> usize {
+    if block == 1 {
+        return LENGTH_STEP;
+    }
     (1..)
         .map(|times| times * TILE)
         .find(|step| step.is_multiple_of(block))
@@ -318,7 +325,8 @@ impl Arrangement {
             Some(share) => {
                 let room: Vec<String> =
                     (0..shapes.len()).map(|shape| self.layout.images(shape).patches.to_string()).collect();
-                format!(", {} patches with {} padding", room.join(", "), percent(share))
+                let unit = if self.is_of_frames { "frames" } else { "patches" };
+                format!(", {} {unit} with {} padding", room.join(", "), percent(share))
             }
             None => String::new(),
         };

@@ -57,7 +57,7 @@ use crate::order::permutation::Order;
 use crate::random::{fingerprint, key};
 use crate::vision::{Grid, Stretch, positions};
 pub use conversation::{Conversation, Schema};
-pub use frames::{FrameSpec, frames_in_words};
+pub use frames::{FrameSpec, MOST_FRAMES, frames_in_words};
 pub use labelled::Columns;
 pub(crate) use labelled::{Classes, Collected, label_of};
 use layout::Member;

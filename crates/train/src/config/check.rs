@@ -1,10 +1,12 @@
 //! What no single key can say: which values go together.
 
 use flatout_data::Tree;
+use flatout_data::examples::MOST_FRAMES;
 
 use super::{Config, Data, MixPart, Paths, ScheduleName, SourceKind, Task, Unit};
 use crate::UserError;
 use crate::refuse;
+use crate::switches::Choose;
 
 /// Row and token indices on the device are 32-bit.
 const MAX_ROWS: usize = 1 << 24;
@@ -216,8 +218,11 @@ impl Config {
         if data.task.unit() == Unit::Documents {
             return Ok(());
         }
-        if !data.mix.0.is_empty() {
-            refuse!("`data.mix` is of texts, and `data.task` is {}: list the files in data.path", data.task);
+        if !data.mix.0.is_empty() && data.task != Task::Foveated {
+            refuse!(
+                "`data.mix` is of texts and of samples with frames, and `data.task` is {}: list the files in data.path",
+                data.task
+            );
         }
         let context = self.model.tokens();
         if let Some(most) = data.max_tokens
@@ -231,6 +236,7 @@ impl Config {
             refuse!("`data.date` is {date}, which is no day: write it as 2025-01-31");
         }
         self.validate_sight()?;
+        self.validate_frames()?;
         self.validate_views()?;
         at_least_one("data.max_pixels", data.max_pixels as usize)?;
         at_least_one("data.synthetic_rows", data.synthetic_rows as usize)
@@ -260,6 +266,29 @@ impl Config {
             && (open.is_empty() || close.is_empty() || open == close)
         {
             refuse!("`data.answer_marks` wants two different texts, as [\"<ANS>\", \"</ANS>\"]");
+        }
+        Ok(())
+    }
+
+    /// Samples with frames, which are the first tokens of their texts.
+    fn validate_frames(&self) -> Result<(), UserError> {
+        let (data, context) = (&self.data, self.model.tokens());
+        if data.task != Task::Foveated {
+            return Ok(());
+        }
+        at_least_one("data.still_frames", data.still_frames)?;
+        at_most("data.still_frames", data.still_frames, MOST_FRAMES)?;
+        let text = data.max_tokens.unwrap_or(2);
+        if text + MOST_FRAMES > context {
+            refuse!(
+                "a sample has up to {MOST_FRAMES} frames, a token each, and up to {text} tokens of text (`data.max_tokens`), and \
+                 `model.context` is {context}: raise it, or lower data.max_tokens"
+            );
+        }
+        if self.switches.data.shared_prefix == Choose::On && !data.mix.0.is_empty() {
+            refuse!(
+                "`shared_prefix=on` keeps examples together that begin alike, and `data.mix` draws them by shares: leave one out"
+            );
         }
         Ok(())
     }

@@ -119,7 +119,10 @@ impl Config {
             ),
             Some(Vision::Fovea(_)) if task == Task::VisualChat => refuse!(
                 "`data.task` is visual_chat and `model.vision.kind` is fovea, which looks at frames of videos: give \
-                 model.vision.kind=qwen3_vl"
+                 data.task=foveated, or model.vision.kind=qwen3_vl"
+            ),
+            vision if task == Task::Foveated && !matches!(vision, Some(Vision::Fovea(_))) => refuse!(
+                "`data.task` is foveated and the model has no tower that looks at frames: give model.vision.kind=fovea"
             ),
             _ => {}
         }

@@ -14,6 +14,7 @@ mod nearest;
 pub mod pattern;
 mod places;
 mod preference;
+mod prompts;
 pub mod resolved;
 mod schema;
 mod task;
@@ -26,6 +27,7 @@ pub(crate) use layers::{Layers, may_change};
 pub use layers::{answer, keys_of, option_as_key, parse, parse_override};
 pub use nearest::{nearest, suggestion};
 pub use preference::Preference;
+pub use prompts::{Prompt, Prompts, SYSTEM};
 pub use schema::{SchemaKey, schema};
 pub use task::{Task, Unit};
 
@@ -91,7 +93,7 @@ section! {
     pub struct MixPart {
         /// Files, folders or patterns, as for data.path.
         pub path: Paths,
-        /// Share of the training tokens, of whatever the weights sum to.
+        /// Share of the training tokens, of samples with frames the share of the samples, of whatever the weights sum to.
         pub weight: f64 = 1.0,
     }
 }
@@ -114,7 +116,7 @@ section! {
         pub source: SourceKind = SourceKind::Auto,
         /// Files, folders, patterns such as data/*.jsonl.zst, a folder of token shards, or - for standard input.
         pub path: Option<Paths>,
-        /// Several sources with weights, which are shares of the training tokens, instead of path.
+        /// Several sources with weights, which are shares of the training tokens, or of the samples with frames, instead of path.
         pub mix: Mix = Mix::default(),
         /// The JSON key or the column that holds the text.
         pub field: String = "text".into(),
@@ -142,15 +144,15 @@ section! {
         pub learned: Vec<usize> = Vec::new(),
         /// Shares of the trees that shared prefixes make, each as examples, prefix, tokens behind it, learned; measured where not given.
         pub trees: Vec<usize> = Vec::new(),
-        /// Images among the tokens of these shares, in the same order; measured where not given.
+        /// Images among the tokens of these shares, in the same order, one that is several frames once; measured where not given.
         pub images: Vec<usize> = Vec::new(),
-        /// Patches of the images of these shares, in the same order; measured where not given.
+        /// Patches of the images of these shares, or frames, in the same order; measured where not given.
         pub patches: Vec<usize> = Vec::new(),
         /// Images of these trees, each as images and patches of the prefix, images and patches behind it; measured where not given.
         pub tree_images: Vec<usize> = Vec::new(),
-        /// Patches of the largest image; measured where not given.
+        /// Patches of the largest image, or frames of the longest video; measured where not given.
         pub largest_image: Option<usize>,
-        /// The content of the files: documents, conversations, texts with a class, images with one, conversations about images, or preferences.
+        /// The content of the files: documents, conversations, texts with a class, images with one, conversations about images, preferences, or videos with a text.
         pub task: Task = Task::Text,
         /// A chat template: a file, its text, or chatml; where not given, the one beside the tokeniser.
         pub template: Option<String>,
@@ -172,7 +174,7 @@ section! {
         pub label: Option<String>,
         /// A column whose equal values are never both trained on and held out, such as a document's id.
         pub group: Option<String>,
-        /// Rows of the synthetic sets of conversations, pairs, images, questions about images and preferences.
+        /// Rows of the synthetic sets of conversations, pairs, images, questions about images, preferences and videos.
         pub synthetic_rows: u64 = 4000,
         /// The column or field with the images, or the names of their files; where not given, found by its name.
         pub image: Option<String>,
@@ -184,6 +186,12 @@ section! {
         pub vision_cache: Option<String>,
         /// Two texts around what is learned of an answer, as ["<ANS>", "</ANS>"]; they stay in the text and are not learned.
         pub answer_marks: Option<[String; 2]>,
+        /// The message before every question to a sample with frames; one of ours where not given.
+        pub system: Option<String>,
+        /// Questions to samples with frames that have none, by their source; ours for sources that are not given.
+        pub prompts: Prompts = Prompts::default(),
+        /// Frames that a still image stands for among samples with frames.
+        pub still_frames: usize = 8,
         /// An image whose header says that it has more pixels is not decoded.
         pub max_pixels: u64 = flatout_data::images::MAX_PIXELS,
         /// How many images training has, their rows and columns, where they lie decoded; found where not given.

@@ -20,6 +20,8 @@ choice! {
         VisualChat = "visual_chat",
         /// Answers to prompts of which some are preferred to others.
         Preference = "preference",
+        /// Videos and still images with a text, looked at frame by frame.
+        Foveated = "foveated",
     }
 }
 
@@ -83,6 +85,12 @@ static TABLE: &[Facts] = &[
         head: Head::Tokens,
         keys: &["template", "date", "max_tokens", "group"],
     },
+    Facts {
+        task: Task::Foveated,
+        unit: Unit::Examples,
+        head: Head::Tokens,
+        keys: &["template", "date", "max_tokens", "system", "prompts", "still_frames"],
+    },
 ];
 
 impl Task {
@@ -101,7 +109,7 @@ impl Task {
 
     /// Whether its examples have answers that are right or wrong as a whole.
     pub fn has_answers(self) -> bool {
-        matches!(self, Task::Chat | Task::VisualChat)
+        matches!(self, Task::Chat | Task::VisualChat | Task::Foveated)
     }
 
     /// The keys that only some tasks read, each with the first task that does.

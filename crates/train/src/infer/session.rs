@@ -5,6 +5,7 @@ use flatout_runtime::Session;
 
 use crate::Failure;
 use crate::device::Device;
+use crate::resolve::groups::of_part;
 use crate::resolve::settle::settle;
 use crate::weights::initial;
 use crate::weights::loaded::Loaded;
@@ -13,7 +14,8 @@ impl Loaded {
     /// Compiles programs in the precision of the config and fills a session with the weights.
     pub fn session(&mut self, device: &Device, programs: &[Program]) -> Result<Session, Failure> {
         let target = &device.target(&self.config.switches);
-        let settled = settle(&self.config, target, &programs[0].graph)?;
+        let graph = &programs[0].graph;
+        let settled = settle(&of_part(&self.config, graph), target, graph)?;
         let mut session = device.session(compile(programs, target, &settled.options)?, &settled)?;
         self.weights.load(&mut session, |_| true)?;
         initial::write_tables(&mut session)?;

@@ -4,6 +4,7 @@
 //! characters within a name and `**` for any number of names. It matches the path and everything below it, so
 //! `layers.0` names a whole block.
 
+use flatout_ir::Graph;
 use flatout_ir::passes::adapter::SCOPE;
 
 use crate::UserError;
@@ -55,6 +56,22 @@ pub fn rules(config: &Config, parameters: &[(&str, usize)]) -> Result<Vec<Rule>,
         refuse!("`train.freeze` freezes every parameter, which leaves nothing to train");
     }
     Ok(rules)
+}
+
+/// The config for plans that use a part of the model and train nothing, such as text without its tower: patterns that name
+/// parameters of other parts are left out.
+pub fn of_part(config: &Config, part: &Graph) -> Config {
+    let is_there = |pattern: &String| {
+        let mut parameters = part.slots.iter().filter(|slot| slot.class.is_parameter());
+        parameters.any(|slot| matches(pattern, &slot.path))
+    };
+    let mut config = config.clone();
+    config.train.freeze.retain(is_there);
+    for group in &mut config.train.groups.0 {
+        group.paths.retain(is_there);
+    }
+    config.train.groups.0.retain(|group| !group.paths.is_empty());
+    config
 }
 
 fn rule(config: &Config, path: &str, axes: usize) -> Rule {

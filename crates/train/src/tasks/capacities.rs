@@ -11,6 +11,8 @@ use crate::switches::data::HeadRows;
 
 /// Tokens of an image before any is known: of one megapixel, about.
 const USUAL_IMAGE: usize = 1024;
+/// Frames of a video before any is known.
+const USUAL_FRAMES: usize = 8;
 
 impl Capacities {
     /// Of rows of the model's whole context, or of images.
@@ -39,6 +41,13 @@ impl Capacities {
             let of_text = Capacities { rows, tokens: rows * len, longest: len, ..Capacities::default() };
             return Capacities { images, patches, largest_image, ..of_text };
         }
+        if config.data.task == Task::Foveated && model.as_fovea().is_some() {
+            // Before samples are known every row is a video of its own frames.
+            let (frames, repeats) = (rows * USUAL_FRAMES, config.data.still_frames);
+            let of_text = Capacities { rows, tokens: rows * len, longest: len, ..Capacities::default() };
+            let longest_video = USUAL_FRAMES;
+            return Capacities { images: frames, frames, videos: rows, longest_video, repeats, ..of_text };
+        }
         let segments = if config.data.document_mask { rows * max_segments(len) } else { 0 };
         Capacities { rows, tokens: rows * len, segments, longest: len, ..Capacities::default() }
     }
@@ -57,7 +66,7 @@ impl Capacities {
         let ImageRoom { patches, images, largest: largest_image } = layout.images(number);
         let tokens = shape.tokens();
         let answers = if config.data.task == Task::Preference { shape.segments() } else { 0 };
-        Capacities {
+        let of_text = Capacities {
             rows,
             tokens,
             segments,
@@ -65,10 +74,19 @@ impl Capacities {
             longest,
             read,
             images,
-            patches,
-            largest_image,
             answers,
             ..Capacities::default()
+        };
+        match config.model.as_fovea() {
+            // A frame is a patch of its own to layouts, and a still image the only one that several frames are.
+            Some(_) if images > 0 => Capacities {
+                frames: patches,
+                videos: shape.segments(),
+                longest_video: largest_image,
+                repeats: config.data.still_frames,
+                ..of_text
+            },
+            _ => Capacities { patches, largest_image, ..of_text },
         }
     }
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::batch::{BatchSource, EvalSet, Inputs};
 use super::preference::Compared;
-use super::seen::SeenImages;
+use super::seen::PatchImages;
 use crate::config::Config;
 use crate::config::resolved::Resolved;
 use crate::machine;
@@ -74,7 +74,7 @@ pub trait Dataset {
     fn loading(&self, config: &Config, feeding: Feeding<'_>) -> String;
 
     /// The images among its texts, where there are any, for who makes features of them before the first update.
-    fn images(&mut self) -> Option<&mut SeenImages> {
+    fn images(&mut self) -> Option<&mut PatchImages> {
         None
     }
 

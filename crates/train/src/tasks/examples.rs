@@ -1,26 +1,30 @@
-//! Examples that are learned from one by one, laid out by their lengths: the tasks `chat`, `classes`, `visual_chat` and
-//! `preference`.
+//! Examples that are learned from one by one, laid out by their lengths: the tasks `chat`, `classes`, `visual_chat`,
+//! `preference` and `foveated`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flatout_data::examples::{Date, ExampleKind, ExampleSets, ExampleSpec, VisionSpec, open_reporting};
+use flatout_data::examples::{
+    Date, ExampleKind, ExampleSets, ExampleSpec, FrameSpec, MOST_FRAMES, VisionSpec, open_reporting,
+};
 use flatout_data::vision::{ImageLoader, Patching, SeenUpdate};
 use flatout_data::{
     DataError, Description, ExampleCursor, ExampleTable, Extent, ImageRoom, Layout, Lengths, MicroBatch,
-    OpenEvent, Rows, Segment, Shape, Tree, UpdateOptions, Updates, Vocabulary, Waited, drawn_examples, once,
-    patch_step,
+    MixPart, OpenEvent, Rows, Segment, Shape, Tree, UpdateOptions, Updates, Vocabulary, Waited,
+    drawn_examples, once, patch_step,
 };
 use flatout_ir::Role;
+use flatout_models::vision::Qwen3VlConfig;
 use serde_json::Value;
 
 use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
 use super::dataset::{Dataset, Feeding, Share, loader_threads, read_cursor, updates};
 use super::preference::{Compared, Side};
-use super::seen::SeenImages;
+use super::seen::{PatchImages, SeenImages};
 use super::text;
 use crate::config::resolved::Resolved;
-use crate::config::{Config, IMAGE_TOKENS, SourceKind, Task};
+use crate::config::{Config, IMAGE_TOKENS, SYSTEM, SourceKind, Task};
+use crate::machine::cache_folder;
 use crate::run::{BESIDE, tokenizer_path};
 use crate::switches::Choose;
 use crate::{Failure, UserError, refuse};
@@ -56,12 +60,13 @@ pub fn read(
     run: Option<&Path>,
     say: &mut dyn FnMut(OpenEvent),
 ) -> Result<Examples, Failure> {
-    let ExampleSets { train, held_out, vocabulary, classes, images, mark, .. } =
+    let ExampleSets { train, held_out, vocabulary, classes, images, frames, mark, .. } =
         example_sets(config, run, config.held_out_fold(), say)?;
-    let images = SeenImages::of(config, images)?;
+    let mut images = SeenImages::of(config, images, frames)?;
     let examples = Examples::new(config, [train, held_out], vocabulary, classes);
-    let shares_prefixes = config.switches.data.shared_prefix == Choose::On;
-    let images = images.map(|images| images.shown_by(&examples.train, shares_prefixes));
+    if let Some(SeenImages::Patches(images)) = &mut images {
+        images.count_sightings(&examples.train, config.switches.data.shared_prefix == Choose::On);
+    }
     let sides = || [examples.train.clone(), examples.held_out.clone()];
     let compared = (config.data.task == Task::Preference).then(|| Compared::new(sides(), mark));
     Ok(Examples { images, compared, ..examples })
@@ -150,6 +155,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
             Task::VisualChat => ExampleKind::Visual,
             Task::Preference if config.preference.loss.is_judged() => ExampleKind::Judged,
             Task::Preference => ExampleKind::Pairs,
+            Task::Foveated => ExampleKind::Frames,
             _ => unreachable!("documents are opened as a corpus"),
         },
         source: match data.source() {
@@ -164,10 +170,13 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
         template_folders,
         date: data.date.as_deref().and_then(Date::parse),
         train_on: data.train_on,
-        max_tokens: data.max_tokens.unwrap_or(config.model.decoder().context),
+        max_tokens: data.max_tokens.unwrap_or_else(|| match data.task {
+            Task::Foveated => config.model.decoder().context - MOST_FRAMES,
+            _ => config.model.decoder().context,
+        }),
         too_long: data.too_long,
         vision: (data.task == Task::VisualChat).then(|| vision_spec(config)),
-        frames: None,
+        frames: (data.task == Task::Foveated).then(|| frame_spec(config, documents.mix)),
         classes: data.classes.clone(),
         text_a: data.text_a.clone(),
         text_b: data.text_b.clone(),
@@ -180,6 +189,21 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
         rows: data.synthetic_rows,
         seed: config.train.seed,
         workers: documents.workers,
+    }
+}
+
+/// How the frames of the config's samples are read. The model looks at frames.
+fn frame_spec(config: &Config, mix: Vec<MixPart>) -> FrameSpec {
+    let data = &config.data;
+    FrameSpec {
+        mix,
+        side: config.model.as_fovea().expect("validated: a tower that looks at frames").image_size,
+        still_frames: data.still_frames,
+        system: data.system.clone().unwrap_or_else(|| SYSTEM.into()),
+        prompts: data.prompts.all(),
+        pairs: false,
+        max_pixels: data.max_pixels,
+        cache: cache_folder(),
     }
 }
 
@@ -303,8 +327,11 @@ impl Dataset for Examples {
         Ok(())
     }
 
-    fn images(&mut self) -> Option<&mut SeenImages> {
-        self.images.as_mut()
+    fn images(&mut self) -> Option<&mut PatchImages> {
+        match &mut self.images {
+            Some(SeenImages::Patches(images)) => Some(images),
+            _ => None,
+        }
     }
 
     fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure> {
@@ -362,7 +389,7 @@ impl Dataset for Examples {
         }
         let most = lengths.most();
         let tokens = (rows * len).min(AT_ONCE).max(most.tokens).next_multiple_of(128);
-        let block = config.model.as_qwen3_vl()?.block();
+        let block = config.model.as_qwen3_vl().map_or(1, Qwen3VlConfig::block);
         // As many images as these tokens hold in the mean, and the largest example at least.
         let mean = |count: fn(&Extent) -> usize| {
             let of = lengths.shares().iter().map(count).sum::<usize>() * tokens;
@@ -453,11 +480,11 @@ impl BatchSource for ExampleSource {
         if let Some(error) = self.failed.take() {
             return Err(error.into());
         }
-        let Some((laid_out, rows)) = self.next.next() else { return Ok(None) };
+        let Some((mut laid_out, rows)) = self.next.next() else { return Ok(None) };
         let (role, inputs) = (Role::Grad(laid_out.shape), &self.inputs[laid_out.shape]);
         let images = match &self.supply {
             Supply::Memory(_) => vec![],
-            Supply::Threads(_, images) => images.tensors(&laid_out, rows, inputs),
+            Supply::Threads(_, images) => images.tensors(&mut laid_out, rows, inputs),
         };
         let compared = self.compared.iter().flat_map(|of| of.tensors(Side::Train, &laid_out, inputs));
         let compared: Vec<_> = compared.collect();
@@ -513,7 +540,7 @@ impl EvalSet for LaidOut {
             None => vec![],
             Some(images) => {
                 let rows = images.rows().of(&mut laid_out)?;
-                images.tensors(&laid_out, rows, inputs)
+                images.tensors(&mut laid_out, rows, inputs)
             }
         };
         let compared = self.compared.iter().flat_map(|(of, side)| of.tensors(*side, &laid_out, inputs));

@@ -44,6 +44,7 @@ pub static TABLE: &[TaskRow] = &[
     TaskRow { task: Task::Images, open: images::open, graph: capacities::of_images },
     TaskRow { task: Task::VisualChat, open: examples::open, graph: capacities::texts },
     TaskRow { task: Task::Preference, open: examples::open, graph: capacities::texts },
+    TaskRow { task: Task::Foveated, open: examples::open, graph: capacities::texts },
 ];
 
 /// The row of the config's task.
@@ -69,7 +70,7 @@ pub fn classes(config: &Config) -> Result<Option<usize>, Failure> {
         _ if !data.classes.is_empty() => Ok(Some(data.classes.len())),
         Task::Classes => Ok(Some(class_names(&examples::spec(config, None))?.len())),
         Task::Images => Ok(Some(images::sets(config, &mut |_| {})?.classes.len())),
-        Task::Text | Task::Chat | Task::VisualChat | Task::Preference => Ok(None),
+        Task::Text | Task::Chat | Task::VisualChat | Task::Preference | Task::Foveated => Ok(None),
     }
 }
 

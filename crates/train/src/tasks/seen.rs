@@ -3,18 +3,69 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use flatout_data::vision::{Grid, ImageRows, ImageStore, StoredFeatures, TowerInputs};
+use flatout_data::vision::{
+    FrameInputs, FrameRoom, FrameStore, Grid, ImageRows, ImageStore, LookRead, StoredFeatures, TowerInputs,
+    Video,
+};
 use flatout_data::{ExampleTable, ImageRoom, MicroBatch};
-use flatout_models::vision::Qwen3VlConfig;
 use flatout_models::vision::qwen3_vl::features::FEATURES;
+use flatout_models::vision::{Look, Qwen3VlConfig};
 
 use super::batch::{HostTensor, Inputs};
 use crate::config::Config;
 use crate::{UserError, refuse};
 
-/// The images of a set, and what plans with a tower must know of them.
+/// The images of a set, and what the tower that sees them must be told of each.
 #[derive(Clone)]
-pub struct SeenImages {
+pub enum SeenImages {
+    Patches(PatchImages),
+    Frames(FrameImages),
+}
+
+impl SeenImages {
+    /// `None` where no example has an image; refuses images with more patches a side than the model has positions.
+    pub fn of(
+        config: &Config,
+        store: ImageStore,
+        frames: Arc<FrameStore>,
+    ) -> Result<Option<SeenImages>, UserError> {
+        if let Some(fovea) = config.model.as_fovea() {
+            let read = match fovea.mode {
+                Look::Fine => LookRead::Fine,
+                Look::Coarse => LookRead::Coarse,
+            };
+            let images = FrameImages { store: frames, read };
+            return Ok((images.store.count() > 0).then_some(SeenImages::Frames(images)));
+        }
+        Ok(PatchImages::of(config, store)?.map(SeenImages::Patches))
+    }
+
+    /// The rows that the images enter plans as.
+    pub fn rows(&self) -> ImageRows {
+        match self {
+            SeenImages::Patches(images) => images.rows(),
+            SeenImages::Frames(images) => ImageRows::Frames(images.store.clone()),
+        }
+    }
+
+    /// The inputs of the tower, or features in its place, of those that a plan has. Where tokens are frames, the micro-batch is
+    /// told which look each is.
+    pub fn tensors(
+        &self,
+        laid_out: &mut MicroBatch,
+        rows: Vec<u8>,
+        inputs: &Inputs,
+    ) -> Vec<(&'static str, HostTensor)> {
+        match self {
+            SeenImages::Patches(images) => images.tensors(laid_out, rows, inputs),
+            SeenImages::Frames(images) => images.tensors(laid_out, rows, inputs),
+        }
+    }
+}
+
+/// Images of any size, cut into patches.
+#[derive(Clone)]
+pub struct PatchImages {
     pub store: Arc<ImageStore>,
     /// Features that a tower made of them before: plans that read these have no tower.
     pub features: Option<Arc<StoredFeatures>>,
@@ -25,9 +76,9 @@ pub struct SeenImages {
     merge: usize,
 }
 
-impl SeenImages {
+impl PatchImages {
     /// `None` where no example has an image; refuses images with more patches a side than the model has positions.
-    pub fn of(config: &Config, store: ImageStore) -> Result<Option<SeenImages>, UserError> {
+    pub fn of(config: &Config, store: ImageStore) -> Result<Option<PatchImages>, UserError> {
         let Some(vision) = config.model.as_qwen3_vl() else { return Ok(None) };
         let context = config.model.tokens();
         let grids = (0..store.count() as u32).map(|number| store.get(number).grid);
@@ -40,18 +91,18 @@ impl SeenImages {
         let Qwen3VlConfig { positions, merge, .. } = *vision;
         let store = Arc::new(store);
         let is_any = store.count() > 0;
-        Ok(is_any.then_some(SeenImages { store, features: None, sightings: 0, positions, merge }))
+        Ok(is_any.then_some(PatchImages { store, features: None, sightings: 0, positions, merge }))
     }
 
-    /// With the images that an epoch over these examples shows a tower: all that examples have or, where those of an image
+    /// Counts the images that an epoch over these examples shows a tower: all that examples have or, where those of an image
     /// share its computation, each once.
-    pub fn shown_by(self, table: &ExampleTable, shares_prefixes: bool) -> SeenImages {
+    pub fn count_sightings(&mut self, table: &ExampleTable, shares_prefixes: bool) {
         let shown = || table.iter().flat_map(|example| example.images.iter().map(|image| image.image));
         let sightings = match shares_prefixes {
             true => shown().collect::<HashSet<u32>>().len(),
             false => shown().count(),
         };
-        SeenImages { sightings: sightings as u64, ..self }
+        self.sightings = sightings as u64;
     }
 
     /// Patches that become one token.
@@ -59,16 +110,15 @@ impl SeenImages {
         self.merge * self.merge
     }
 
-    /// How images enter plans: as patches, or as features where those were made.
-    pub fn rows(&self) -> ImageRows {
+    /// Patches, or features where those were made.
+    fn rows(&self) -> ImageRows {
         match &self.features {
             None => ImageRows::Patches(self.store.clone()),
             Some(features) => ImageRows::Features(features.clone(), self.block()),
         }
     }
 
-    /// The inputs of the tower, or the features in its place, of those that a plan has.
-    pub fn tensors(
+    fn tensors(
         &self,
         laid_out: &MicroBatch,
         rows: Vec<u8>,
@@ -102,4 +152,46 @@ impl SeenImages {
             ("image_len", Box::new(|| HostTensor::I32(image_len))),
         ])
     }
+}
+
+/// Frames of one size, and which look at them the text reads.
+#[derive(Clone)]
+pub struct FrameImages {
+    store: Arc<FrameStore>,
+    read: LookRead,
+}
+
+impl FrameImages {
+    fn tensors(
+        &self,
+        laid_out: &mut MicroBatch,
+        pixels: Vec<u8>,
+        inputs: &Inputs,
+    ) -> Vec<(&'static str, HostTensor)> {
+        let made = looks(laid_out, self.read);
+        laid_out.seen = made.seen;
+        inputs.only([
+            ("pixels", Box::new(|| HostTensor::U8(pixels)) as Box<dyn FnOnce() -> HostTensor>),
+            ("frame_images", Box::new(|| HostTensor::I32(made.frame_images))),
+            ("frame_positions", Box::new(|| HostTensor::I32(made.frame_positions))),
+            ("video_start", Box::new(|| HostTensor::I32(made.video_start))),
+            ("video_len", Box::new(|| HostTensor::I32(made.video_len))),
+            ("look_start", Box::new(|| HostTensor::I32(made.look_start))),
+            ("look_len", Box::new(|| HostTensor::I32(made.look_len))),
+            ("previous", Box::new(|| HostTensor::I32(made.previous))),
+        ])
+    }
+}
+
+/// Where the frames of a micro-batch lie.
+fn looks(laid_out: &MicroBatch, read: LookRead) -> FrameInputs {
+    let (videos, _) = laid_out.videos();
+    let videos: Vec<Video<'_>> =
+        videos.iter().map(|video| Video { row: video.row, images: &video.images }).collect();
+    let room = FrameRoom {
+        images: laid_out.image_room.images,
+        frames: laid_out.image_room.patches,
+        videos: laid_out.labels.len(),
+    };
+    FrameInputs::new(&videos, room, laid_out.tokens.len(), read)
 }

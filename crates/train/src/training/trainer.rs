@@ -284,6 +284,7 @@ pub fn train_on(
         last_loss,
         pending: None,
         is_past_peak: false,
+        samples_left_out: 0,
         ended: None,
         evaluated: evaluation.as_ref().map(|(loss, _)| (progress.step, *loss)),
         score: evaluation.as_ref().and_then(|(loss, metrics)| config.eval.metric.of(*loss, metrics.as_ref())),
@@ -363,6 +364,9 @@ fn patience(state: &State) -> Patience {
     Patience::read(|name| state.counters.get(name).copied())
 }
 
+/// Samples of which nothing is learned that are warned of, at most.
+const WARNED: u64 = 20;
+
 /// An update whose results are on their way.
 struct Pending {
     progress: Progress,
@@ -411,6 +415,8 @@ struct Trainer<'a, 'n, 's> {
     pending: Option<Pending>,
     /// A step was reported that no device can make.
     is_past_peak: bool,
+    /// Samples of which nothing was learned since this process began.
+    samples_left_out: u64,
     /// The end of the newest update, as long as nothing but updates was run behind it.
     ended: Option<Rc<Mark>>,
     /// The newest evaluation.
@@ -537,6 +543,7 @@ impl Trainer<'_, '_, '_> {
             waited += batch.waited;
             real_tokens += batch.real_tokens;
             computed_tokens += batch.computed_tokens;
+            self.tell_left_out(&batch)?;
             accumulate(&mut self.session, &batch, self.draw)?;
             batches.push(batch);
         }
@@ -556,6 +563,22 @@ impl Trainer<'_, '_, '_> {
         }
         if self.pending.as_ref().is_some_and(|p| p.posted.is_ready()) {
             self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Warns of samples of which nothing is learned, the first ones by name.
+    fn tell_left_out(&mut self, batch: &Batch) -> Result<(), Failure> {
+        for words in &batch.left_out {
+            self.samples_left_out += 1;
+            let message = match self.samples_left_out {
+                1..WARNED => format!("nothing is learned from a sample: {words}"),
+                WARNED => {
+                    format!("nothing is learned from {WARNED} samples so far, and no more of them are named")
+                }
+                _ => continue,
+            };
+            self.say(Event::Warning { message })?;
         }
         Ok(())
     }

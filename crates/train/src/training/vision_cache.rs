@@ -25,7 +25,7 @@ use crate::device::Device;
 use crate::resolve::tower::{self, Economy, Tower};
 use crate::tasks::batch::{HostTensor, Inputs, write_tensors};
 use crate::tasks::dataset::Dataset;
-use crate::tasks::seen::SeenImages;
+use crate::tasks::seen::PatchImages;
 use crate::weights::initial;
 use crate::weights::pretrained::{self, Weights};
 
@@ -85,7 +85,7 @@ pub fn prepare(
 }
 
 /// The cost of filling the cache with the missing images, and the time that it saves.
-fn economy(config: &Config, images: &SeenImages, tower: &Tower, epochs: f64, missing: usize) -> Economy {
+fn economy(config: &Config, images: &PatchImages, tower: &Tower, epochs: f64, missing: usize) -> Economy {
     let count = images.store.count();
     let patches: usize = (0..count as u32).map(|number| images.store.get(number).grid.patches()).sum();
     let tokens = patches / images.block();
@@ -132,7 +132,7 @@ fn format(config: &Config, tower: &Tower, tower_hash: String) -> FeatureFormat {
 }
 
 /// Every image with the hash of its bytes, by number.
-fn identified(images: &SeenImages) -> Result<Vec<CachedImage>, DataError> {
+fn identified(images: &PatchImages) -> Result<Vec<CachedImage>, DataError> {
     let of = |number: u32| {
         let image = images.store.get(number);
         let bytes = images.store.bytes(number)?;
@@ -181,7 +181,7 @@ impl Spent {
 
 /// A cache on its way.
 struct Filling<'a> {
-    images: &'a SeenImages,
+    images: &'a PatchImages,
     /// All images of the set.
     wanted: &'a [CachedImage],
     tower: &'a Tower,
@@ -274,7 +274,7 @@ impl Filling<'_> {
 
 /// Decodes groups of images until nobody takes them, or one fails.
 fn decode(
-    images: &SeenImages,
+    images: &PatchImages,
     groups: &[Vec<usize>],
     room: usize,
     sender: &SyncSender<Result<Decoded, DataError>>,

@@ -20,7 +20,8 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use self::shard::{Fate, MOST_FRAMES, SampleRow, ShardExamples, Writing, each_sample, place, push};
+pub use self::shard::MOST_FRAMES;
+use self::shard::{Fate, SampleRow, ShardExamples, Writing, each_sample, place, push};
 use super::encoder::Encoder;
 use super::sets::{ExampleSets, ExampleSpec, ImageCounts, SetDescription, pool, tell, template, unusable};
 use super::template::{CHATML_TOKENS, ChatTemplate};
@@ -82,11 +83,6 @@ impl FrameSpec {
         let fits = |(name, _): &&(String, String)| source.starts_with(&name.to_lowercase());
         let longest = self.prompts.iter().filter(fits).max_by_key(|(name, _)| name.len());
         longest.map_or(PROMPT, |(_, prompt)| prompt)
-    }
-
-    /// Tokens that the frames of a sample take at most.
-    pub fn most_rows(&self) -> usize {
-        MOST_FRAMES.max(self.still_frames)
     }
 }
 

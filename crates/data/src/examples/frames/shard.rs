@@ -20,7 +20,7 @@ use crate::random::{fingerprint, key};
 use crate::vision::Grid;
 
 /// The most frames of a sample; those behind them are not read.
-pub(super) const MOST_FRAMES: usize = 64;
+pub const MOST_FRAMES: usize = 64;
 
 /// How samples become tokens.
 pub(super) struct Writing<'s> {

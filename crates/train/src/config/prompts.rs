@@ -1,0 +1,48 @@
+//! Questions to samples that have none, by the set that they were taken from.
+
+use flatout_settings::section;
+use flatout_settings::{Kind, Section, Setting};
+use serde::{Deserialize, Serialize};
+
+section! {
+    /// The question to samples of a source that have none.
+    pub struct Prompt {
+        /// The beginning of the source's name; of several that fit the longest counts, and an empty one fits all.
+        pub source: String,
+        /// The question.
+        pub prompt: String,
+    }
+}
+
+/// A list of prompts is written as a list of tables.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Prompts(pub Vec<Prompt>);
+
+impl Setting for Prompts {
+    fn kind() -> Kind {
+        Kind::Tables(Prompt::keys())
+    }
+}
+
+/// The message before every question where none is given.
+pub const SYSTEM: &str = "You answer questions about images and videos.";
+
+/// The questions where none is given for a source.
+const USUAL: [(&str, &str); 5] = [
+    ("openvid", "Write a brief caption for this video."),
+    ("webvid", "Caption this clip in a few words, as an archive of footage would."),
+    ("vript", "Tell what happens in this video from its beginning to its end."),
+    ("sharegpt4video", "Describe this video in detail."),
+    ("", "Describe this."),
+];
+
+impl Prompts {
+    /// Sources with their questions: those that are given, and the usual ones of others.
+    pub fn all(&self) -> Vec<(String, String)> {
+        let given = self.0.iter().map(|prompt| (prompt.source.clone(), prompt.prompt.clone()));
+        let is_given = |source: &str| self.0.iter().any(|prompt| prompt.source.eq_ignore_ascii_case(source));
+        let usual = USUAL.iter().filter(|(source, _)| !is_given(source));
+        given.chain(usual.map(|(source, prompt)| (source.to_string(), prompt.to_string()))).collect()
+    }
+}
