@@ -143,9 +143,10 @@ fn controls(base: &Base, slowed: bool) -> Vec<Variant> {
     all
 }
 
-/// How close the losses of a switch's values stay to the base's; nothing where their updates have other examples.
+/// How close the losses of a switch's values stay to the base's; nothing where their updates have other examples, or other
+/// tokens of them.
 fn compared(switch: &Switch) -> Option<Class> {
-    (!switch.reorders).then_some(switch.class)
+    (!switch.reorders && !switch.rereads).then_some(switch.class)
 }
 
 fn off(base: &Base, stage: &Stage) -> Vec<Variant> {

@@ -47,8 +47,9 @@ pub(super) fn jobs<'a>(
     let prepared = active::Prepared::settled(&compiled.settled);
     let now = active::active(&compiled.plans, &compiled.target, prepared);
     let mut jobs: Vec<Job<'a>> = vec![];
-    // The backend is no optimisation but another device, and `auto` is one of the other values.
-    for switch in TABLE.iter().filter(|switch| switch.off.is_some()) {
+    // The backend is no optimisation but another device, and `auto` is one of the other values. Other tokens of the data have
+    // other lengths, which are not known here.
+    for switch in TABLE.iter().filter(|switch| switch.off.is_some() && !switch.rereads) {
         let is_now = |value: &str| now.get(switch.name).is_some_and(|state| state == value);
         for value in switch.values().iter().copied().filter(|value| *value != "auto" && !is_now(value)) {
             let other = config.with(&[format!("{}={value}", switch.path())]).expect("a value of the switch");

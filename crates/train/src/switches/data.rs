@@ -30,14 +30,14 @@ choice! {
 
 choice! {
     /// The share of an image's tokens that a text is shown.
-    pub enum VisualTokens { All = "all", MostOf = "75%", Half = "50%", Quarter = "25%" }
+    pub enum VisualTokens { All = "all", ThreeQuarters = "75%", Half = "50%", Quarter = "25%" }
 }
 
 impl VisualTokens {
     pub fn percent(self) -> usize {
         match self {
             VisualTokens::All => 100,
-            VisualTokens::MostOf => 75,
+            VisualTokens::ThreeQuarters => 75,
             VisualTokens::Half => 50,
             VisualTokens::Quarter => 25,
         }
@@ -181,7 +181,7 @@ pub const VISUAL_TOKENS: Switch = Switch {
     doc: "The share of an image's tokens that the text model is shown: those whose pixels stand out, the tower seeing all.",
     field: field!(data.visual_tokens),
     class: Class::Statistical,
-    reorders: true,
+    rereads: true,
     off: Some("all"),
     settle: Settle::ByModel(|settling| {
         settling.settled.visual_tokens = settling.asked.data.visual_tokens;

@@ -72,9 +72,11 @@ pub struct Switch {
     /// None for a sugar that stands for other switches and has no state of its own.
     pub field: Option<Field>,
     pub class: Class,
-    /// Its values put other examples into an update, or show other parts of them, so that the losses of an update cannot be
-    /// compared.
+    /// Its values put other examples into an update, so that the losses of an update cannot be compared.
     pub reorders: bool,
+    /// Its values read other tokens from the data: losses cannot be compared, and plans for the lengths there are say nothing
+    /// of it.
+    pub rereads: bool,
     /// The value without the optimisation, to price it by; none for what is no optimisation.
     pub off: Option<&'static str>,
     /// Why a value cannot run on a target, whatever the model: the end of a sentence that begins with switch and value.
@@ -104,6 +106,7 @@ const ROW: Switch = Switch {
     field: None,
     class: Class::Bounded,
     reorders: false,
+    rereads: false,
     off: None,
     refusal: |_, _| None,
     settle: Settle::Sugar,
