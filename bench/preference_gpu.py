@@ -25,7 +25,7 @@ import words
 
 PEER = Path(__file__).resolve().parent / "peers" / "dpo_trl.py"
 VOCAB = 151936
-FRAME = 6
+FRAME = 1
 """Tokens that a chat template puts around a prompt of words."""
 
 
@@ -38,7 +38,7 @@ def write_pairs(folder, pairs, prompt, answer):
 
     with open(folder / "pairs.jsonl", "w") as out:
         for _ in range(pairs):
-            row = dict(prompt=text(prompt - FRAME), chosen=text(answer - 2), rejected=text(answer - 2))
+            row = dict(prompt=text(prompt - FRAME), chosen=text(answer - 1), rejected=text(answer - 1))
             out.write(json.dumps(row) + "\n")
 
 

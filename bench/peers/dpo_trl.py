@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import pyarrow
 import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
@@ -57,9 +58,9 @@ def pairs_of(a, vocab, count):
     def text(tokens):
         return "".join(f" w{draw.randrange(vocab - 2)}" for _ in range(tokens))
 
-    # The trainer puts the end behind each answer.
-    return Dataset.from_list([dict(prompt=text(a.prompt), chosen=text(a.answer - 1) + " ", rejected=text(a.answer - 1) + " ")
-                              for _ in range(count)])
+    # The trainer puts the end behind each answer. A table with a name of its own is not hashed.
+    rows = [dict(prompt=text(a.prompt), chosen=text(a.answer - 1) + " ", rejected=text(a.answer - 1) + " ") for _ in range(count)]
+    return Dataset(pyarrow.Table.from_pylist(rows), fingerprint="pairs")
 
 
 def measure(a, folder, weights, layers, at_once):
