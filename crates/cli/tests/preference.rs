@@ -103,7 +103,13 @@ fn pairs_are_looked_at_planned_trained_and_judged() {
         "--run",
         "second",
     ];
-    let few = ["train.steps=2", "eval.rows=2", "backend=cpu", "schedule.warmup_steps=0", "adapter.kind=lora"];
+    let few = [
+        "data.path=pairs.jsonl",
+        "train.steps=2",
+        "eval.rows=2",
+        "schedule.warmup_steps=0",
+        "adapter.kind=lora",
+    ];
     ok(dir, &[&begun[..], &few].concat());
     assert!(ok(dir, &["eval", "second", "data.path=pairs.jsonl"]).out.contains("reward accuracy"));
 }
