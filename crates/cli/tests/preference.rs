@@ -118,8 +118,9 @@ fn pairs_are_looked_at_planned_trained_and_judged() {
 fn judged_answers_are_trained_and_switches_are_measured() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
-    let row =
-        |i: usize| format!(r#"{{"prompt":"Question {i}: ","completion":"yes {i}","label":{}}}"#, i % 3 > 0);
+    let row = |i: usize| {
+        format!(r#"{{"prompt":"Question {i}: ","completion":"yes {i}","label":{}}}"#, !i.is_multiple_of(3))
+    };
     let rows: Vec<String> = (0..40).map(row).collect();
     fs::write(dir.join("kto.jsonl"), rows.join("\n")).expect("a file");
     let shown = ok(dir, &["data", "inspect", "kto.jsonl", "--task", "preference"]);
