@@ -91,7 +91,8 @@ fn pairs_are_looked_at_planned_trained_and_judged() {
     assert_eq!(other.code, Some(2));
     assert!(other.err.contains("name one with preference.reference"), "{}", other.err);
     let other = ok(dir, &["eval", "run", "data.path=pairs.jsonl", "preference.reference=run"]);
-    assert!(other.out.contains("loss 0.") && other.out.contains("40 pairs"), "{}", other.out);
+    // Its own reference: nothing was gained over it.
+    assert!(other.out.contains("margin 0.0000") && other.out.contains("40 pairs"), "{}", other.out);
 
     // A run that begins from another asks that one about other pairs.
     let begun = [
@@ -102,7 +103,13 @@ fn pairs_are_looked_at_planned_trained_and_judged() {
         "--run",
         "second",
     ];
-    let few = ["train.steps=2", "eval.rows=2", "backend=cpu", "schedule.warmup_steps=0", "adapter.kind=lora"];
+    let few = [
+        "data.path=pairs.jsonl",
+        "train.steps=2",
+        "eval.rows=2",
+        "schedule.warmup_steps=0",
+        "adapter.kind=lora",
+    ];
     ok(dir, &[&begun[..], &few].concat());
     assert!(ok(dir, &["eval", "second", "data.path=pairs.jsonl"]).out.contains("reward accuracy"));
 }
@@ -111,8 +118,9 @@ fn pairs_are_looked_at_planned_trained_and_judged() {
 fn judged_answers_are_trained_and_switches_are_measured() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
-    let row =
-        |i: usize| format!(r#"{{"prompt":"Question {i}: ","completion":"yes {i}","label":{}}}"#, i % 3 > 0);
+    let row = |i: usize| {
+        format!(r#"{{"prompt":"Question {i}: ","completion":"yes {i}","label":{}}}"#, !i.is_multiple_of(3))
+    };
     let rows: Vec<String> = (0..40).map(row).collect();
     fs::write(dir.join("kto.jsonl"), rows.join("\n")).expect("a file");
     let shown = ok(dir, &["data", "inspect", "kto.jsonl", "--task", "preference"]);

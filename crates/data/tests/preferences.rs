@@ -212,8 +212,9 @@ fn pairs_are_on_one_side_and_in_one_micro_batch() {
                     for (sample, number) in part.samples.iter().zip(&part.numbers) {
                         seen.entry(sample / 2).or_default().push(*number);
                     }
-                    let is_whole =
-                        |pair: &Vec<usize>| pair.len() == 2 && pair[0] + 1 == pair[1] && pair[0] % 2 == 0;
+                    let is_whole = |pair: &Vec<usize>| {
+                        pair.len() == 2 && pair[0] + 1 == pair[1] && pair[0].is_multiple_of(2)
+                    };
                     assert!(seen.values().all(is_whole), "update {update}: {seen:?}");
                 }
                 let mut of_update: Vec<(u64, usize)> = parts
