@@ -46,6 +46,67 @@ fn refused(dir: &Path, words: &[&str], parts: &[&str]) {
     );
 }
 
+/// A tar archive of plain files.
+fn tar(members: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let mut archive = vec![];
+    for (name, bytes) in members {
+        let mut header = [0u8; 512];
+        header[..name.len()].copy_from_slice(name.as_bytes());
+        header[124..136].copy_from_slice(format!("{:011o}\0", bytes.len()).as_bytes());
+        header[148..156].fill(b' ');
+        header[156] = b'0';
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        archive.extend(header);
+        archive.extend(bytes);
+        archive.resize(archive.len().next_multiple_of(512), 0);
+    }
+    archive.resize(archive.len() + 1024, 0);
+    archive
+}
+
+#[test]
+fn samples_with_frames_are_shown_and_videos_refused_with_what_cuts_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let picture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/pictures/rgb.png");
+    let image = fs::read(picture).expect("a picture");
+    let mut members = vec![];
+    for sample in 0..40 {
+        for frame in 0..3 {
+            members.push((format!("s{sample}.{frame:03}.png"), image.clone()));
+        }
+        let text = format!(r#"{{"user":"what is {sample}?","assistant":"number {sample}","frame_count":3}}"#);
+        members.push((format!("s{sample}.json"), text.into_bytes()));
+    }
+    fs::write(dir.join("a.tar"), tar(&members)).unwrap();
+    let said = done(dir, &["data", "inspect", "a.tar", "--task", "foveated", "--samples", "2"]);
+    for words in
+        ["frames   3 frames of 224 x 224 pixels, from a.tar, byte ", "[[<frame> x 3<|im_start|>system"]
+    {
+        assert!(said.out.contains(words), "{} lacks {words:?}", said.out);
+    }
+    let said = done(dir, &["data", "inspect", "a.tar", "--task", "foveated", "--json"]);
+    let shown: Value = serde_json::from_str(&said.out).expect("an object");
+    assert_eq!(shown["description"]["rows"], 40);
+    assert_eq!(shown["samples"][0]["images"].as_array().unwrap().len(), 3);
+    members.push(("v.mp4".into(), b"?".to_vec()));
+    members.push(("v.json".into(), br#"{"assistant":"a video"}"#.to_vec()));
+    fs::write(dir.join("a.tar"), tar(&members)).unwrap();
+    let words = ["train", "fvlm-135m-sft", "--with", "small", "backend=cpu", "data.path=a.tar"];
+    refused(
+        dir,
+        &words,
+        &["v.mp4 is a video", "ffmpeg -i v.mp4 -vf \"fps=1,scale=32:32:", "data.on_error=skip"],
+    );
+    let said = done(dir, &["data", "inspect", "a.tar", "--task", "foveated"]);
+    assert!(
+        said.out.contains("unusable 1 video that is not cut into frames (first: a.tar, byte "),
+        "{}",
+        said.out
+    );
+}
+
 #[test]
 fn rows_with_images_are_shown_with_sizes_and_tokens() {
     let folder = tempfile::tempdir().expect("a folder");

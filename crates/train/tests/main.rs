@@ -14,6 +14,7 @@ mod export;
 mod fixture;
 mod fovea_golden;
 mod fovea_run;
+mod foveated_run;
 mod fp8;
 mod generate;
 mod golden;

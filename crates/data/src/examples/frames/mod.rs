@@ -231,7 +231,7 @@ fn train_vocabulary(writing: &Writing<'_>, paths: &Paths) -> Result<Vocabulary, 
                 let mut is_full = false;
                 let side = writing.frames.side;
                 each_sample(path, writing.spec, side, &mut |_, _, _, said| {
-                    Ok(take(&said).inspect(|goes_on| is_full = !goes_on))
+                    take(&said).inspect(|goes_on| is_full = !goes_on)
                 })?;
                 if is_full {
                     break;

@@ -1,8 +1,8 @@
 //! A drawn set: two shapes that move, and a sentence that says where one of them went.
 //!
-//! The first frame has a bar at its top in the colour of the shape that the sentence is about. Both shapes move, each its own
-//! way, so whoever looks at all frames alike has to keep both in mind, and whoever has seen the bar can look for one. Every
-//! eighth sample is a still image, and every eighth a text without frames.
+//! The first frame has a bar at its top in the colour of the shape that the sentence is about. Both shapes move from near the
+//! middle to an edge, each to another one, so whoever looks at all frames alike has to keep both in mind, and whoever has seen
+//! the bar can look for one. Every eighth sample is a still image, and every eighth a text without frames.
 
 use super::sample::{Content, Said};
 use super::shard::shown;
@@ -12,9 +12,12 @@ use crate::random::{Uniform, key};
 
 const COLOURS: [(&str, [u8; 3]); 4] =
     [("red", [220, 40, 40]), ("green", [40, 190, 60]), ("blue", [50, 80, 230]), ("yellow", [230, 210, 40])];
-const KINDS: [&str; 3] = ["disc", "square", "cross"];
+const KINDS: [&str; 2] = ["disc", "cross"];
 const WAYS: [(&str, [f64; 2]); 4] =
     [("left", [-1.0, 0.0]), ("right", [1.0, 0.0]), ("up", [0.0, -1.0]), ("down", [0.0, 1.0])];
+/// How far a shape is from the middle in the first frame and in the last, in shares of the side.
+const FROM: f64 = 0.14;
+const TO: f64 = 0.32;
 /// Frames of a video, least and most.
 const FRAMES: [usize; 2] = [4, 8];
 /// Frame `number` of all is frame `number % A_SAMPLE` of sample `number / A_SAMPLE`.
@@ -26,8 +29,8 @@ struct Shape {
     colour: usize,
     kind: usize,
     way: usize,
-    /// Where it begins, in shares of the side.
-    from: [f64; 2],
+    /// How far it is beside its way, in shares of the side.
+    aside: f64,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -59,19 +62,13 @@ impl Scene {
         let mut draw = Draw(Uniform::new(key(key(seed, 0x6d6f_7665), sample)));
         let colour = draw.below(COLOURS.len());
         let other = (colour + 1 + draw.below(COLOURS.len() - 1)) % COLOURS.len();
-        // One shape in the upper half and one in the lower, so that neither hides the other for long.
-        let is_above = draw.below(2) == 0;
-        let mut shape = |colour: usize, is_above: bool| {
-            let (kind, way) = (draw.below(KINDS.len()), draw.below(WAYS.len()));
-            let step = WAYS[way].1;
-            // It crosses most of its half: it begins opposite to where it goes.
-            let along = |axis: usize, middle: f64, reach: f64| middle - reach * step[axis];
-            let across = 0.35 + 0.1 * draw.below(4) as f64;
-            let x = if step[0] == 0.0 { across } else { along(0, 0.5, 0.3) };
-            let y = along(1, if is_above { 0.34 } else { 0.76 }, 0.13);
-            Shape { colour, kind, way, from: [x, y] }
+        let way = draw.below(WAYS.len());
+        let other_way = (way + 1 + draw.below(WAYS.len() - 1)) % WAYS.len();
+        let mut shape = |colour, way| {
+            let (kind, aside) = (draw.below(KINDS.len()), 0.04 * draw.below(3) as f64 - 0.04);
+            Shape { colour, kind, way, aside }
         };
-        let shapes = [shape(colour, is_above), shape(other, !is_above)];
+        let shapes = [shape(colour, way), shape(other, other_way)];
         let ground = 10 + draw.below(40) as u8;
         let frames = match form(sample) {
             Form::Video => FRAMES[0] + draw.below(FRAMES[1] - FRAMES[0] + 1),
@@ -121,18 +118,19 @@ pub(super) fn draw(seed: u64, number: u32, side: usize, out: &mut [u8]) {
         }
     };
     if frame == 0 {
-        fill(COLOURS[scene.shapes[0].colour].1, &|_, y| y < 0.1);
+        fill(COLOURS[scene.shapes[0].colour].1, &|_, y| y < 0.08);
     }
     let gone = frame as f64 / (scene.frames.max(2) - 1) as f64;
-    for Shape { colour, kind, way, from } in scene.shapes {
-        let reach = if WAYS[way].1[0] == 0.0 { 0.26 } else { 0.6 };
-        let [x, y] = [0, 1].map(|axis| from[axis] + reach * gone * WAYS[way].1[axis]);
-        let size = 0.09;
+    for Shape { colour, kind, way, aside } in scene.shapes {
+        let [along_x, along_y] = WAYS[way].1;
+        let far = FROM + (TO - FROM) * gone;
+        // The middle of what is below the bar.
+        let (x, y) = (0.5 + far * along_x + aside * along_y, 0.54 + far * along_y + aside * along_x);
+        let size = 0.13;
         fill(COLOURS[colour].1, &|px, py| {
             let (dx, dy) = ((px - x) / size, (py - y) / size);
             match kind {
                 0 => dx * dx + dy * dy <= 1.0,
-                1 => dx.abs().max(dy.abs()) <= 0.9,
                 _ => dx.abs().max(dy.abs()) <= 1.0 && dx.abs().min(dy.abs()) <= 0.35,
             }
         });
@@ -169,7 +167,7 @@ mod tests {
         assert_ne!(sample(3, 0, 4), sample(4, 0, 4));
     }
 
-    /// Whoever knows the colour of the bar and no more is right about kind and way a twelfth of the time.
+    /// Whoever knows the colour of the bar and no more is right about kind and way an eighth of the time.
     #[test]
     fn answers_need_the_frames() {
         let mut answers: HashMap<&str, HashMap<String, usize>> = HashMap::new();
@@ -181,7 +179,7 @@ mod tests {
         }
         for (colour, counts) in &answers {
             let (all, most) = (counts.values().sum::<usize>(), *counts.values().max().unwrap());
-            assert!(counts.len() == 12 && most * 8 < all, "{colour}: {counts:?}");
+            assert!(counts.len() == 8 && most * 5 < all, "{colour}: {counts:?}");
         }
     }
 
@@ -199,7 +197,7 @@ mod tests {
             let bar: [u8; 3] = draw(0)[..3].try_into().unwrap();
             let middle = |pixels: &[u8]| {
                 let below_bar = |(at, rgb): (usize, &[u8])| {
-                    (rgb == bar && at / SIDE >= SIDE / 10 + 1).then_some([at % SIDE, at / SIDE])
+                    (rgb == bar && at / SIDE > SIDE / 12).then_some([at % SIDE, at / SIDE])
                 };
                 let inside: Vec<[usize; 2]> = pixels.chunks(3).enumerate().filter_map(below_bar).collect();
                 assert!(inside.len() > 20, "{number}: {} pixels", inside.len());

@@ -60,12 +60,15 @@ pub(super) enum Fate {
     TooLong,
 }
 
-/// Hands every usable sample of an archive to `see`, and counts or refuses the others.
+/// Takes a sample by its key, where it begins, its members and what they say; and whether it wants more.
+type SeeSample<'s> = dyn FnMut(&str, u64, &Parts, Said) -> Result<bool, Wrong> + 's;
+
+/// Hands every sample of an archive to `see`, and counts or refuses those that cannot be used.
 pub(super) fn each_sample(
     path: &Path,
     spec: &ExampleSpec,
     side: usize,
-    see: &mut dyn FnMut(&str, u64, &Parts, Said) -> Result<Result<bool, Wrong>, DataError>,
+    see: &mut SeeSample<'_>,
 ) -> Result<(u64, Skipped), DataError> {
     let failed = |error: std::io::Error| unreadable(path, &error);
     let mut skipped = Skipped::default();
@@ -94,7 +97,7 @@ pub(super) fn each_sample(
         };
         let goes_on = match read {
             Err(wrong) => Err(wrong),
-            Ok((parts, said)) => see(&sample.key, sample.first, &parts, said)?,
+            Ok((parts, said)) => see(&sample.key, sample.first, &parts, said),
         };
         match goes_on {
             Ok(true) => {}
@@ -112,11 +115,7 @@ impl Writing<'_> {
         let mut shard = ShardExamples::default();
         let side = self.frames.side;
         let (samples, skipped) = each_sample(path, self.spec, side, &mut |sample, first, parts, said| {
-            let fate = match self.written(&said, encoder, vocab) {
-                Ok(fate) => fate,
-                Err(wrong) => return Ok(Err(wrong)),
-            };
-            match fate {
+            match self.written(&said, encoder, vocab)? {
                 Fate::TooLong => shard.too_long += 1,
                 Fate::Texts(texts, is_cut) => {
                     shard.cut += u64::from(is_cut);
@@ -124,7 +123,7 @@ impl Writing<'_> {
                     shard.take(&texts, &parts.frames, row, self.frames.still_frames);
                 }
             }
-            Ok(Ok(true))
+            Ok(true)
         })?;
         (shard.samples, shard.skipped) = (samples, skipped);
         Ok(shard)

@@ -1,0 +1,227 @@
+//! Samples with frames through the whole loop: one update is the same update however it is laid out, runs do not depend on
+//! threads and go on to the bit, sources of shards are mixed, and a frame that does not decode leaves its sample out.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
+use flatout_runtime::{Session, cpu};
+use flatout_train::Config;
+use flatout_train::config::resolved::Resolved;
+use flatout_train::recipes;
+use flatout_train::resolve::compile::compile;
+use flatout_train::run;
+use flatout_train::run::events::{Event, Step};
+use flatout_train::tasks::batch::Draw;
+use flatout_train::tasks::dataset::Dataset;
+use flatout_train::tasks::examples;
+use flatout_train::training::update::accumulate;
+use flatout_train::weights::initial;
+
+use crate::distance::relative;
+use crate::small_run::train_in;
+
+/// On the L2 distance of every tensor of the gradient.
+const BOUND: f64 = 1e-5;
+const THREADS: usize = 2;
+
+fn config(recipe: &str, overrides: &[&str]) -> Config {
+    let small = [
+        "backend=cpu",
+        "precision=fp32",
+        "model.width=32",
+        "model.heads=2",
+        "model.kv_heads=1",
+        "model.head_size=16",
+        "model.ffn=48",
+        "model.vision.width=24",
+        "model.vision.heads=3",
+        "model.vision.ffn=32",
+        "model.vision.image_size=24",
+        "model.vision.positions=3",
+        "model.vision.query=12",
+        "data.synthetic_rows=70",
+        "data.held_out=0.2",
+        "checkpoint.best=false",
+        "eval.rows=0",
+    ];
+    let words: Vec<String> = small.iter().chain(overrides).map(|word| word.to_string()).collect();
+    recipes::resolve(recipe, &["small".into()], &words).expect("a config")
+}
+
+/// The sums of one update of 48 drawn samples, and how many micro-batches it had.
+fn sums(overrides: &[&str]) -> (BTreeMap<String, Vec<f32>>, usize) {
+    let asked = config("fvlm-135m-sft", &[overrides, &["train.batch=48"]].concat());
+    let data = examples::read(&asked, None, &mut |_| {}).expect("samples");
+    let mut resolved = Resolved::default();
+    data.measure(&asked, &mut resolved);
+    let config = resolved.over(&asked);
+    let compiled = compile(&config, &cpu::target(THREADS)).expect("plans");
+    let mut source = data.source(&config, compiled.feeding(), None).expect("a source");
+    let mut session = Session::new(compiled.plans.clone(), THREADS).expect("a session");
+    initial::write(&mut session, 3).expect("weights");
+    source.begin_update();
+    let mut parts = 0;
+    while let Some(batch) = source.next_batch().expect("a batch") {
+        parts += 1;
+        accumulate(&mut session, &batch, Draw { seed: 1, step: 0 }).expect("gradients");
+    }
+    let slots = session.plans().slots.iter();
+    let trained = slots.filter(|slot| slot.class == flatout_ir::Class::Weight && !slot.is_whole);
+    // A shift of all keys changes no softmax: the gradient of their biases is rounding.
+    let trained = trained.filter(|slot| !slot.path.contains("wk_bias"));
+    let trained: Vec<String> = trained.map(|slot| gradient_path(&slot.path)).collect();
+    let paths = trained.into_iter().chain([LOSS_SUM.to_string(), WEIGHT_SUM.to_string()]);
+    (paths.map(|path| (path.clone(), session.read_f32(&path).expect("a sum"))).collect(), parts)
+}
+
+#[test]
+fn every_layout_gives_the_same_gradients() {
+    let (want, parts) = sums(&["micro_batch=1", "head_rows=all", "recompute=none"]);
+    let most = parts;
+    assert!(most > 8 && want.len() > 40, "few at a time: {most}");
+    for name in ["vision.look", "vision.q_init", "vision.q_static", "vision.to_query"] {
+        let has =
+            |(path, sums): (&String, &Vec<f32>)| path.contains(name) && sums.iter().any(|sum| *sum != 0.0);
+        assert!(want.iter().any(has), "{name} is trained");
+    }
+    for layout in [
+        &["micro_batch=8"][..],
+        &["micro_batch=4", "length_buckets=off", "recompute=full"],
+        &["micro_batch=48", "fuse.qkv=off"],
+    ] {
+        let (got, parts) = sums(layout);
+        assert!(parts < most, "{parts}");
+        assert_eq!(got.len(), want.len());
+        let distances = want.iter().map(|(path, want)| (relative(&got[path], want), path));
+        let (off, path) = distances.max_by(|a, b| a.0.total_cmp(&b.0)).expect("tensors");
+        println!("{layout:?}: {path} is furthest, by {off:.1e}");
+        assert!(off < BOUND, "{layout:?}: {path} is off by {off:.1e}");
+    }
+}
+
+const STEPS: &str = "train.steps=8";
+
+fn losses(steps: &[Step]) -> Vec<f32> {
+    steps.iter().map(|step| step.loss).collect()
+}
+
+#[test]
+fn runs_go_on_exactly_with_any_number_of_threads() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let more = [STEPS, "train.batch=8", "checkpoint.every=4", "eval.rows=8", "eval.every=4"];
+    let of = |name: &str, extra: &[&str], broken: Option<&Path>| {
+        let (dir, config) = (folder.path().join(name), config("fvlm-135m-align", &[&more, extra].concat()));
+        let steps = train_in(&dir, &config, |event| {
+            if let (Event::Saved { step: 4, .. }, Some(broken)) = (event, broken) {
+                copy(&dir, broken);
+            }
+        });
+        (steps, fs::read(dir.join("checkpoints/step-8/state.safetensors")).expect("a checkpoint"))
+    };
+    let broken = folder.path().join("broken");
+    let (whole, state) = of("whole", &["loader.workers=1"], Some(&broken));
+    let (others, other_state) = of("threads", &["loader.workers=3"], None);
+    assert_eq!(losses(&whole), losses(&others));
+    assert!(state == other_state);
+    // The rates of both groups are those of the whole run, to the bit.
+    assert!(whole.iter().all(|step| step.lrs.len() == 2 && step.lr == step.lrs["base"]));
+    let resumed = run::config(&broken).and_then(|config| config.resumed(&[])).expect("the run's own config");
+    let rest = train_in(&broken, &resumed, |_| {});
+    assert_eq!(losses(&rest), losses(&whole[4..]));
+    assert_eq!(rest[0].lrs, whole[4].lrs);
+    let resumed = fs::read(broken.join("checkpoints/step-8/state.safetensors")).expect("a checkpoint");
+    assert!(resumed == state);
+}
+
+#[test]
+fn first_looks_alone_are_trained_too() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let coarse = config("fvlm-135m-sft", &[STEPS, "train.batch=8", "model.vision.mode=coarse"]);
+    let steps = train_in(&folder.path().join("coarse"), &coarse, |_| {});
+    assert!(steps[7].loss < steps[0].loss);
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a folder");
+    for entry in fs::read_dir(from).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let to = to.join(path.file_name().expect("a name"));
+        if path.is_dir() {
+            copy(&path, &to);
+        } else {
+            fs::copy(&path, &to).expect("a copy");
+        }
+    }
+}
+
+/// A tar archive of plain files.
+fn tar(members: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let mut archive = vec![];
+    for (name, bytes) in members {
+        let mut header = [0u8; 512];
+        header[..name.len()].copy_from_slice(name.as_bytes());
+        header[124..136].copy_from_slice(format!("{:011o}\0", bytes.len()).as_bytes());
+        header[148..156].fill(b' ');
+        header[156] = b'0';
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        archive.extend(header);
+        archive.extend(bytes);
+        archive.resize(archive.len().next_multiple_of(512), 0);
+    }
+    archive.resize(archive.len() + 1024, 0);
+    archive
+}
+
+/// Samples of so many frames each; of one of them a frame does not decode.
+fn shard(path: &Path, frames: usize, broken: bool) {
+    let image = include_bytes!("../../data/tests/pictures/rgb.png");
+    let mut members = vec![];
+    for sample in 0..12 {
+        for frame in 0..frames {
+            let bytes =
+                if broken && (sample, frame) == (5, 1) { b"no image".to_vec() } else { image.to_vec() };
+            members.push((format!("s{sample}.{frame:03}.png"), bytes));
+        }
+        let text = format!(r#"{{"user":"what?","assistant":"number {sample}","frame_count":{frames}}}"#);
+        members.push((format!("s{sample}.json"), text.into_bytes()));
+    }
+    fs::write(path, tar(&members)).expect("a shard");
+}
+
+#[test]
+fn shards_are_mixed_and_a_broken_frame_leaves_its_sample_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [videos, texts] = ["v.tar", "t.tar"].map(|name| folder.path().join(name));
+    shard(&videos, 3, true);
+    shard(&texts, 0, false);
+    let mix = format!(
+        "data.mix=[{{path='{}',weight=0.75}},{{path='{}',weight=0.25}}]",
+        videos.display(),
+        texts.display()
+    );
+    let words = [
+        mix.as_str(),
+        "data.source=text",
+        "train.batch=8",
+        "train.steps=4",
+        "data.held_out=0",
+        "data.on_error=skip",
+    ];
+    let mut warnings = vec![];
+    train_in(&folder.path().join("run"), &config("fvlm-135m-sft", &words), |event| {
+        if let Event::Warning { message } = event {
+            warnings.push(message.clone());
+        }
+    });
+    let named = |message: &&String| {
+        message.contains("nothing is learned from a sample") && message.contains("v.tar, byte")
+    };
+    assert!(warnings.iter().any(|message| named(&message)), "{warnings:?}");
+    // An epoch is one of the first source: twelve of its samples are three quarters of sixteen.
+    let config = config("fvlm-135m-sft", &words);
+    let data = examples::read(&config, None, &mut |_| {}).expect("samples");
+    assert_eq!(data.steps_of_epochs(&config, 2).expect("updates"), 4);
+}
