@@ -11,7 +11,6 @@
 | beside | images a second of Vision-BDH and of a vision transformer on the same images, 512 at once |
 | norm | `ablate --model` of pretrain-226m: an RMS norm against a layer norm |
 | quality | the loss after --steps updates of a decoder of 30M parameters: SwiGLU and GELU of equally many parameters, rotary and learned positions, and the norm of queries and keys with learning rates of 1, 5 and 15 times 1e-3 |
-| rank | a decoder of 30M parameters that learned one synthetic language learns another by LoRA of rank 2 to 64, and as a whole |
 
 Each run is a fresh process; those of one seed see the same tokens in the same order.
 """
@@ -93,18 +92,7 @@ def quality(a):
         print(f"{name}: loss {statistics.fmean(losses):.4f} ({', '.join(f'{loss:.4f}' for loss in losses)})", flush=True)
 
 
-def rank(a):
-    words = decoder_30m.arguments(__doc__).parse_args([a.flatout, "precision=bf16", "lr=1e-3", "--steps", str(a.steps // 2)])
-    base = Path(a.folder) / "base"
-    decoder_30m.train(words, base, 0, "checkpoint.every=100000")
-    for name, own in {**{f"LoRA of rank {rank}": ["adapter.kind=lora", f"adapter.rank={rank}"] for rank in (2, 4, 8, 16, 64)}, "the whole model": []}.items():
-        run = Path(a.folder) / "adapted"
-        losses = decoder_30m.train(words, run, 1, f"model.from={base}", *own)["losses"]
-        subprocess.run(["rm", "-rf", str(run)])
-        print(f"{name}: loss {decoder_30m.last(losses, 100):.4f}, at first {losses[0]:.4f}", flush=True)
-
-
-PARTS = dict(switches=switches, batch=batch, beside=beside, norm=norm, quality=quality, rank=rank)
+PARTS = dict(switches=switches, batch=batch, beside=beside, norm=norm, quality=quality)
 
 
 def main():

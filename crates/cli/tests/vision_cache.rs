@@ -67,8 +67,11 @@ fn kills_while_features_are_written_leave_whole_parts() {
         let mut child = scene.start(&broken);
         let born = Instant::now();
         let [drawn, ..] = flatout_ir::random::philox([kill, 3, 0, 0], [25, 11]);
-        let after = Duration::from_micros(u64::from(drawn % 40_000));
-        // Every other one dies soon after it began to write.
+        // Every other one dies soon after it began to write: at once, or a little later each time.
+        let after = match kill % 2 {
+            0 => Duration::from_micros([0, 300, 3_000, 30_000][kill as usize / 2]),
+            _ => Duration::from_micros(u64::from(drawn % 40_000)),
+        };
         let mut seen: Option<Instant> = None;
         loop {
             if kill % 2 == 0 && is_writing(&cache) {

@@ -178,7 +178,8 @@ mod tests {
         assert_eq!(summary.words(), "recall 0.8000 ± 0.2000 (0.6000 to 1.0000) over 3 folds");
         let page = summary.page();
         assert!(page.contains("| [2](fold-2/report.md) | 7 | 9 | 2.0000 |"), "{page}");
-        assert_eq!(summary.spread.len(), Metric::ALL.len() - 2);
+        // All but the two of answers and the two of preferences.
+        assert_eq!(summary.spread.len(), Metric::ALL.len() - 4);
         let folder = tempfile::tempdir().unwrap();
         summary.write(folder.path()).unwrap();
         let json: serde_json::Value =
