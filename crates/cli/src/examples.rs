@@ -175,7 +175,7 @@ fn sample(sets: &ExampleSets, at: usize, place: &Place, colours: bool, screen: &
     }
 }
 
-/// What an answer is where answers are compared.
+/// Whether an answer is chosen or rejected, wanted or not, where answers are compared.
 fn answer(sets: &ExampleSets, at: usize) -> Option<&'static str> {
     match (sets.train.together(), sets.train.get(at).label) {
         (1, Some(label)) if sets.classes.is_empty() => Some(["unwanted", "wanted"][label as usize % 2]),

@@ -207,7 +207,7 @@ fn kills_of_runs_on_conversations_leave_no_trace() {
     killed_and_compared(&Scene::new(), "chat", &words, &[""], 30);
 }
 
-/// With so many answers that kills also fall into the pass of the reference, before the first step.
+/// There are enough answers that kills also fall into the reference pass, before the first step.
 #[test]
 fn kills_of_runs_on_preferences_leave_no_trace() {
     let own = ["data.synthetic_rows=1500", "train.steps=40", "eval.rows=4"];

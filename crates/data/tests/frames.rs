@@ -212,7 +212,7 @@ fn pairs_are_two_examples_of_the_same_frames() {
     assert!(open(&spec).unwrap_err().to_string().contains("is a pair of answers"));
 }
 
-/// What is wrong with a sample, and words of the sentence about it.
+/// Wrong samples, each with words of the sentence about it.
 fn bad_samples() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let frame = || frame("x.png", 1);
     let with = |text: &str| [frame(), json("x", text)].concat();

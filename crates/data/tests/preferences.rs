@@ -18,7 +18,7 @@ fn pairs(path: &str) -> ExampleSpec {
     }
 }
 
-/// What is read and what is learned of an example.
+/// The tokens of an example that are read, and those that are learned.
 fn said(sets: &ExampleSets, at: usize) -> (String, String) {
     let spans = spans(&sets.vocabulary, sets.train.get(at));
     let of = |trained: bool| -> String {
@@ -134,7 +134,7 @@ fn the_prompt_is_never_cut_and_answers_are_at_their_ends() {
         row(&letters(5), " xy", " yx"),
         row(&letters(5), &format!(" q{}", letters(40)), " b"),
         row(&letters(60), " a", " b"),
-        // What tells these apart is cut off.
+        // The part that tells these apart is cut off.
         row(&letters(5), &format!("{}x", letters(60)), &format!("{}y", letters(60))),
     ];
     let path = scratch.write("a.jsonl", text.concat().as_bytes());

@@ -31,7 +31,7 @@ pub struct LossForm {
     pub read: Option<usize>,
     /// Behind its attention the last block of a decoder runs at the rows that are read, and not at every row.
     pub trims_last: bool,
-    /// What is dropped at random is dropped.
+    /// Dropout is applied.
     pub dropout: bool,
     pub seen: Option<Seen>,
     /// The features of the images that are seen are an input: the graph has no tower.
@@ -98,7 +98,7 @@ pub struct SeenFrames {
 }
 
 impl SeenFrames {
-    /// One sequence's next frame for each of so many sequences, as generation looks at them.
+    /// The next frame of each sequence, as generation looks at them.
     pub fn next_of(sequences: usize) -> SeenFrames {
         SeenFrames { images: sequences, frames: sequences, videos: sequences, longest: 1, repeats: sequences }
     }

@@ -102,7 +102,7 @@ fn compare(mode: Look, options: &Options, bound: f64) {
     for (path, value) in &want {
         let got = run.get(path);
         let off = length(got.iter().zip(value).map(|(a, b)| a - b));
-        // What all keys share changes no probability, so its gradient is rounding; the text's keys turn.
+        // A shift that all keys share changes no probability, so its gradient is rounding; the text's keys turn.
         let size = match path.contains("vision") && path.ends_with("wk_bias") {
             true => length(want[&path.replace("wk_bias", "wq_bias")].iter().copied()),
             false => length(value.iter().copied()),

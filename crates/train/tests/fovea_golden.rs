@@ -331,7 +331,7 @@ impl Golden {
         for (name, gradient) in &theirs {
             let want = fixture.f32s(&format!("{kept}{name}"));
             let off = if name.ends_with("attention.key.bias") {
-                // What all keys share changes no probability: its gradient is rounding, held against the queries'.
+                // A shift that all keys share changes no probability: its gradient is rounding, held against the queries'.
                 let queries = fixture.f32s(&format!("{kept}{}", name.replace("key", "query")));
                 length(gradient) / length(&wide(&queries))
             } else if want.iter().all(|x| *x == 0.0) {

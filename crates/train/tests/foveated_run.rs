@@ -175,7 +175,7 @@ fn tar(members: &[(String, Vec<u8>)]) -> Vec<u8> {
     archive
 }
 
-/// Samples of so many frames each; of one of them a frame does not decode.
+/// Samples with these numbers of frames; of one of them a frame does not decode.
 fn shard(path: &Path, frames: usize, broken: bool) {
     let image = include_bytes!("../../data/tests/pictures/rgb.png");
     let mut members = vec![];

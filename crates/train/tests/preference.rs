@@ -189,7 +189,7 @@ fn equals_pytorch(name: &str, overrides: &[&str], is_paired: bool) {
     let units = table.units() as f32;
     let mut begun = begin(&config, table);
     if config.has_reference() {
-        // What the model itself gives is what PyTorch's gives.
+        // The model gives what PyTorch's gives.
         let own = begun.score(&config).0;
         let off = relative(&own[0], &fixture.f32s("logp"));
         assert!(off < BOUND, "{overrides:?}: log-probabilities are off by {off:.1e}");

@@ -134,7 +134,7 @@ fn resumed_runs_end_in_the_same_bits() {
     goes_on_exactly(&["preference.loss=kto", "train.micro_batch=2"]);
 }
 
-/// What was computed is what is read again, to the bit; what belongs to other answers or is gone ends the run.
+/// Scores are read again as they were computed, to the bit; a file of other answers, or a missing one, ends the run.
 #[test]
 fn a_run_that_goes_on_reads_the_reference() {
     let folder = tempfile::tempdir().expect("a folder");

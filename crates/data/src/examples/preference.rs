@@ -223,7 +223,7 @@ impl Judged {
     }
 }
 
-/// What both answers follow.
+/// The prompt that both answers follow.
 enum Prompt {
     Text(String),
     Messages(Vec<Field>),

@@ -499,7 +499,7 @@ impl Reading<'_> {
         }
         let [chosen, rejected] = &drafts[..] else { unreachable!("an answer is one text") };
         match chosen.tokens == rejected.tokens {
-            // What tells them apart was cut off.
+            // The part that tells them apart was cut off.
             true if cut > 0 => Ok(Fate::TooLong),
             true => Err(Wrong::new(
                 Reason::Pair,

@@ -16,7 +16,7 @@ use crate::images::{Augment, CHANNELS, Filter, Flaw, Member, OpenArchive, Stored
 pub(crate) enum FrameBytes {
     /// Members of archives, encoded.
     Archives { archives: Vec<OpenArchive>, members: Vec<Member> },
-    /// Drawn when they are asked for: a frame of so many pixels a side, by its number.
+    /// Drawn when they are asked for: a frame of this many pixels a side, by its number.
     Drawn { count: u32, draw: fn(u64, u32, usize, &mut [u8]), seed: u64 },
 }
 

@@ -54,7 +54,7 @@ pub struct FrameInputs {
 }
 
 impl FrameInputs {
-    /// Of samples in a plan of some room, whose text has so many rows. Panics where there is no room for them.
+    /// Of samples in a plan of some room, whose text has `rows` rows. Panics where there is no room for them.
     pub fn new(videos: &[Video<'_>], room: FrameRoom, rows: usize, read: LookRead) -> FrameInputs {
         let videos: Vec<&Video<'_>> = videos.iter().filter(|video| !video.images.is_empty()).collect();
         let mut made = FrameInputs {

@@ -94,7 +94,7 @@ mod tests {
         // Then the blocks that have it beside them: a third of what those with three neighbours see, half of two.
         assert_eq!(kept(spot, 3), [3, 4, 5]);
         assert_eq!(kept(spot, 4), [1, 3, 4, 5]);
-        // What varies within says more than what varies around.
+        // Variation within a block says more than variation around it.
         let mut varied = spot;
         varied[0] = [0, 255, 0, 255];
         assert_eq!(kept(varied, 1), [0]);

@@ -156,7 +156,7 @@ impl Attention {
         self.wo.apply(b, gathered.reshape(&[t, self.heads.count * self.heads.size]))
     }
 
-    /// What heads gather of x [T, D], [T, H, K]. `layer` numbers the caches.
+    /// The heads' outputs [T, H, K] for x [T, D]. `layer` numbers the caches.
     pub fn attend<'g>(
         &self,
         b: &'g Builder,
@@ -175,7 +175,7 @@ impl Attention {
         self.attend_to([q, k, v], sight, mask)
     }
 
-    /// What queries [T, H, K] gather of keys and values, [T, H, K].
+    /// The heads' outputs [T, H, K] for queries [T, H, K] over keys and values.
     pub fn attend_to<'g>(&self, [q, k, v]: [Tensor<'g>; 3], sight: &Sight<'g>, mask: Mask) -> Tensor<'g> {
         let attend = Attend { scale: self.heads.scale, mask, q: sight.q, k: sight.k };
         q.attention(k, v, &attend, &sight.masking)

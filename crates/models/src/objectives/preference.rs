@@ -9,11 +9,11 @@ use flatout_settings::choice;
 
 /// The result of a form that is scored: a of each answer.
 pub const ANSWER_LOGP: &str = "answer_logp";
-/// What the names of results begin with that are sums over samples, as the loss is, and are divided as it is.
+/// The prefix of results that are sums over samples, as the loss is, and are divided as it is.
 pub const SUM: &str = flatout_ir::passes::differentiate::SUM;
 
 choice! {
-    /// What is made small, with d = (a - a0 of the chosen) - (a - a0 of the rejected) and s the logistic function.
+    /// The loss that is minimised, with d = (a - a0 of the chosen) - (a - a0 of the rejected) and s the logistic function.
     pub enum PreferenceLoss {
         /// -(1 - e) log s(beta d) - e log s(-beta d).
         Dpo = "dpo",

@@ -110,7 +110,7 @@ impl Vision {
         format!("images by {layers} layers of width {width}, {heads} heads, patches of {patch}")
     }
 
-    /// What is taken off pixels, and what they are divided by.
+    /// The mean that is subtracted from pixels, and the deviation they are divided by.
     pub fn normalisation_mut(&mut self) -> [&mut [f64; CHANNELS]; 2] {
         match self {
             Vision::Qwen3Vl(v) => [&mut v.mean, &mut v.std],
@@ -152,7 +152,7 @@ pub struct Beside<'a, 'g> {
 /// The number that nodes of the tower are counted from, far above those of the text and below what adapters draw by.
 const TOWER_KEYS: u64 = 1 << 32;
 
-/// The features of images, by a tower with its inputs, and the row of them that each of so many tokens is, or -1: the input
+/// The features of images, by a tower with its inputs, and the row of them that each token is, or -1: the input
 /// `seen`, i32 [T].
 #[track_caller]
 pub fn features<'g>(

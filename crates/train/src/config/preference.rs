@@ -31,7 +31,7 @@ impl Preference {
         self.beta.unwrap_or(if self.loss == PreferenceLoss::Simpo { 2.0 } else { 0.1 })
     }
 
-    /// The loss with its numbers, for so many answers at once.
+    /// The loss with its constants, for `answers` answers at once.
     pub fn form(&self, answers: usize) -> Form {
         let (loss, beta, label_smoothing, sft) = (self.loss, self.beta(), self.label_smoothing, self.sft);
         Form { loss, beta, label_smoothing, margin: self.margin.unwrap_or(1.0), sft, answers }

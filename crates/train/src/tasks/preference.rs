@@ -16,7 +16,7 @@ pub struct Compared {
     /// In the order of [`Side`]: two of pairs, four of judged answers.
     sides: Vec<Arc<ExampleTable>>,
     scores: Arc<OnceLock<Scores>>,
-    /// What judged answers are held against.
+    /// The baseline that judged answers are compared with.
     baseline: Arc<Mutex<f32>>,
     /// Another one where answers, tokeniser or sides are other ones.
     pub mark: String,

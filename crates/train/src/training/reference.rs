@@ -1,4 +1,4 @@
-//! What the reference makes of every answer: computed once, before the first update, and kept with the run.
+//! The reference's log-probability of every answer: computed once, before the first update, and kept with the run.
 //!
 //! The reference is the model as training begins, which is what the session holds then: a fresh adapter adds nothing. So no
 //! second model lies in memory and no second pass is made in training. Another model can be named, which is opened and let go
@@ -199,7 +199,7 @@ fn path(run: &Path) -> PathBuf {
     run.join(FILE)
 }
 
-/// What scores belong to: the answers, and the weights they were scored by.
+/// The key of scores: the answers, and the weights they were scored by.
 fn key(config: &Config, compared: &Compared, run: &Path) -> Result<String, UserError> {
     let origin = match config.model.from() {
         Some(_) => serde_json::to_value(Origin::of(run)?).expect("a record has a JSON form"),

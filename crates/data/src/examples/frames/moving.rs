@@ -41,7 +41,7 @@ struct Scene {
     frames: usize,
 }
 
-/// What a sample of the set is.
+/// The kinds of samples in the set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Video,
@@ -104,7 +104,7 @@ pub(super) fn sample(seed: u64, sample: u64, still_frames: usize) -> (Said, Vec<
     (said, shown(&hashes, sample as u32 * A_SAMPLE, still_frames))
 }
 
-/// The pixels of a frame, row by row, of so many pixels a side.
+/// The pixels of a square frame, row by row.
 pub(super) fn draw(seed: u64, number: u32, side: usize, out: &mut [u8]) {
     let (sample, frame) = (u64::from(number / A_SAMPLE), (number % A_SAMPLE) as usize);
     let scene = Scene::drawn(seed, sample);

@@ -22,7 +22,7 @@ pub(super) struct Parts {
 pub(super) enum Content {
     /// A question, which may be empty, and its answer.
     Answer { user: String, assistant: String },
-    /// What is seen.
+    /// The frames or the still image.
     Caption(String),
     /// A text that is tokenised already, and which of its tokens are learned; all where nothing says so.
     Tokens { ids: Vec<u32>, learned: Option<Vec<bool>> },
@@ -105,7 +105,7 @@ impl Parts {
         Ok(parts)
     }
 
-    /// What the JSON and the text of the sample say, which are read here.
+    /// The JSON and the text of the sample, which are read here.
     pub fn said(&self, key: &str, archive: &Archive, most: u64) -> std::io::Result<Result<Said, Wrong>> {
         let mut texts = [None, None];
         for (place, entry) in texts.iter_mut().zip([&self.json, &self.text]) {
@@ -128,7 +128,7 @@ impl Parts {
     }
 }
 
-/// What a sample of so many frames says in its JSON, or by a caption beside it.
+/// The text of a sample with this number of frames, from its JSON or from a caption beside it.
 fn said(key: &str, json: Option<&str>, text: Option<String>, frames: usize) -> Result<Said, Wrong> {
     let fields = match json.map(serde_json::from_str::<Fields>) {
         Some(Ok(fields)) => Some(fields),

@@ -609,7 +609,7 @@ fn gathered_from(g: &Graph, x: Value) -> Option<NodeId> {
             // An embedding is read by the numbers of tokens.
             (Op::Gather {}, Op::Read { .. }) => return None,
             (Op::Gather {}, _) => return Some(at.node),
-            // What changes the number of rows has other rows.
+            // An operation that changes the number of rows has other rows.
             _ if g.dims(from).first() != g.dims(at).first() => return None,
             _ => at = from,
         }

@@ -23,7 +23,7 @@ pub struct Trained {
 
 pub const LOSS_SUM: &str = "carry.loss";
 pub const WEIGHT_SUM: &str = "carry.weight";
-/// What the names of results begin with that are sums over samples beside the loss, and those of the slots that carry them.
+/// The prefix of results that are sums over samples beside the loss, and of the slots that carry them.
 pub const SUM: &str = "sum.";
 pub const CARRIED_SUM: &str = "carry.sum.";
 

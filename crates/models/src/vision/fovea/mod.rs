@@ -67,7 +67,7 @@ enum States<'g> {
         videos: (Tensor<'g>, Tensor<'g>),
         longest: usize,
     },
-    /// From the cache: the last state of each of so many sequences.
+    /// From the cache: the last state of each sequence.
     Kept(usize),
 }
 
@@ -93,7 +93,7 @@ pub fn weights(b: &Builder, v: &FoveaConfig, text_width: usize, init_std: f64) -
 }
 
 impl<'g> Inputs<'g> {
-    /// Of a graph whose earlier tokens, of so many sequences, lie in a cache, or which has all of them.
+    /// Of a graph whose earlier tokens lie in a cache of `cached` sequences, or which has all of them.
     pub fn new(b: &'g Builder, v: &FoveaConfig, seen: SeenFrames, cached: Option<usize>) -> Inputs<'g> {
         let SeenFrames { images, frames, videos, longest, repeats } = seen;
         let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);

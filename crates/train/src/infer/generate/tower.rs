@@ -53,7 +53,7 @@ struct LookAt {
 }
 
 impl Tower {
-    /// Of a plan that reads `tokens` at a time of so many sequences.
+    /// Of a plan that reads `tokens` at a time of `sequences` sequences.
     pub fn new(vision: &Vision, pictures: Pictures, tokens: usize, sequences: usize) -> Tower {
         let (kind, bytes) = match vision {
             Vision::Qwen3Vl(vision) => {
@@ -82,7 +82,7 @@ impl Tower {
         }
     }
 
-    /// Takes a picture of a sequence that has read so many tokens among those that a run shows, where there is room for it. A
+    /// Takes a picture of a sequence that has read `read` tokens among those that a run shows, where there is room for it. A
     /// frame is looked at by the state behind what was read before, so it is the first that a run reads.
     pub fn take(&self, showing: &mut Showing, placed: Placed, lane: usize, read: usize) -> bool {
         let Placed { at, picture } = placed;
