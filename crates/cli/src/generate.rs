@@ -97,12 +97,15 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
     if screen.json {
         let checkpoint = generator.checkpoint.display().to_string();
         let images: Vec<String> = args.image.iter().map(|path| path.display().to_string()).collect();
-        screen.object(&json!({
-            "text": texts[0], "prompt": prompts[0], "texts": texts, "prompts": prompts, "images": images,
-            "frames": args.frames.as_ref().map(|_| shown.len()), "checkpoint": checkpoint,
+        let mut found = json!({
+            "text": texts[0], "prompt": prompts[0], "texts": texts, "prompts": prompts, "images": images, "checkpoint": checkpoint,
             "step": generator.step, "weights": weights, "tokens": made, "prompt_tokens": read, "seconds": seconds,
             "tokens_per_second": made as f64 / seconds,
-        }));
+        });
+        if args.frames.is_some() {
+            found["frames"] = json!(shown.len());
+        }
+        screen.object(&found);
     } else if !streams {
         texts.iter().for_each(|text| screen.result(text));
     }

@@ -11,6 +11,8 @@ mod data;
 mod disk;
 mod examples;
 mod exports;
+#[path = "../../train/tests/fovea_folder/mod.rs"]
+mod fovea_folder;
 #[path = "../../train/tests/hub_server/mod.rs"]
 mod hub_server;
 mod images;

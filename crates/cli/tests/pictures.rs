@@ -1,10 +1,11 @@
-//! `generate --image` through the real program: answers, and what is wrong with images in a sentence before any work.
+//! `generate --image` and `--frames` through the real program: answers, and what is wrong with images in a sentence before any work.
 
 use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
 
+use crate::fovea_folder;
 use crate::program::{Said, say};
 use crate::vl_folder::{expected, picture, write};
 
@@ -100,4 +101,73 @@ fn a_model_without_a_tower_sees_no_images() {
     let (image, model) = (picture("rgb.png").display().to_string(), golden.display().to_string());
     let said = say(&golden, &["generate", &model, "--image", &image, "--prompt", "what"]);
     refused(&said, "has no tower and sees no images");
+}
+
+/// Frames of any size in the order of their names, before the question; several questions at once.
+#[test]
+fn questions_about_frames_are_answered() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path();
+    fovea_folder::write(&dir.join("model"));
+    fs::create_dir(dir.join("clip")).expect("a folder");
+    for (at, name) in ["rgb.png", "420.jpg", "rgb.png", "grey.png"].into_iter().enumerate() {
+        let ending = name.rsplit('.').next().expect("an ending");
+        fs::copy(picture(name), dir.join(format!("clip/{at:03}.{ending}"))).expect("a copy");
+    }
+    let ask = |words: &[&str]| {
+        let said = say(dir, &[&["generate", "model"], words, &PLAIN[..]].concat());
+        assert_eq!(said.code, Some(0), "{said:?}");
+        serde_json::from_str::<Value>(&said.out).expect("JSON")
+    };
+    let alone = ask(&["--chat", "--prompt", "what"]);
+    let about = ask(&["--frames", "clip", "--prompt", "what", "--prompt", "who is it"]);
+    assert_eq!((about["frames"].as_u64(), alone["frames"].as_u64()), (Some(4), None), "{about}");
+    let texts = about["texts"].as_array().expect("texts");
+    assert!(texts.len() == 2 && texts[0] != alone["texts"][0], "{about} {alone}");
+    let once = ask(&["--frames", "clip", "--prompt", "what"]);
+    assert_eq!(once["texts"][0], texts[0], "a question by itself");
+    let read = |said: &Value| said["prompt_tokens"].as_u64().expect("a count");
+    assert_eq!(read(&once), read(&alone) + 4, "a frame is a token");
+    let still = ask(&["--frames", "clip/000.png", "--prompt", "what"]);
+    assert_eq!(still["frames"].as_u64(), Some(1));
+    ask(&["--frames", "clip", "--prompt", "what", "model.vision.mode=coarse"]);
+}
+
+#[test]
+fn wrong_frames_are_refused_in_a_sentence() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path();
+    fovea_folder::write(&dir.join("model"));
+    write(&dir.join("other"));
+    fs::create_dir(dir.join("clip")).expect("a folder");
+    fs::create_dir(dir.join("none")).expect("a folder");
+    fs::copy(picture("rgb.png"), dir.join("clip/000.png")).expect("a copy");
+    let ask = |model: &str, words: &[&str]| {
+        say(dir, &[&["generate", model, "--prompt", "what"], words, &PLAIN[..]].concat())
+    };
+    refused(&ask("model", &["--frames", "gone"]), "gone");
+    refused(&ask("model", &["--frames", "none"]), "none");
+    refused(
+        &ask("model", &["--image", "clip/000.png"]),
+        "looks at frames, one token each: give them with --frames",
+    );
+    refused(
+        &ask("other", &["--frames", "clip"]),
+        "sees images of any size and no frames: give them with --image",
+    );
+    refused(
+        &ask("model", &["--frames", "clip", "model.vision.width=3"]),
+        "cannot change when a model is used",
+    );
+    let whole = fs::read(dir.join("clip/000.png")).expect("a file");
+    fs::write(dir.join("clip/001.png"), &whole[..whole.len() / 2]).expect("a file");
+    refused(&ask("model", &["--frames", "clip"]), "001.png");
+    fs::remove_file(dir.join("clip/001.png")).expect("a file");
+    for at in 1..70 {
+        fs::write(dir.join(format!("clip/{at:03}.png")), &whole).expect("a file");
+    }
+    refused(
+        &ask("model", &["--frames", "clip"]),
+        "the model was made for 64: give a shorter one, or fewer frames",
+    );
 }

@@ -143,6 +143,22 @@ fn bf16_stays_within_its_rounding() {
     }
 }
 
+/// The plan that reads a frame of every sequence over a cache keeps states whatever type products have.
+#[test]
+fn states_are_kept_in_every_precision() {
+    let seen = Some(Seen::Frames(SeenFrames::next_of(2)));
+    let form = Form::Cached { sequences: 2, tokens: 4, capacity: 8, seen };
+    for (mode, is_kept) in [(Look::Fine, true), (Look::Coarse, false)] {
+        for precision in [Precision::F32, Precision::BF16] {
+            let programs = [Program { role: Role::Prefill, graph: build(&model(mode), form) }];
+            let options = Options { precision, ..Options::default() };
+            let plans = compile(&programs, &paper(), &options).expect("a plan");
+            let is_there = plans.slots.iter().any(|slot| slot.path == "cache.states");
+            assert_eq!(is_there, is_kept, "{mode} in {precision:?}");
+        }
+    }
+}
+
 /// Recomputation takes the uses of a block for layers of their own.
 #[test]
 fn every_use_of_a_block_is_a_layer() {

@@ -78,19 +78,15 @@ pub(crate) fn stored(
         let dims = if theirs.starts_with("q_") { [vec![1], dims].concat() } else { dims };
         Stored::whole(ours, theirs, dims)
     };
-    let mut all: Vec<Stored> = text.chain(between).map(whole).collect();
-    all.extend(
-        tower_stored(v)?.into_iter().map(|at| Stored { theirs: format!("{TOWER}.{}", at.theirs), ..at }),
-    );
-    Ok(all)
-}
-
-/// Where the weights of a tower's blocks lie in a DINOv2 without a head.
-pub fn tower_stored(v: &FoveaConfig) -> Result<Vec<Stored>, String> {
-    let all = dinov2::stored(&published(v))?;
+    // A DINOv2 without a head, whose names have no name of the model before them.
     let bare = |name: &str| dinov2::other_names(name).unwrap_or_else(|| name.to_string());
-    let within = |at: Stored| Stored { ours: format!("{SCOPE}.{}", at.ours), theirs: bare(&at.theirs), ..at };
-    Ok(all.into_iter().map(within).collect())
+    let below = |at: Stored| Stored {
+        ours: format!("{SCOPE}.{}", at.ours),
+        theirs: format!("{TOWER}.{}", bare(&at.theirs)),
+        ..at
+    };
+    let blocks = dinov2::stored(&published(v))?.into_iter().map(below);
+    Ok(text.chain(between).map(whole).chain(blocks).collect())
 }
 
 /// Other names of a weight of the text, in a file of the text model alone.
@@ -125,4 +121,95 @@ pub(crate) fn write(c: &DecoderConfig, v: &FoveaConfig, common: Map<String, Valu
     config["visual_scale"] = json!(v.visual_scale);
     config["frame_size"] = json!(v.image_size);
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Activation, Bias, Model};
+    use crate::library::read;
+    use crate::library::stored::assert_filled;
+
+    fn small() -> DecoderConfig {
+        let fovea = FoveaConfig {
+            width: 12,
+            layers: 2,
+            heads: 3,
+            ffn: 24,
+            patch: 2,
+            positions: 5,
+            image_size: 8,
+            query: 6,
+            ..FoveaConfig::default()
+        };
+        DecoderConfig {
+            width: 8,
+            layers: 2,
+            heads: 2,
+            kv_heads: Some(1),
+            head_size: Some(4),
+            ffn: 10,
+            vocab: 17,
+            context: 32,
+            vision: Some(Vision::Fovea(fovea)),
+            ..DecoderConfig::default()
+        }
+    }
+
+    fn write(model: &DecoderConfig) -> Result<Value, String> {
+        huggingface::write(model, "float32", &[1], &[2])
+    }
+
+    #[test]
+    fn it_is_written_and_read_back() {
+        let model = small();
+        assert_eq!(model.validate(), Ok(()));
+        let written = write(&model).unwrap();
+        assert_eq!((&written["model_type"], &written["query_dim"]), (&json!("fvlm"), &json!(6)));
+        let described = read(&written).unwrap();
+        assert_eq!((described.model, described.eos), (Model::from(model), vec![2]));
+    }
+
+    #[test]
+    fn every_weight_has_one_place() {
+        let model = Model::from(small());
+        let graph = model.build(model.least());
+        let shape = |path: &str| graph.slot(graph.find_slot(path).expect("a weight")).ty.dims.clone();
+        let table = model.published().unwrap().stored(&shape).unwrap();
+        assert_filled(&graph, &table);
+        let place = |ours: &str| table.iter().find(|at| at.ours == ours).expect("a place").clone();
+        assert_eq!(
+            place("vision.layers.1.attn.wk").theirs,
+            "encoder.dino.encoder.layer.1.attention.attention.key.weight"
+        );
+        assert_eq!(place("layers.0.attn.wq").theirs, "llm.model.layers.0.self_attn.q_proj.weight");
+        assert_eq!(
+            (place("vision.q_init").theirs, place("vision.q_init").dims),
+            ("q_init".into(), vec![1, 6])
+        );
+        let published = model.published().unwrap();
+        assert!(published.is_redundant("llm.lm_head.weight"), "it is tied");
+        assert!(published.is_redundant("encoder.dino.embeddings.mask_token"));
+        assert!(!published.is_redundant("encoder.output_proj.weight"));
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_named() {
+        let refused = |model: DecoderConfig, words: &str| {
+            let sentence = write(&model).expect_err(words);
+            assert!(sentence.contains(words), "{sentence:?} lacks {words:?}");
+        };
+        refused(
+            DecoderConfig { qk_norm: true, ..small() },
+            "published beside a Llama, and this one is a qwen3",
+        );
+        refused(DecoderConfig { activation: Activation::Geglu, ..small() }, "model.activation = geglu");
+        refused(DecoderConfig { bias: Bias::Qkv, ..small() }, "model.bias = qkv");
+        let mut written = write(&small()).unwrap();
+        written["vision_config"]["model_type"] = json!("dinov2_with_registers");
+        written["vision_config"]["architectures"] = json!(["Dinov2WithRegistersModel"]);
+        assert!(read(&written).unwrap_err().contains("has registers"));
+        written.as_object_mut().unwrap().remove("vision_config");
+        assert!(read(&written).unwrap_err().contains("it has no `vision_config`"));
+    }
 }

@@ -181,3 +181,31 @@ pub fn features<'g>(
         _ => panic!("{seen:?} is nothing that a tower of kind {} sees", vision.kind()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::DecoderConfig;
+
+    #[test]
+    fn a_key_means_the_same_in_every_tower_that_has_it() {
+        let all = Vision::keys();
+        for key in Tower::ALL.iter().flat_map(|tower| tower.keys()) {
+            let listed = all.iter().find(|listed| listed.name == key.name).expect("a key");
+            assert_eq!((&listed.kind, listed.required), (&key.kind, key.required), "{}", key.name);
+        }
+        assert_eq!(all.iter().filter(|key| key.name == "width").count(), 1);
+    }
+
+    #[test]
+    fn a_tower_is_written_with_its_kind_and_reads_back() {
+        let fovea = FoveaConfig { width: 12, layers: 2, heads: 3, ffn: 8, ..FoveaConfig::default() };
+        let vision = Some(Vision::Fovea(fovea));
+        let model = DecoderConfig { width: 8, layers: 1, heads: 2, vision, ..DecoderConfig::default() };
+        let text = serde_json::to_string(&model).unwrap();
+        assert!(text.contains(r#""vision":{"kind":"fovea","width":12"#), "{text}");
+        assert_eq!(serde_json::from_str::<DecoderConfig>(&text).unwrap(), model);
+        let of_another = text.replace(r#""mode":"fine""#, r#""merge":2"#);
+        assert!(serde_json::from_str::<DecoderConfig>(&of_another).is_err(), "a key of another tower");
+    }
+}

@@ -416,6 +416,12 @@ fn few_queries(all: &mut Vec<Problem>) {
         let q = ragged(9, &[(0, 1), (1, 1), (3, 0), (3, 5)]);
         all.push(Problem { heads, kv_heads, size, ..Problem::new("some queries", mask, q, Some(filled())) });
     }
+    // Looks at images: one, several, none of an image whose keys are there all the same.
+    for dtype in [BF16, F32] {
+        let looks = ragged(14, &[(0, 1), (2, 8), (10, 0), (10, 3)]);
+        let problem = Problem::new("looks at images", Mask::Full, looks, Some(even(4, 257)));
+        all.push(Problem { heads: 6, kv_heads: 6, dtype, ..problem });
+    }
 }
 
 /// The gradient of lse beside that of o.

@@ -92,3 +92,32 @@ impl FoveaConfig {
         bounds::positive(&[("vision.visual_scale", self.visual_scale)])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_built_is_named() {
+        let small = FoveaConfig { width: 384, layers: 12, heads: 6, ffn: 1536, ..FoveaConfig::default() };
+        assert_eq!(small.validate(), Ok(()));
+        assert_eq!((small.vit().tokens(), small.frame_bytes()), (257, 224 * 224 * 3));
+        let refused = |change: fn(&mut FoveaConfig), words: &str| {
+            let mut config = small.clone();
+            change(&mut config);
+            let sentence = config.validate().expect_err(words);
+            assert!(sentence.contains(words), "{sentence:?} lacks {words:?}");
+        };
+        refused(|c| c.width = 0, "`model.vision.width` is 0");
+        refused(|c| c.heads = 5, "`model.vision.heads` = 5 does not divide `model.vision.width` = 384");
+        refused(|c| c.ffn = 0, "`model.vision.ffn` is 0");
+        refused(|c| c.positions = 0, "`model.vision.positions` is 0");
+        refused(|c| c.positions = 1 << 15, "`model.vision.positions` is 32768");
+        refused(|c| c.image_size = 220, "210 and 224 are the nearest");
+        refused(|c| c.query = 0, "`model.vision.query` is 0");
+        refused(|c| c.visual_scale = 0.0, "`model.vision.visual_scale` is 0");
+        refused(|c| c.norm_eps = -1.0, "`model.vision.norm_eps` is -1");
+        refused(|c| c.layer_scale = f64::NAN, "`model.vision.layer_scale`");
+        refused(|c| c.std = [1.0, 0.0, 1.0], "`model.vision.std`");
+    }
+}
