@@ -21,6 +21,15 @@ impl Draw {
         ((self.0.draw() * end as f64) as usize).min(end - 1)
     }
 
+    /// The numbers below `end` in an order of their own.
+    pub fn permutation(&mut self, end: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..end).collect();
+        for last in (1..end).rev() {
+            order.swap(last, self.below(last + 1));
+        }
+        order
+    }
+
     fn pick<'w>(&mut self, words: &[&'w str]) -> &'w str {
         words[self.below(words.len())]
     }

@@ -1,8 +1,9 @@
-//! A drawn set: two shapes that move, and a sentence that says where one of them went.
+//! A drawn set: one or two shapes that move, and a sentence that says where one of them went.
 //!
-//! The first frame has a bar at its top in the colour of the shape that the sentence is about. Both shapes move from near the
-//! middle to an edge, each to another one, so whoever looks at all frames alike has to keep both in mind, and whoever has seen
-//! the bar can look for one. Every eighth sample is a still image, and every eighth a text without frames.
+//! The first frame has a bar at its top in the colour of the shape that the sentence is about. Shapes move from near the middle to
+//! an edge, each to another one, so whoever looks at all frames alike has to keep both in mind, and whoever has seen the bar can
+//! look for one. Samples with one shape teach where things are before two have to be told apart. Every eighth sample is a still
+//! image, and every eighth a text without frames.
 
 use super::sample::{Content, Said};
 use super::shard::shown;
@@ -12,7 +13,7 @@ use crate::random::{Uniform, key};
 
 const COLOURS: [(&str, [u8; 3]); 4] =
     [("red", [220, 40, 40]), ("green", [40, 190, 60]), ("blue", [50, 80, 230]), ("yellow", [230, 210, 40])];
-const KINDS: [&str; 2] = ["disc", "cross"];
+const KINDS: [&str; 2] = ["square", "cross"];
 const WAYS: [(&str, [f64; 2]); 4] =
     [("left", [-1.0, 0.0]), ("right", [1.0, 0.0]), ("up", [0.0, -1.0]), ("down", [0.0, 1.0])];
 /// How far a shape is from the middle in the first frame and in the last, in shares of the side.
@@ -36,7 +37,7 @@ struct Shape {
 #[derive(Debug, Clone, PartialEq)]
 struct Scene {
     /// The sentence is about the first.
-    shapes: [Shape; 2],
+    shapes: Vec<Shape>,
     ground: u8,
     frames: usize,
 }
@@ -57,19 +58,21 @@ fn form(sample: u64) -> Form {
     }
 }
 
+/// The number of shapes in a sample.
+fn shapes(sample: u64) -> usize {
+    if sample % 8 < 3 { 1 } else { 2 }
+}
+
 impl Scene {
     fn drawn(seed: u64, sample: u64) -> Scene {
         let mut draw = Draw(Uniform::new(key(key(seed, 0x6d6f_7665), sample)));
-        let colour = draw.below(COLOURS.len());
-        let other = (colour + 1 + draw.below(COLOURS.len() - 1)) % COLOURS.len();
-        let way = draw.below(WAYS.len());
-        let other_way = (way + 1 + draw.below(WAYS.len() - 1)) % WAYS.len();
-        let mut shape = |colour, way| {
+        let [colours, ways] = [COLOURS.len(), WAYS.len()].map(|count| draw.permutation(count));
+        let mut shape = |(colour, way)| {
             let (kind, aside) = (draw.below(KINDS.len()), 0.04 * draw.below(3) as f64 - 0.04);
             Shape { colour, kind, way, aside }
         };
-        let shapes = [shape(colour, way), shape(other, other_way)];
-        let ground = 10 + draw.below(40) as u8;
+        let shapes = colours.into_iter().zip(ways).take(shapes(sample)).map(&mut shape).collect();
+        let ground = 100 + draw.below(40) as u8;
         let frames = match form(sample) {
             Form::Video => FRAMES[0] + draw.below(FRAMES[1] - FRAMES[0] + 1),
             Form::Still => 1,
@@ -121,17 +124,17 @@ pub(super) fn draw(seed: u64, number: u32, side: usize, out: &mut [u8]) {
         fill(COLOURS[scene.shapes[0].colour].1, &|_, y| y < 0.08);
     }
     let gone = frame as f64 / (scene.frames.max(2) - 1) as f64;
-    for Shape { colour, kind, way, aside } in scene.shapes {
+    for &Shape { colour, kind, way, aside } in &scene.shapes {
         let [along_x, along_y] = WAYS[way].1;
         let far = FROM + (TO - FROM) * gone;
         // The middle of what is below the bar.
         let (x, y) = (0.5 + far * along_x + aside * along_y, 0.54 + far * along_y + aside * along_x);
-        let size = 0.13;
+        let size = 0.16;
         fill(COLOURS[colour].1, &|px, py| {
             let (dx, dy) = ((px - x) / size, (py - y) / size);
             match kind {
-                0 => dx * dx + dy * dy <= 1.0,
-                _ => dx.abs().max(dy.abs()) <= 1.0 && dx.abs().min(dy.abs()) <= 0.35,
+                0 => dx.abs().max(dy.abs()) <= 0.9,
+                _ => dx.abs().max(dy.abs()) <= 1.0 && dx.abs().min(dy.abs()) <= 0.2,
             }
         });
     }
