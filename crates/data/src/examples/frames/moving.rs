@@ -4,6 +4,8 @@
 //! middle to an edge, each to another one, so whoever looks at all frames alike has to keep both in mind, and whoever has seen
 //! the bar can look for one. Every eighth sample is a still image, and every eighth a text without frames.
 
+pub(super) mod pairs;
+
 use super::sample::{Content, Said};
 use super::shard::shown;
 use crate::examples::Sighting;
