@@ -4,7 +4,7 @@ use flatout_models::objectives::preference::{Preference as Form, PreferenceLoss}
 use flatout_settings::section;
 
 use super::check::within;
-use super::{Config, Task};
+use super::{Config, Sight, Task};
 use crate::UserError;
 use crate::refuse;
 
@@ -88,6 +88,12 @@ impl Config {
             refuse!(
                 "`train.ema` is given and evaluation reads the average, by which kto would also judge what is trained: leave \
                  one out"
+            );
+        }
+        if loss.is_judged() && self.sight() == Some(Sight::Frames) {
+            refuse!(
+                "`preference.loss` is {loss}, which is of answers with a label, and samples with frames are pairs: give a loss \
+                 of pairs, as preference.loss=dpo"
             );
         }
         if own.reference.is_some() && !loss.has_reference() {
