@@ -91,7 +91,8 @@ impl PairSchema {
 
     /// Whether the prompt is a text of the row, and no list of messages.
     pub fn asks_in_a_text(self, fields: &Fields) -> bool {
-        let is_text = |name| matches!(fields.get(name), Some(Field::Text(text)) if messages_in(text).is_none());
+        let is_text =
+            |name| matches!(fields.get(name), Some(Field::Text(text)) if messages_in(text).is_none());
         match self {
             PairSchema::Prompted(name) => is_text(name),
             PairSchema::Implicit => is_text(CHOSEN),

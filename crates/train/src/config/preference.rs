@@ -139,6 +139,47 @@ mod tests {
     }
 
     #[test]
+    fn the_model_says_what_preferences_are_about() {
+        let refused = |recipe: &str, overrides: &str| {
+            let overrides: Vec<String> = overrides.split(' ').map(String::from).collect();
+            resolve(recipe, &[], &overrides).expect_err(overrides[0].as_str()).0
+        };
+        for (recipe, overrides, words) in [
+            (
+                "preference-tiny",
+                "data.image_tokens=[4,8]",
+                "`data.image_tokens` is given and the model is shown no images",
+            ),
+            (
+                "preference-tiny",
+                "data.still_frames=4",
+                "`data.still_frames` is given and the model is shown no frames",
+            ),
+            ("qwen3-vl-2b-dpo", "data.system=x", "the model is shown no frames"),
+            ("fvlm-135m-dpo", "data.image_root=x", "the model is shown no images"),
+            ("fvlm-135m-dpo", "data.group=x", "which have no columns"),
+            ("fvlm-135m-dpo", "preference.loss=kto", "samples with frames are pairs"),
+            ("qwen3-vl-2b-dpo", "data.answer_marks=[\"a\",\"b\"]", "give data.task=visual_chat"),
+        ] {
+            let sentence = refused(recipe, overrides);
+            assert!(sentence.contains(words), "{recipe} {overrides}: {sentence:?} lacks {words:?}");
+        }
+        for (recipe, overrides) in [
+            (
+                "qwen3-vl-2b-dpo",
+                "data.image_tokens=[4,8] data.image_root=x data.group=y preference.loss=kto shared_prefix=off",
+            ),
+            (
+                "fvlm-135m-dpo",
+                "data.still_frames=4 data.system=x shared_prefix=on data.mix=[{path=\"a\",weight=1.0}]",
+            ),
+        ] {
+            let overrides: Vec<String> = overrides.split(' ').map(String::from).collect();
+            assert!(resolve(recipe, &[], &overrides).is_ok(), "{:?}", resolve(recipe, &[], &overrides).err());
+        }
+    }
+
+    #[test]
     fn defaults_are_those_of_the_loss() {
         let of = |loss: &str| {
             let overrides = ["data.task=preference".to_string(), format!("preference.loss={loss}")];

@@ -171,7 +171,8 @@ impl Config {
                  [model.vision]"
             ),
             (Task::Preference, None) if key == "group" => {
-                "`data.group` is given and pairs are read from shards, which have no columns: leave it out".into()
+                "`data.group` is given and pairs are read from shards, which have no columns: leave it out"
+                    .into()
             }
             (task, _) => format!("`data.{key}` is given but `data.task` is {task}: give data.task={of}"),
         }
