@@ -96,6 +96,12 @@ impl Config {
                  of pairs, as preference.loss=dpo"
             );
         }
+        if own.reference.is_some() && self.data.vision_cache.is_some() {
+            refuse!(
+                "`preference.reference` names another model, and `data.vision_cache` keeps what this one's tower makes of images: \
+                 leave one out"
+            );
+        }
         if own.reference.is_some() && !loss.has_reference() {
             refuse!(
                 "`preference.reference` is given but the loss is {loss}, which compares with none: leave it out"
@@ -159,6 +165,11 @@ mod tests {
             ("fvlm-135m-dpo", "data.image_root=x", "the model is shown no images"),
             ("fvlm-135m-dpo", "data.group=x", "which have no columns"),
             ("fvlm-135m-dpo", "preference.loss=kto", "samples with frames are pairs"),
+            (
+                "qwen3-vl-2b-dpo",
+                "preference.reference=x data.vision_cache=y",
+                "this one's tower makes of images",
+            ),
             ("qwen3-vl-2b-dpo", "data.answer_marks=[\"a\",\"b\"]", "give data.task=visual_chat"),
         ] {
             let sentence = refused(recipe, overrides);

@@ -65,7 +65,7 @@ pub fn read(
     let mut images = SeenImages::of(config, images, frames)?;
     let examples = Examples::new(config, [train, held_out], vocabulary, classes);
     if let Some(SeenImages::Patches(images)) = &mut images {
-        images.count_sightings(&examples.train, config.switches.data.shared_prefix == Choose::On);
+        images.count_sightings(&examples.train, shares_prefixes(config));
     }
     let sides = || [examples.train.clone(), examples.held_out.clone()];
     let is_compared = config.data.task == Task::Preference;

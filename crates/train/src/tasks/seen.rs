@@ -95,12 +95,13 @@ impl PatchImages {
     }
 
     /// Counts the images that an epoch over these examples shows a tower: all that examples have or, where those of an image
-    /// share its computation, each once.
+    /// share its computation, each once; the answers of a pair share it with no other pair.
     pub fn count_sightings(&mut self, table: &ExampleTable, shares_prefixes: bool) {
         let shown = || table.iter().flat_map(|example| example.images.iter().map(|image| image.image));
-        let sightings = match shares_prefixes {
-            true => shown().collect::<HashSet<u32>>().len(),
-            false => shown().count(),
+        let sightings = match (shares_prefixes, table.together()) {
+            (true, 1) => shown().collect::<HashSet<u32>>().len(),
+            (true, together) => shown().count() / together,
+            (false, _) => shown().count(),
         };
         self.sightings = sightings as u64;
     }

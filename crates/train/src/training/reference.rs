@@ -98,8 +98,21 @@ pub fn another(config: &Config, data: &dyn Dataset, named: &str) -> Result<Loade
     }
     other.config.model.set_context(context);
     other.config.data.task = config.data.task;
+    other.config.data.still_frames = config.data.still_frames;
     other.config.preference = config.preference.clone();
+    if shown(config) != shown(&other.config) {
+        refuse!(
+            "{} is shown images or frames in another form than this run's model: name another preference.reference",
+            named.display()
+        );
+    }
     Ok(other)
+}
+
+/// The form in which a model is shown images: the sides of patches, of blocks and of learned positions; or of frames: their side.
+fn shown(config: &Config) -> Option<Vec<usize>> {
+    let of_patches = config.model.as_qwen3_vl().map(|tower| vec![tower.patch, tower.merge, tower.positions]);
+    of_patches.or_else(|| config.model.as_fovea().map(|tower| vec![tower.image_size]))
 }
 
 /// The scores that an opened model gives.
