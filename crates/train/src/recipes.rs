@@ -436,7 +436,7 @@ mod tests {
                 "{size}"
             );
             let groups = |config: &Config| -> Vec<Option<f64>> {
-                config.train.groups.iter().map(|group| group.lr).collect()
+                config.train.groups.0.iter().map(|group| group.lr).collect()
             };
             assert_eq!(groups(&align), [None, Some(connector)], "{size}");
             assert!(groups(&sft) == [None] && groups(&dpo) == [None], "{size}");

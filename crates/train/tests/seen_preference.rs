@@ -202,7 +202,7 @@ fn ten_steps_about_images_are_pytorchs() {
             let posted = apply(&mut begun.session, &[1e-3]).expect("an update");
             let results = collect(&mut begun.session, posted).expect("results");
             let off = (results.loss - wanted).abs();
-            let bound = if step == 0 { 1e-6 } else { 2e-5 };
+            let bound = if step == 0 { 1e-6 } else { 1e-5 };
             assert!(off < bound, "{layout:?}, step {}: {} is not {wanted}", step + 1, results.loss);
         }
     }
@@ -227,7 +227,10 @@ fn check_gradients(session: &Session, golden: &Golden, fixture: &mut Fixture, la
 
 /// The sums of one update of 40 drawn pairs, and the number of its micro-batches.
 fn update(kind: (&str, &[&str]), overrides: &[&str]) -> (BTreeMap<String, Vec<f32>>, usize) {
-    let asked = config(kind, &[overrides, &["train.batch=40", "eval.rows=0"]].concat());
+    // What both answers say of the tower nearly cancels, and rounding would be a larger share of what is left: so the chosen
+    // one's own loss is learned beside it.
+    let fixed = ["train.batch=40", "eval.rows=0", "preference.sft=1"];
+    let asked = config(kind, &[overrides, &fixed].concat());
     let data = examples::read(&asked, None, &mut |_| {}).expect("pairs");
     let (mut begun, _) = Begun::new(&asked, &data, 3, &|_| {});
     let parts = begun.accumulate();
@@ -254,7 +257,7 @@ fn gradients_behind_one_prompt_are_those_of_the_answers_apart() {
             &["shared_prefix=on", "micro_batch=1"][..],
             &["shared_prefix=on", "micro_batch=8"],
             &["micro_batch=40", "recompute=full"],
-            &["shared_prefix=off", "micro_batch=16"],
+            &["shared_prefix=off", "micro_batch=20"],
         ] {
             let (got, parts) = update(kind, layout);
             assert!(parts <= most, "{parts} micro-batches");
@@ -307,7 +310,7 @@ fn runs_go_on_exactly_with_the_reference_they_kept() {
     for kind in [IMAGES, FRAMES] {
         let folder = tempfile::tempdir().expect("a folder");
         let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
-        let config = config(kind, &["train.steps=8", "checkpoint.every=4", "loader.workers=1"]);
+        let config = config(kind, &["train.steps=8", "checkpoint.every=4"]);
         let mut last = None;
         let unbroken = train_in(&whole, &config, |event| match event {
             Event::Saved { step: 4, .. } => crate::foveated_run::copy(&whole, &broken),
@@ -315,7 +318,7 @@ fn runs_go_on_exactly_with_the_reference_they_kept() {
             _ => {}
         });
         let kept = fs::read(broken.join("reference.safetensors")).expect("scores");
-        let again = run::config(&broken).and_then(|config| config.resumed(&["loader.workers=2".into()]));
+        let again = run::config(&broken).and_then(|config| config.resumed(&[]));
         let rest = train_in(&broken, &again.expect("the run's own config"), |_| {});
         let numbers = |steps: &[Step]| -> Vec<(u64, u32, RewardMetrics)> {
             steps.iter().map(|step| (step.step, step.loss.to_bits(), rewards(step))).collect()

@@ -98,8 +98,7 @@ fn what_is_reported_is_what_the_plans_hold() {
                     assert_eq!(
                         reported_a == reported_b,
                         plans_a == plans_b,
-                        "{} on {place}: {}={a} is reported {reported_a}, ={b} {reported_b}",
-                        recipe,
+                        "{recipe} on {place}: {}={a} is reported {reported_a}, ={b} {reported_b}",
                         switch.name
                     );
                 }
