@@ -171,22 +171,23 @@ fn wrong_pairs_end_with_a_sentence() {
 fn pairs_about_images_and_frames_are_looked_at_and_learned() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
-    let picture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/pictures/rgb.png");
-    let image = fs::read(picture).expect("a picture");
-    fs::write(dir.join("a.png"), &image).expect("a file");
+    let pictures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/pictures");
+    let names =
+        ["rgb.png", "grey.png", "420.jpg", "444.jpg", "palette.png", "rgba.png", "bits.png", "rgb16.png"];
+    for name in names {
+        fs::copy(pictures.join(name), dir.join(name)).expect("a picture");
+    }
+    let image = fs::read(dir.join("rgb.png")).expect("a picture");
     let row = |i: usize| {
-        format!(r#"{{"image":"a.png","question":"Is it {i}?","chosen":"yes {i}","rejected":"no {i}"}}"#)
+        let name = names[i % names.len()];
+        format!(r#"{{"image":"{name}","question":"Is it {i}?","chosen":"yes {i}","rejected":"no {i}"}}"#)
     };
     let rows: Vec<String> = (0..40).map(row).collect();
     fs::write(dir.join("pairs.jsonl"), rows.join("\n")).expect("a file");
     let shown = ok(dir, &["data", "inspect", "pairs.jsonl", "--task", "preference"]).out;
-    for words in [
-        "pairs    ",
-        "chosen, ",
-        "image    a.png",
-        "`question`, `chosen` and `rejected`",
-        "images   1 different",
-    ] {
+    for words in
+        ["pairs    ", "chosen, ", "image    ", "`question`, `chosen` and `rejected`", "images   8 different"]
+    {
         assert!(shown.contains(words), "{words}: {shown}");
     }
     let mut members = vec![];
@@ -230,7 +231,7 @@ fn pairs_about_images_and_frames_are_looked_at_and_learned() {
                 "generate",
                 "frames",
                 "--frames",
-                "a.png",
+                "rgb.png",
                 "--prompt",
                 "Is it 3?",
                 "--max-tokens",
@@ -256,7 +257,7 @@ fn pairs_about_images_and_frames_are_looked_at_and_learned() {
         ),
         (
             "two.jsonl",
-            r#"{"image":["a.png","a.png"],"question":"<image>a","chosen":"b","rejected":"c"}"#,
+            r#"{"image":["rgb.png","rgb.png"],"question":"<image>a","chosen":"b","rejected":"c"}"#,
             ["2 images", "line 1"],
         ),
     ] {
