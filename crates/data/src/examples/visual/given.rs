@@ -112,8 +112,7 @@ fn images_in(fields: &Fields, name: &str) -> Result<Vec<Field>, Wrong> {
 /// Whether a row has images: in a column, or in a part of a message.
 pub(in crate::examples) fn shows_images(fields: &Fields) -> bool {
     let is_held = |name: &&str| images_in(fields, name).is_ok_and(|images| !images.is_empty());
-    COLUMNS.iter().chain(&FILE_COLUMNS).any(|name| is_held(&name))
-        || fields.0.iter().any(|(_, of)| has_part(of))
+    COLUMNS.iter().chain(&FILE_COLUMNS).any(is_held) || fields.0.iter().any(|(_, of)| has_part(of))
 }
 
 /// Whether a field has a part of a message that is an image.
