@@ -428,7 +428,7 @@ pub struct Inspect {
     /// A chat template: a file, or chatml; otherwise the one beside the tokeniser.
     #[arg(long, value_name = "FILE")]
     pub template: Option<String>,
-    /// Of visual_chat: the folder that paths of images begin in; otherwise that of the file.
+    /// Of visual_chat and preference: the folder that paths of images begin in; otherwise that of the file.
     #[arg(long, value_name = "DIR")]
     pub image_root: Option<PathBuf>,
     /// Of images: how many a second one core makes ready, measured for this long in each of two ways.

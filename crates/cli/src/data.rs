@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use flatout_data::examples::{ExampleKind, ExampleSpec, FrameSpec, VisionSpec, open as open_examples};
+use flatout_data::examples::{
+    ExampleKind, ExampleSpec, FrameSpec, VisionSpec, open as open_examples, shows_images,
+};
 use flatout_data::formats::{OnError, ReadOptions};
 use flatout_data::inspect::{Inspection, LengthSummary, inspect as look, spans};
 use flatout_data::prepare::{Preparation, Prepared, Progress, Tokenizer, prepare as write_shards};
@@ -190,15 +192,25 @@ fn names_recipe(words: &[String]) -> bool {
     !words.first().is_some_and(is_file)
 }
 
+/// Whether a word names a tar shard, a pattern of them, or a folder that has one.
+fn holds_shards(word: &str) -> bool {
+    let is_shard = |path: &Path| path.extension().is_some_and(|ending| ending == "tar");
+    let entries = std::fs::read_dir(word).into_iter().flatten().flatten();
+    is_shard(Path::new(word)) || entries.into_iter().any(|entry| is_shard(&entry.path()))
+}
+
 /// The size of a tokeniser that is trained to look at examples, where none is given.
 const LOOK_VOCABULARY: usize = 8192;
 
 fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
     if args.task != Task::Text {
-        let spec = ExampleSpec {
+        // Pairs about frames are members of archives.
+        let of_frames = args.task == Task::Foveated || args.words.iter().any(|word| holds_shards(word));
+        let mut spec = ExampleSpec {
             task: match args.task {
                 Task::Classes => ExampleKind::Classes,
                 Task::VisualChat => ExampleKind::Visual,
+                Task::Preference if of_frames => ExampleKind::Frames,
                 Task::Preference => ExampleKind::Pairs,
                 Task::Foveated => ExampleKind::Frames,
                 _ => ExampleKind::Chat,
@@ -213,14 +225,19 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
             frames: Some(FrameSpec {
                 system: SYSTEM.into(),
                 prompts: Prompts::default().all(),
+                pairs: args.task == Task::Preference,
                 ..FrameSpec::default()
             }),
             workers: machine::threads(),
             ..ExampleSpec::default()
         };
+        // No model says whether its texts have images: the rows do.
+        if spec.task == ExampleKind::Pairs && !shows_images(&spec)? {
+            spec.vision = None;
+        }
         let opened = match open_examples(&spec) {
             // Rows without pairs may have answers that are wanted or not.
-            Err(error) if args.task == Task::Preference => {
+            Err(error) if spec.task == ExampleKind::Pairs => {
                 open_examples(&ExampleSpec { task: ExampleKind::Judged, ..spec }).map_err(|_| error)
             }
             opened => opened,

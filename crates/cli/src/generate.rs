@@ -8,6 +8,7 @@ use flatout_data::Vocabulary;
 use flatout_data::examples::{Date, QuestionPart, Questions};
 use flatout_train::Failure;
 use flatout_train::UserError;
+use flatout_train::config::SYSTEM;
 use flatout_train::infer::generate::{
     CHUNK_WITH_FRAMES, CHUNK_WITH_IMAGES, Generator, Pictures, Prompt, Room, encode,
 };
@@ -134,6 +135,11 @@ fn asked(
     loaded.stops.extend(questions.end()?);
     let sees = loaded.config.model.as_qwen3_vl().is_some();
     let looks = loaded.config.model.as_fovea().is_some();
+    // Models that look at frames are trained behind a system's message, always.
+    let questions = match looks {
+        true => questions.with_system(loaded.config.data.system.as_deref().unwrap_or(SYSTEM)),
+        false => questions,
+    };
     let prompt = |prompt: &String| -> Result<Prompt, Failure> {
         if looks {
             return Ok(Pictures::before(shown, &questions.tokens(prompt)?));

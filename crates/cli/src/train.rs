@@ -10,7 +10,7 @@ use flatout_report::report::AtEnd;
 use flatout_report::tensorboard::Board;
 use flatout_train::Config;
 use flatout_train::Failure;
-use flatout_train::config::Task;
+use flatout_train::config::{Sight, Task};
 use flatout_train::device::Device;
 use flatout_train::infer::generate::Generator;
 use flatout_train::infer::sampling::Sampling;
@@ -299,12 +299,16 @@ fn end_block(
             format!("flatout eval {dir} --predict FOLDER --out FILE.csv   classes of new images"),
         ],
         (false, false) => vec![],
-        (false, true) if [Task::Chat, Task::Preference].contains(&config.data.task) => vec![
-            format!("flatout generate {dir} --chat --prompt QUESTION   ask it"),
+        (false, true) if config.sight() == Some(Sight::Images) => vec![
+            format!("flatout generate {dir} --image PHOTO --prompt QUESTION   ask it about an image"),
             format!("flatout export {dir} --to out                     for other tools"),
         ],
-        (false, true) if config.data.task == Task::VisualChat => vec![
-            format!("flatout generate {dir} --image PHOTO --prompt QUESTION   ask it about an image"),
+        (false, true) if config.sight() == Some(Sight::Frames) => vec![
+            format!("flatout generate {dir} --frames FOLDER --prompt QUESTION   ask it about a video"),
+            format!("flatout export {dir} --to out                     for other tools"),
+        ],
+        (false, true) if [Task::Chat, Task::Preference].contains(&config.data.task) => vec![
+            format!("flatout generate {dir} --chat --prompt QUESTION   ask it"),
             format!("flatout export {dir} --to out                     for other tools"),
         ],
         (false, true) => {

@@ -47,7 +47,7 @@ fn refused(dir: &Path, words: &[&str], parts: &[&str]) {
 }
 
 /// A tar archive of plain files.
-fn tar(members: &[(String, Vec<u8>)]) -> Vec<u8> {
+pub fn tar(members: &[(String, Vec<u8>)]) -> Vec<u8> {
     let mut archive = vec![];
     for (name, bytes) in members {
         let mut header = [0u8; 512];

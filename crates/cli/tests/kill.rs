@@ -233,6 +233,29 @@ fn kills_of_runs_on_preferences_leave_no_trace() {
     killed_and_compared(&Scene::new(), "preference", &words, &[""], 40);
 }
 
+/// The same of pairs about frames, which are decoded ahead of the reference pass.
+#[test]
+fn kills_of_runs_on_preferences_about_frames_leave_no_trace() {
+    let words = [
+        "train",
+        "fvlm-135m-dpo",
+        "--with",
+        "small",
+        "model.width=32",
+        "model.heads=1",
+        "model.kv_heads=1",
+        "model.ffn=48",
+        "model.vision.layers=1",
+        "data.synthetic_rows=600",
+        "train.batch=4",
+        "train.steps=30",
+        "eval.every=10",
+        "eval.rows=4",
+        "backend=cpu",
+    ];
+    killed_and_compared(&Scene::new(), "frames", &words, &[""], 30);
+}
+
 #[test]
 fn kills_of_runs_on_images_leave_no_trace() {
     let words = [

@@ -115,7 +115,8 @@ fn questions_about_frames_are_answered() {
         fs::copy(picture(name), dir.join(format!("clip/{at:03}.{ending}"))).expect("a copy");
     }
     let ask = |words: &[&str]| {
-        let said = say(dir, &[&["generate", "model"], words, &PLAIN[..]].concat());
+        let plain = if words.contains(&"--temperature") { &PLAIN[2..] } else { &PLAIN[..] };
+        let said = say(dir, &[&["generate", "model"], words, plain].concat());
         assert_eq!(said.code, Some(0), "{said:?}");
         serde_json::from_str::<Value>(&said.out).expect("JSON")
     };
@@ -123,7 +124,12 @@ fn questions_about_frames_are_answered() {
     let about = ask(&["--frames", "clip", "--prompt", "what", "--prompt", "who is it"]);
     assert_eq!((about["frames"].as_u64(), alone["frames"].as_u64()), (Some(4), None), "{about}");
     let texts = about["texts"].as_array().expect("texts");
-    assert!(texts.len() == 2 && texts[0] != alone["texts"][0], "{about} {alone}");
+    assert_eq!(texts.len(), 2, "{about}");
+    // The likeliest words of a model this small are the same with frames and without; those that are drawn are not.
+    let drawn = |words: &[&str]| {
+        ask(&[words, &["--prompt", "what", "--temperature", "2"]].concat())["texts"][0].clone()
+    };
+    assert_ne!(drawn(&["--frames", "clip"]), drawn(&["--chat"]));
     let once = ask(&["--frames", "clip", "--prompt", "what"]);
     assert_eq!(once["texts"][0], texts[0], "a question by itself");
     let read = |said: &Value| said["prompt_tokens"].as_u64().expect("a count");

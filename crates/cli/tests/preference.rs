@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::examples::tar;
 use crate::program::{Said, say};
 
 fn ok(dir: &Path, words: &[&str]) -> Said {
@@ -162,5 +163,107 @@ fn wrong_pairs_end_with_a_sentence() {
         );
         assert_eq!(said.code, Some(2), "{word}: {}", said.err);
         assert!(said.err.contains(sentence), "{word}: {}", said.err);
+    }
+}
+
+/// Rows with images and shards with pairs are told by what they hold, looked at, learned and asked about.
+#[test]
+fn pairs_about_images_and_frames_are_looked_at_and_learned() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let pictures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/pictures");
+    let names =
+        ["rgb.png", "grey.png", "420.jpg", "444.jpg", "palette.png", "rgba.png", "bits.png", "rgb16.png"];
+    for name in names {
+        fs::copy(pictures.join(name), dir.join(name)).expect("a picture");
+    }
+    let image = fs::read(dir.join("rgb.png")).expect("a picture");
+    let row = |i: usize| {
+        let name = names[i % names.len()];
+        format!(r#"{{"image":"{name}","question":"Is it {i}?","chosen":"yes {i}","rejected":"no {i}"}}"#)
+    };
+    let rows: Vec<String> = (0..40).map(row).collect();
+    fs::write(dir.join("pairs.jsonl"), rows.join("\n")).expect("a file");
+    let shown = ok(dir, &["data", "inspect", "pairs.jsonl", "--task", "preference"]).out;
+    for words in
+        ["pairs    ", "chosen, ", "image    ", "`question`, `chosen` and `rejected`", "images   8 different"]
+    {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+    let mut members = vec![];
+    for sample in 0..40 {
+        members.push((format!("s{sample}.png"), image.clone()));
+        let text = format!(
+            r#"{{"user":"Is it {sample}?","chosen_assistant":"yes {sample}","rejected_assistant":"no {sample}"}}"#
+        );
+        members.push((format!("s{sample}.json"), text.into_bytes()));
+    }
+    fs::write(dir.join("pairs.tar"), tar(&members)).expect("a shard");
+    let shown = ok(dir, &["data", "inspect", "pairs.tar", "--task", "preference"]).out;
+    for words in ["pairs    ", "rejected, ", "a still image as 8 frames of 224 x 224 pixels", "two answers"] {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+    let few = [
+        "train.epochs=none",
+        "train.steps=2",
+        "train.batch=4",
+        "eval.rows=0",
+        "backend=cpu",
+        "checkpoint.best=false",
+    ];
+    let learn = |recipe: &str, path: &str, run: &str| {
+        ok(dir, &[&["train", recipe, "--with", "small", path, "--run", run], &few[..]].concat())
+    };
+    learn("qwen3-vl-2b-dpo", "data.path=pairs.jsonl", "images");
+    let said = learn("fvlm-135m-dpo", "data.path=pairs.tar", "frames");
+    assert!(said.err.contains("--frames FOLDER --prompt QUESTION"), "{}", said.err);
+
+    // What is generated from is what training wrote: a system's message, the question, and where the answer begins.
+    let vocabulary = flatout_data::Vocabulary::load(&dir.join("frames/tokenizer.json")).expect("a tokeniser");
+    let questions =
+        flatout_data::examples::Questions::open(&vocabulary, None, &[], None).expect("a template");
+    let questions = questions.with_system(flatout_train::config::SYSTEM);
+    let asked = questions.tokens("Is it 3?").expect("tokens");
+    let about = json(
+        &ok(
+            dir,
+            &[
+                "generate",
+                "frames",
+                "--frames",
+                "rgb.png",
+                "--prompt",
+                "Is it 3?",
+                "--max-tokens",
+                "2",
+                "--json",
+            ],
+        )
+        .out,
+    );
+    assert_eq!(about["prompt_tokens"], asked.len() + 1);
+    let shown = json(
+        &ok(dir, &["data", "inspect", "fvlm-135m-dpo", "--with", "small", "data.path=pairs.tar", "--json"])
+            .out,
+    );
+    let read = shown["samples"][0]["spans"][0]["text"].as_str().expect("a text");
+    assert!(read.contains(flatout_train::config::SYSTEM), "{read}");
+
+    for (path, text, words) in [
+        (
+            "wrong.jsonl",
+            r#"{"image":"gone.png","question":"a","chosen":"b","rejected":"c"}"#,
+            ["gone.png", "line 1"],
+        ),
+        (
+            "two.jsonl",
+            r#"{"image":["rgb.png","rgb.png"],"question":"<image>a","chosen":"b","rejected":"c"}"#,
+            ["2 images", "line 1"],
+        ),
+    ] {
+        fs::write(dir.join(path), text).expect("a file");
+        let path = format!("data.path={path}");
+        let said = say(dir, &["train", "qwen3-vl-2b-dpo", "--with", "small", &path, "backend=cpu"]);
+        assert!(said.code == Some(2) && words.iter().all(|word| said.err.contains(word)), "{said:?}");
     }
 }

@@ -208,8 +208,126 @@ fn pairs_are_two_examples_of_the_same_frames() {
             assert_eq!(chosen.images, rejected.images);
         }
     }
+    assert_eq!((sets.train.together(), sets.description.train as usize), (2, sets.train.count() / 2));
     let spec = ExampleSpec { frames: Some(frames()), ..spec };
     assert!(open(&spec).unwrap_err().to_string().contains("is a pair of answers"));
+}
+
+/// Wrong samples where pairs are learned, each with words of the sentence about it and of the reason it is counted by.
+#[test]
+fn bad_pairs_are_named_or_left_out() {
+    let scratch = Scratch::new("frames-bad-pairs");
+    let pair = |key: &str, text: &str| [frame(&format!("{key}.png"), 9), json(key, text)].concat();
+    let good = r#"{"user":"which?","chosen_assistant":"the good","rejected_assistant":"the bad"}"#;
+    for (bad, words, reason) in [
+        (
+            r#"{"chosen_assistant":"a","rejected_assistant":"a"}"#,
+            "both answers of the sample x are equal",
+            "answers that cannot be compared",
+        ),
+        (
+            r#"{"chosen_assistant":"a","rejected_assistant":" "}"#,
+            "rejected_assistant of the sample x is empty",
+            "empty",
+        ),
+        (
+            r#"{"user":"a","chosen_assistant":"b"}"#,
+            "has one answer of a pair and no `rejected_assistant`",
+            "field missing",
+        ),
+        (r#"{"user":"a","rejected_assistant":"b"}"#, "no `chosen_assistant`", "field missing"),
+        (
+            r#"{"user":"a","chosen_assistant":"b","rejected_assistant":null}"#,
+            "no `rejected_assistant`",
+            "field missing",
+        ),
+        (
+            r#"{"user":"a","chosen_assistant":["b"],"rejected_assistant":"c"}"#,
+            "`chosen_assistant` of the sample x is a list, not a string",
+            "not a string",
+        ),
+        (
+            r#"{"user":7,"chosen_assistant":"b","rejected_assistant":"c"}"#,
+            "`user` of the sample x is a number",
+            "not a string",
+        ),
+        (r#"{"user":"a","assistant":"b"}"#, "is no pair of answers", "answers that cannot be compared"),
+        (r#"{"caption":"a"}"#, "is no pair of answers", "answers that cannot be compared"),
+        (r#"{"token_ids":[1,2]}"#, "is no pair of answers", "answers that cannot be compared"),
+        (
+            r#"{"chosen_assistant":"b","rejected_assistant":"c","frame_count":0}"#,
+            "says that it has no frames and has 1",
+            "images and places",
+        ),
+    ] {
+        scratch.write("0.tar", &archive(&[pair("a", good), pair("x", bad), pair("b", good)]));
+        let failing = ExampleSpec {
+            frames: Some(FrameSpec { pairs: true, ..frames() }),
+            ..spec(&[scratch.at("0.tar")])
+        };
+        let error = open(&failing).err().unwrap_or_else(|| panic!("{bad} is taken"));
+        let sentence = error.to_string();
+        assert!(error.is_input() && sentence.contains(words), "{bad}: {sentence}");
+        assert!(
+            sentence.contains("0.tar, byte ") && sentence.contains("data.on_error=skip"),
+            "{bad}: {sentence}"
+        );
+        let read = ReadOptions { on_error: OnError::Skip, ..ReadOptions::default() };
+        let sets = open(&ExampleSpec { read, ..failing }).unwrap();
+        assert_eq!((sets.train.units(), sets.train.count(), sets.description.rows), (2, 4, 3), "{bad}");
+        let [(counted, 1, place)] = &sets.description.unusable[..] else {
+            panic!("{bad}: {:?}", sets.description.unusable)
+        };
+        assert!(counted.contains(reason) && place.contains("0.tar"), "{bad}: {counted} {place}");
+    }
+    // Answers that differ only behind the most tokens there may be are too long, and not equal.
+    let words: String = (0..80).map(|i| format!("{} ", i * 7919 % 1000)).collect();
+    let far = |end: &str| format!("{words}{end}");
+    let text = format!(r#"{{"chosen_assistant":"{}","rejected_assistant":"{}"}}"#, far("one"), far("two"));
+    scratch.write("0.tar", &archive(&[pair("a", good), pair("x", &text)]));
+    let cut = ExampleSpec {
+        frames: Some(FrameSpec { pairs: true, ..frames() }),
+        max_tokens: 60,
+        ..spec(&[scratch.at("0.tar")])
+    };
+    let sets = open(&cut).unwrap();
+    assert_eq!((sets.train.units(), sets.description.too_long), (1, 1));
+}
+
+/// Shares of a mixture are of pairs, and both answers of a pair follow one another.
+#[test]
+fn pairs_of_several_sources_are_mixed() {
+    let scratch = Scratch::new("frames-mixed-pairs");
+    for (name, count) in [("a.tar", 12), ("b.tar", 5)] {
+        let pair = |at: usize| {
+            let text = format!(
+                r#"{{"user":"{name}","chosen_assistant":"yes {at}","rejected_assistant":"no {at}"}}"#
+            );
+            [frame(&format!("k{at}.png"), at as u8), json(&format!("k{at}"), &text)].concat()
+        };
+        scratch.write(name, &archive(&(0..count).map(pair).collect::<Vec<_>>()));
+    }
+    let part = |name: &str, weight: f64| MixPart { path: vec![scratch.at(name)], weight };
+    let mix = vec![part("a.tar", 0.75), part("b.tar", 0.25)];
+    let spec =
+        ExampleSpec { frames: Some(FrameSpec { pairs: true, mix, ..frames() }), path: vec![], ..spec(&[]) };
+    let sets = open(&spec).unwrap();
+    assert_eq!((sets.train.units(), sets.train.epoch_examples()), (17, 16));
+    let table = Arc::new(sets.train.clone());
+    let layout = Layout::new(vec![Shape::Packed { tokens: 2048, segments: 32 }])
+        .seeing(Some(vec![ImageRoom { patches: 256, images: 64, largest: 4 }]))
+        .comparing(2);
+    let options = UpdateOptions { seed: 3, batch: 16, layout, is_sorted: false, class_weights: vec![] };
+    let start = Updates::start(&table, 3);
+    let mut updates = Updates::new(table.clone(), options, start).unwrap();
+    let mut of_first = 0;
+    for part in (0..4).flat_map(|_| updates.next_update().parts) {
+        for pair in part.numbers.chunks(2) {
+            assert!(pair[0] % 2 == 0 && pair[1] == pair[0] + 1, "{pair:?}");
+            of_first += usize::from(text(&sets, table.get(pair[0])).contains("a.tar"));
+        }
+    }
+    assert!((44..=52).contains(&of_first), "{of_first} of 64 are three quarters");
 }
 
 /// Wrong samples, each with words of the sentence about it.

@@ -16,3 +16,4 @@ mod rows;
 mod scratch;
 mod templates;
 mod visual;
+mod visual_preferences;

@@ -23,7 +23,7 @@ pub fn encoded_png(width: u32, height: u32, shade: u8) -> Vec<u8> {
 }
 
 /// Patches of 4 pixels, blocks of 2 x 2, images of 4 to 64 tokens.
-const PATCHING: Patching =
+pub const PATCHING: Patching =
     Patching { patch: 4, merge: 2, least_pixels: 4 * 64, most_pixels: 64 * 64, shown_percent: 100 };
 
 fn vision() -> VisionSpec {
@@ -42,7 +42,7 @@ fn visual(path: &str) -> ExampleSpec {
 }
 
 /// A folder with the images a.png (16 x 24, six tokens) and b.png (16 x 16, four tokens).
-fn folder(name: &str) -> Scratch {
+pub fn folder(name: &str) -> Scratch {
     let scratch = Scratch::new(name);
     scratch.write("a.png", &encoded_png(16, 24, 1));
     scratch.write("b.png", &encoded_png(16, 16, 2));
@@ -50,7 +50,7 @@ fn folder(name: &str) -> Scratch {
 }
 
 /// The text of an example, with every image as its number of tokens in brackets.
-fn text(sets: &ExampleSets, example: Example<'_>) -> String {
+pub fn text(sets: &ExampleSets, example: Example<'_>) -> String {
     let pad = "<|image_pad|>";
     let mut text = sets.vocabulary.spell_out(example.tokens);
     for sighting in example.images.iter().rev() {

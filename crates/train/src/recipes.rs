@@ -31,8 +31,16 @@ const RECIPES: &[Embedded] = &[
     Embedded { name: "qwen3-vl-2b-vqa", text: include_str!("../../../recipes/qwen3-vl-2b-vqa.toml") },
     Embedded { name: "qwen3-vl-4b-vqa", text: include_str!("../../../recipes/qwen3-vl-4b-vqa.toml") },
     Embedded { name: "qwen3-vl-8b-vqa", text: include_str!("../../../recipes/qwen3-vl-8b-vqa.toml") },
+    Embedded { name: "qwen3-vl-2b-dpo", text: include_str!("../../../recipes/qwen3-vl-2b-dpo.toml") },
     Embedded { name: "fvlm-135m-align", text: include_str!("../../../recipes/fvlm-135m-align.toml") },
     Embedded { name: "fvlm-135m-sft", text: include_str!("../../../recipes/fvlm-135m-sft.toml") },
+    Embedded { name: "fvlm-135m-dpo", text: include_str!("../../../recipes/fvlm-135m-dpo.toml") },
+    Embedded { name: "fvlm-360m-align", text: include_str!("../../../recipes/fvlm-360m-align.toml") },
+    Embedded { name: "fvlm-360m-sft", text: include_str!("../../../recipes/fvlm-360m-sft.toml") },
+    Embedded { name: "fvlm-360m-dpo", text: include_str!("../../../recipes/fvlm-360m-dpo.toml") },
+    Embedded { name: "fvlm-1.7b-align", text: include_str!("../../../recipes/fvlm-1.7b-align.toml") },
+    Embedded { name: "fvlm-1.7b-sft", text: include_str!("../../../recipes/fvlm-1.7b-sft.toml") },
+    Embedded { name: "fvlm-1.7b-dpo", text: include_str!("../../../recipes/fvlm-1.7b-dpo.toml") },
     Embedded { name: "gemma3-4b-pairs", text: include_str!("../../../recipes/gemma3-4b-pairs.toml") },
     Embedded { name: "text-classify", text: include_str!("../../../recipes/text-classify.toml") },
     Embedded { name: "vision-tiny", text: include_str!("../../../recipes/vision-tiny.toml") },
@@ -336,6 +344,10 @@ mod tests {
             ("qwen3-vl-8b-vqa", 8_767_123_696, 16 * 8192),
             ("qwen3-vl-4b-vqa", 4_437_815_808, 16 * 8192),
             ("qwen3-vl-2b-vqa", 2_127_532_032, 16 * 8192),
+            ("qwen3-vl-2b-dpo", 2_127_532_032, 16 * 8192),
+            ("fvlm-135m-align", 157_310_592, 32 * 1088),
+            ("fvlm-360m-align", 384_912_000, 32 * 1088),
+            ("fvlm-1.7b-align", 1_735_303_936, 32 * 1088),
         ];
         for (name, parameters, tokens) in sizes {
             let config = resolve(name, &[], &[]).unwrap();
@@ -398,6 +410,42 @@ mod tests {
         assert!(small.model.parameters() < 1_500_000 && small.train.steps == Some(10));
         let tiny = resolve("preference-tiny", &[], &[]).unwrap();
         assert_eq!((tiny.validate_for_training(), tiny.together()), (Ok(()), 2));
+    }
+
+    /// The stages of the foveated model in every size: one model, and rates that fall from stage to stage.
+    #[test]
+    fn stages_of_the_foveated_model_follow_one_another() {
+        for (size, connector, rates, finals) in [
+            ("135m", 1e-3, [1e-5, 3e-5, 1e-6], [3e-5, 3e-6, 1e-7]),
+            ("360m", 1e-3, [1e-5, 3e-5, 1e-6], [3e-5, 3e-6, 1e-7]),
+            ("1.7b", 3e-4, [3e-6, 1e-5, 5e-7], [1e-5, 1e-6, 5e-8]),
+        ] {
+            let [align, sft, dpo] = ["align", "sft", "dpo"].map(|stage| {
+                let name = format!("fvlm-{size}-{stage}");
+                let small = resolve(&name, &["small".into(), "quick-test".into()], &[]).unwrap();
+                assert!(small.model.parameters() < 1_500_000 && small.train.steps == Some(10), "{name}");
+                let config = resolve(&name, &[], &[]).unwrap();
+                assert_eq!(config.validate_for_training(), Ok(()), "{name}");
+                config
+            });
+            assert!(align.model == sft.model && sft.model == dpo.model, "{size}");
+            assert_eq!([&align, &sft, &dpo].map(|config| config.optimizer.lr), rates, "{size}");
+            assert_eq!(
+                [&align, &sft, &dpo].map(|config| config.schedule.final_lr),
+                finals.map(Some),
+                "{size}"
+            );
+            let groups = |config: &Config| -> Vec<Option<f64>> {
+                config.train.groups.0.iter().map(|group| group.lr).collect()
+            };
+            assert_eq!(groups(&align), [None, Some(connector)], "{size}");
+            assert!(groups(&sft) == [None] && groups(&dpo) == [None], "{size}");
+            assert_eq!((dpo.together(), dpo.data.still_frames, dpo.train.epochs), (2, 8, Some(1)), "{size}");
+            assert_eq!((dpo.preference.beta(), dpo.schedule.warmup_share), (0.1, Some(0.1)), "{size}");
+        }
+        let images = resolve("qwen3-vl-2b-dpo", &[], &[]).unwrap();
+        assert_eq!((images.validate_for_training(), images.together()), (Ok(()), 2));
+        assert_eq!(images.model, resolve("qwen3-vl-2b-vqa", &[], &[]).unwrap().model);
     }
 
     #[test]

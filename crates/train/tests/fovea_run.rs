@@ -116,6 +116,13 @@ fn a_text_model_and_a_dinov2_become_one() {
     let fovea = config.model.as_fovea().expect("a tower");
     assert_eq!((fovea.width, fovea.layers, fovea.positions, fovea.query), (24, 3, 7, 14));
     train_in(&run, &config, |_| {});
+    // The run knows both sources exactly, whatever folder it is continued from.
+    let pinned = flatout_train::run::config(&run).expect("the run's config").model;
+    let exactly = |path: &Path| Some(path.canonicalize().expect("a folder").display().to_string());
+    assert_eq!(pinned.from().map(String::as_str), exactly(&text).as_deref());
+    assert_eq!(pinned.as_fovea().expect("a tower").from, exactly(&tower));
+    let origin = flatout_train::weights::pretrained::Origin::of(&run).expect("an origin");
+    assert_eq!((Some(origin.from), origin.vision_from), (exactly(&text), exactly(&tower)));
     let made = exported(&run, out);
     assert_eq!(made.keys().collect::<Vec<_>>(), tensors.keys().collect::<Vec<_>>());
     for (name, (shape, values)) in &made {

@@ -143,7 +143,7 @@ fn first_looks_alone_are_trained_too() {
     assert!(steps[7].loss < steps[0].loss);
 }
 
-fn copy(from: &Path, to: &Path) {
+pub fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a folder");
     for entry in fs::read_dir(from).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -157,7 +157,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// A tar archive of plain files.
-fn tar(members: &[(String, Vec<u8>)]) -> Vec<u8> {
+pub fn tar(members: &[(String, Vec<u8>)]) -> Vec<u8> {
     let mut archive = vec![];
     for (name, bytes) in members {
         let mut header = [0u8; 512];

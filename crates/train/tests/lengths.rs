@@ -108,7 +108,7 @@ fn sums_of(config: &Config, count: usize) -> (BTreeMap<String, Vec<f32>>, Vec<us
     for step in 0..4 {
         for part in updates.next_update().parts {
             shapes.push(part.shape);
-            let batch = examples::batch(Role::Grad(part.shape), part, &inputs);
+            let batch = examples::batch(Role::Grad(part.shape), part, None, None, &inputs);
             accumulate(&mut session, &batch, Draw { seed, step }).expect("gradients");
         }
     }

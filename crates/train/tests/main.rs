@@ -30,6 +30,7 @@ mod preference;
 mod preference_run;
 mod rates;
 mod resume;
+mod seen_preference;
 mod small_recipe;
 mod small_run;
 mod switches;

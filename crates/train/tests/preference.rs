@@ -118,7 +118,7 @@ fn begin(config: &Config, table: ExampleTable) -> Begun {
         class_weights: vec![],
     };
     let none = if table.together() == 2 { ExampleTable::of_pairs() } else { ExampleTable::default() };
-    let compared = Compared::new([table.clone(), Arc::new(none)], "a mark".into());
+    let compared = Compared::new([table.clone(), Arc::new(none)], None, "a mark".into());
     let start = Updates::start(&table, 1);
     let updates = Updates::new(table, options, start).expect("updates");
     let inputs = compiled.plans.grads().enumerate();
@@ -137,7 +137,7 @@ impl Begun {
             .expect("a baseline");
         for part in parts {
             let (role, inputs) = (Role::Grad(part.shape), &self.inputs[part.shape]);
-            let batch = self.compared.batch(role, Side::Train, part, inputs);
+            let batch = self.compared.batch(role, Side::Train, part, inputs).expect("a batch");
             accumulate(&mut self.session, &batch, Draw::default()).expect("gradients");
         }
     }

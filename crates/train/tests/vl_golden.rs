@@ -81,8 +81,8 @@ struct Computed {
     gradients: BTreeMap<String, Vec<f64>>,
 }
 
-struct Golden {
-    model: DecoderConfig,
+pub struct Golden {
+    pub model: DecoderConfig,
     fixture: Fixture,
     /// Values by the library's names.
     weights: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
@@ -114,7 +114,7 @@ fn wide<T: Copy + Into<f64>>(values: &[T]) -> Vec<f64> {
 }
 
 impl Golden {
-    fn open(name: &str) -> Golden {
+    pub fn open(name: &str) -> Golden {
         let mut fixture = Fixture::open(name);
         let mut model = decoder(library::read(&fixture.json).expect("a Qwen3-VL").model);
         let ids = fixture.i32s("input_ids");
@@ -137,13 +137,13 @@ impl Golden {
     }
 
     /// Where each of our weights lies among the library's.
-    fn places(&self) -> Vec<Stored> {
+    pub fn places(&self) -> Vec<Stored> {
         let shapes = flatout_train::weights::pretrained::parameters(&self.model.clone().into());
         let model = Model::from(self.model.clone());
         model.published().unwrap().stored(&|path| shapes[path].0.dims.clone()).expect("names")
     }
 
-    fn ours(&self) -> Vec<(String, Vec<f32>)> {
+    pub fn ours(&self) -> Vec<(String, Vec<f32>)> {
         let value = |at: Stored| (at.ours.clone(), at.take(&self.weights[&at.theirs].1));
         self.places().into_iter().map(value).collect()
     }

@@ -237,7 +237,8 @@ fn seeing(
     limits: BatchLimits,
     may_be_blind: bool,
 ) -> Trial {
-    let (Extent { tokens, patches, images, .. }, most) = (of_all.used, lengths.most());
+    let Extent { tokens, patches, images, .. } = of_all.used;
+    let most = largest_unit(lengths, limits.together);
     let is_twice = may_be_blind && of_all.blind >= WORTH;
     let most_computed = (1.0 + WORTH) * of_all.computed;
     let of = |room: f64| {

@@ -68,7 +68,7 @@ use prefixes::Prefixes;
 pub use question::{QuestionPart, Questions};
 pub use sets::{
     ClassCount, ExampleKind, ExampleSets, ExampleSpec, ImageCounts, SetDescription, TooLong, class_names,
-    open, open_reporting,
+    open, open_reporting, shows_images,
 };
 pub use template::{CHATML, ChatTemplate, Date, Refusal, Rendered, template_text};
 pub use visual::{MAX_IMAGE_BYTES, VisionSpec};
@@ -222,7 +222,7 @@ impl ExampleTable {
         self.iter().fold(self.count() as u64, |hash, example| example.fold_into(hash))
     }
 
-    /// Draws examples of several sources in shares: of each source as many as follow one another here, and its weight.
+    /// Draws examples or pairs of several sources in shares: of each source as many as follow one another here, and its weight.
     pub(crate) fn mix(&mut self, sources: &[(u64, f64)]) {
         let mut base = 0;
         let part = |(count, weight): &(u64, f64)| {
@@ -231,7 +231,7 @@ impl ExampleTable {
             MixtureSource { base: base - count, count: *count, weight: *weight, mean_tokens: 1.0 }
         };
         self.mixture = Some(Arc::new(Mixture::new(sources.iter().map(part).collect())));
-        assert_eq!(base, self.count() as u64, "sources are all there is");
+        assert_eq!(base, self.units() as u64, "sources are all there is");
     }
 
     /// Which example stands at each place of the series of all epochs.
@@ -312,11 +312,12 @@ impl ExampleTable {
         for index in 0..self.count() {
             let (asked, other) = (self.get(index), self.get((index + self.count() - 1) % self.count()));
             let (own, from) = (prompt(&asked), prompt(&other));
+            let shown = asked.images.iter().take_while(|image| image.range().end <= own).count();
             let tokens = [&asked.tokens[..own], &other.tokens[from..]].concat();
             let weights = [&asked.weights[..own], &other.weights[from..]].concat();
             let len = tokens.len().min(most);
-            let example =
-                Example { tokens: &tokens[..len], weights: &weights[..len], label: None, images: &[] };
+            let images = &asked.images[..shown];
+            let example = Example { tokens: &tokens[..len], weights: &weights[..len], label: None, images };
             table.push(example);
         }
         table

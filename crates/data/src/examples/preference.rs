@@ -7,11 +7,10 @@
 use std::fmt;
 
 use super::conversation::{
-    Conversation, Dialogue, Schema, answer_of, joined, list_of, message, optional_text, text_of, wrong,
+    Conversation, Dialogue, Schema, TakeParts, answer_of, list_of, message, optional_text, text_of, wrong,
 };
 use super::wrong::Wrong;
 use crate::formats::{Field, Fields, Reason};
-use crate::random::key;
 
 /// Two answers to one prompt, each behind it.
 #[derive(Debug, Clone, PartialEq)]
@@ -90,8 +89,20 @@ impl PairSchema {
         }
     }
 
-    /// The answers of a row.
-    pub fn read(self, fields: &Fields) -> Result<Pair, Wrong> {
+    /// Whether the prompt is a text of the row, and no list of messages.
+    pub fn asks_in_a_text(self, fields: &Fields) -> bool {
+        let is_text =
+            |name| matches!(fields.get(name), Some(Field::Text(text)) if messages_in(text).is_none());
+        match self {
+            PairSchema::Prompted(name) => is_text(name),
+            PairSchema::Implicit => is_text(CHOSEN),
+            PairSchema::Instruction => true,
+            PairSchema::Asked(_) | PairSchema::Answered(..) | PairSchema::Twice(..) => false,
+        }
+    }
+
+    /// The answers of a row. Contents that are lists are left to `parts`.
+    pub fn read(self, fields: &Fields, parts: TakeParts) -> Result<Pair, Wrong> {
         let (prompt, [chosen, rejected]) = match self {
             PairSchema::Prompted(name) => prompted(fields, name)?,
             PairSchema::Instruction => {
@@ -131,7 +142,7 @@ impl PairSchema {
             match &prompt {
                 Prompt::Text(prompt) => plain(prompt, &messages, name),
                 Prompt::Messages(prompt) => {
-                    Ok(Dialogue::Chat(conversation(fields, prompt, &messages, name)?))
+                    Ok(Dialogue::Chat(conversation(fields, prompt, &messages, name, parts)?))
                 }
             }
         };
@@ -143,13 +154,6 @@ impl PairSchema {
             );
         }
         Ok(pair)
-    }
-}
-
-impl Pair {
-    /// Equal for equal content, however it was written down.
-    pub fn hash(&self) -> u64 {
-        key(self.chosen.hash(), self.rejected.hash())
     }
 }
 
@@ -179,8 +183,14 @@ impl JudgedSchema {
         Ok(JudgedSchema { of: Schema::of(fields)?, label })
     }
 
-    pub fn read(self, fields: &Fields) -> Result<Judged, Wrong> {
-        let mut dialogue = self.of.read(fields, joined)?;
+    /// The form of its conversation.
+    pub fn dialogue(self) -> Schema {
+        self.of
+    }
+
+    /// The answer of a row. Contents that are lists are left to `parts`.
+    pub fn read(self, fields: &Fields, parts: TakeParts) -> Result<Judged, Wrong> {
+        let mut dialogue = self.of.read(fields, parts)?;
         if let Dialogue::Chat(chat) = &mut dialogue {
             // The judgement is of the last answer; those before it are part of the prompt.
             let last = chat.learned.len() - 1;
@@ -213,13 +223,6 @@ impl JudgedSchema {
             }
         };
         Ok(Judged { dialogue, is_wanted })
-    }
-}
-
-impl Judged {
-    /// Equal for equal content, however it was written down.
-    pub fn hash(&self) -> u64 {
-        key(self.dialogue.hash(), u64::from(self.is_wanted))
     }
 }
 
@@ -380,10 +383,11 @@ fn conversation(
     prompt: &[Field],
     answer: &[Field],
     name: &str,
+    parts: TakeParts,
 ) -> Result<Conversation, Wrong> {
     let mut chat = Conversation::begun(fields)?;
     for (at, field) in prompt.iter().enumerate() {
-        chat.take(field, at, "the prompt", false, joined)?;
+        chat.take(field, at, "the prompt", false, parts)?;
     }
     if prompt.is_empty() {
         return wrong(Reason::Pair, "the row has no prompt; give it one".into());
@@ -395,7 +399,7 @@ fn conversation(
         );
     }
     for (at, field) in answer.iter().enumerate() {
-        chat.take(field, at, name, true, joined)?;
+        chat.take(field, at, name, true, parts)?;
     }
     if !chat.learned.contains(&true) {
         return wrong(Reason::NothingToLearn, format!("nothing of `{name}` is learned; give it an answer"));
@@ -405,6 +409,7 @@ fn conversation(
 
 #[cfg(test)]
 mod tests {
+    use super::super::conversation::joined;
     use super::*;
 
     fn row(json: &str) -> Fields {
@@ -414,7 +419,7 @@ mod tests {
 
     fn pair(json: &str) -> Result<Pair, Wrong> {
         let fields = row(json);
-        PairSchema::of(&fields).and_then(|schema| schema.read(&fields))
+        PairSchema::of(&fields).and_then(|schema| schema.read(&fields, joined))
     }
 
     /// The roles and contents of both answers' conversations.
@@ -540,7 +545,7 @@ mod tests {
     fn judged_answers_are_wanted_or_not() {
         let of = |json: &str| {
             let fields = row(json);
-            JudgedSchema::of(&fields).and_then(|schema| schema.read(&fields))
+            JudgedSchema::of(&fields).and_then(|schema| schema.read(&fields, joined))
         };
         assert!(of(r#"{"prompt":"a","completion":"b","label":true}"#).unwrap().is_wanted);
         assert!(!of(r#"{"prompt":"a","completion":"b","label":"False"}"#).unwrap().is_wanted);

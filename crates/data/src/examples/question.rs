@@ -50,6 +50,8 @@ impl<'a> QuestionPart<'a> {
 pub struct Questions {
     template: ChatTemplate,
     encoder: Encoder,
+    /// The message before every question, where there is one.
+    system: Option<String>,
 }
 
 impl Questions {
@@ -69,7 +71,12 @@ impl Questions {
                 "The model has no chat template beside its tokeniser: give one with data.template.",
             )
         })?;
-        Ok(Self { template, encoder: Encoder::new(vocabulary)? })
+        Ok(Self { template, encoder: Encoder::new(vocabulary)?, system: None })
+    }
+
+    /// With a system's message before every question.
+    pub fn with_system(self, system: &str) -> Self {
+        Self { system: Some(system.into()), ..self }
     }
 
     /// The tokens of a question, up to where the answer begins.
@@ -89,12 +96,14 @@ impl Questions {
     }
 
     fn tokens_of(&self, content: Field, texts: &[&str]) -> Result<Vec<u32>, DataError> {
-        if texts.iter().any(|text| is_reserved(text)) {
+        if texts.iter().copied().chain(self.system.as_deref()).any(is_reserved) {
             return Err(DataError::input(
                 "The question has a character that no text may have (U+FDD0 to U+FDD2).",
             ));
         }
-        let pieces = self.encoder.pieces(&self.written(vec![("user", content)], true)?);
+        let system = self.system.as_deref().map(|system| ("system", Field::from(system)));
+        let turns = system.into_iter().chain([("user", content)]).collect();
+        let pieces = self.encoder.pieces(&self.written(turns, true)?);
         let pieces = pieces.map_err(|error| {
             DataError::input(format!("The question cannot be encoded: {}.", error.said()))
         })?;
@@ -162,6 +171,11 @@ mod tests {
             "<|im_start|>user\nwhat?<|im_end|>\n<|im_start|>assistant\n"
         );
         assert_eq!(questions.end().unwrap(), Some(3));
+        let tokens = questions.with_system("be brief").tokens("what?").unwrap();
+        assert_eq!(
+            vocabulary.spell_out(&tokens),
+            "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nwhat?<|im_end|>\n<|im_start|>assistant\n"
+        );
         let bare = Vocabulary::train(["what is it"].into_iter(), 270).unwrap();
         let error = Questions::open(&bare, None, &[], None).err().unwrap();
         assert!(error.sentence.contains("no chat template"), "{error}");

@@ -57,21 +57,64 @@ impl RowForm {
 }
 
 enum Row {
-    Chat(Dialogue),
     Labelled(Labelled),
-    /// Conversations about the same images.
-    Visual(Vec<SightedChat>),
-    Pair(Pair),
-    Judged(Judged),
+    /// A conversation, or several about the same images.
+    Chats(Vec<Exchange>),
+    /// A prompt with the chosen and with the rejected answer.
+    Pair([Exchange; 2]),
+    /// A prompt with an answer, and whether that is wanted.
+    Judged(Exchange, bool),
+}
+
+/// A conversation, with images where the model sees some.
+enum Exchange {
+    Text(Dialogue),
+    Seen(SightedChat),
+}
+
+impl Exchange {
+    /// Equal for equal content, however it was written down.
+    fn hash(&self) -> u64 {
+        match self {
+            Exchange::Text(dialogue) => dialogue.hash(),
+            Exchange::Seen(chat) => chat.hash(),
+        }
+    }
 }
 
 impl Row {
+    /// Equal for equal content, however it was written down.
+    fn hash(&self) -> u64 {
+        match self {
+            Row::Labelled(labelled) => labelled.hash(),
+            Row::Chats(chats) => match chats.as_slice() {
+                [chat] => chat.hash(),
+                chats => chats.iter().fold(0, |hash, chat| key(hash, chat.hash())),
+            },
+            Row::Pair([chosen, rejected]) => key(chosen.hash(), rejected.hash()),
+            Row::Judged(chat, is_wanted) => key(chat.hash(), u64::from(*is_wanted)),
+        }
+    }
+
+    /// Its conversations; none of a labelled text.
+    fn exchanges(&self) -> &[Exchange] {
+        match self {
+            Row::Labelled(_) => &[],
+            Row::Chats(chats) => chats,
+            Row::Pair(pair) => pair,
+            Row::Judged(chat, _) => std::slice::from_ref(chat),
+        }
+    }
+
     /// The hashes of its images.
     fn images(&self) -> Arc<[u128]> {
-        match self {
-            Row::Visual(chats) => chats.iter().flat_map(SightedChat::hashes).collect(),
-            _ => Arc::default(),
-        }
+        // Both answers of a pair are about the same ones.
+        let shown = if matches!(self, Row::Pair(_)) { &self.exchanges()[..1] } else { self.exchanges() };
+        let hashes = |exchange: &Exchange| match exchange {
+            Exchange::Text(_) => vec![],
+            Exchange::Seen(chat) => chat.hashes().collect::<Vec<u128>>(),
+        };
+        shown.iter().flat_map(hashes).collect()
     }
 }
 
@@ -180,7 +223,9 @@ impl Reading<'_> {
                     ExampleKind::Chat => synthetic::exercise,
                     ExampleKind::Classes => synthetic::pair,
                     ExampleKind::Visual => shapes::question,
+                    ExampleKind::Pairs if self.sight.is_some() => shapes::preference,
                     ExampleKind::Pairs => synthetic::preference,
+                    ExampleKind::Judged if self.sight.is_some() => shapes::judgement,
                     ExampleKind::Judged => synthetic::judgement,
                     ExampleKind::Frames => unreachable!("samples with frames are opened by their own module"),
                 },
@@ -270,28 +315,32 @@ impl Reading<'_> {
     }
 
     fn row(&self, form: &RowForm, Record { fields, place }: &Record) -> Result<(Row, u64), Wrong> {
-        let row = match form {
-            RowForm::Chat(schema) => Row::Chat(schema.read(fields, joined)?),
-            RowForm::Classes(columns) => Row::Labelled(columns.read(fields)?),
-            RowForm::Visual(schema) => {
-                let sight = self.sight.as_ref().expect("a set with images is opened with a vision");
-                Row::Visual(sight.chats(schema, fields, place)?)
+        let row = match (form, &self.sight) {
+            (RowForm::Chat(schema), _) => Row::Chats(vec![Exchange::Text(schema.read(fields, joined)?)]),
+            (RowForm::Classes(columns), _) => Row::Labelled(columns.read(fields)?),
+            (RowForm::Visual(schema), sight) => {
+                let sight = sight.as_ref().expect("a set with images is opened with a vision");
+                Row::Chats(sight.chats(schema, fields, place)?.into_iter().map(Exchange::Seen).collect())
             }
-            RowForm::Pairs(schema) => Row::Pair(schema.read(fields)?),
-            RowForm::Judged(schema) => Row::Judged(schema.read(fields)?),
+            (RowForm::Pairs(schema), Some(sight)) => {
+                Row::Pair(sight.pair(schema, fields, place)?.map(Exchange::Seen))
+            }
+            (RowForm::Pairs(schema), None) => {
+                let Pair { chosen, rejected } = schema.read(fields, joined)?;
+                Row::Pair([chosen, rejected].map(Exchange::Text))
+            }
+            (RowForm::Judged(schema), Some(sight)) => {
+                let (chat, is_wanted) = sight.judged(schema, fields, place)?;
+                Row::Judged(Exchange::Seen(chat), is_wanted)
+            }
+            (RowForm::Judged(schema), None) => {
+                let Judged { dialogue, is_wanted } = schema.read(fields, joined)?;
+                Row::Judged(Exchange::Text(dialogue), is_wanted)
+            }
         };
         let hash = match &self.spec.group {
             Some(group) => group_hash(fields, group)?,
-            None => match &row {
-                Row::Chat(dialogue) => dialogue.hash(),
-                Row::Labelled(labelled) => labelled.hash(),
-                Row::Visual(chats) => match chats.as_slice() {
-                    [chat] => chat.hash(),
-                    chats => chats.iter().fold(0, |hash, chat| key(hash, chat.hash())),
-                },
-                Row::Pair(pair) => pair.hash(),
-                Row::Judged(judged) => judged.hash(),
-            },
+            None => row.hash(),
         };
         Ok((row, hash))
     }
@@ -306,14 +355,15 @@ impl Reading<'_> {
         }
     }
 
-    /// The texts of a row with what is learned of them.
-    fn texts(&self, dialogue: &Dialogue) -> Result<Vec<Masked>, Wrong> {
-        match dialogue {
-            Dialogue::Chat(chat) => {
+    /// The texts of a conversation with what is learned of them.
+    fn texts(&self, exchange: &Exchange) -> Result<Vec<Masked>, Wrong> {
+        match exchange {
+            Exchange::Seen(chat) => self.visual_texts(chat),
+            Exchange::Text(Dialogue::Chat(chat)) => {
                 let template = self.template.ok_or_else(no_template)?;
                 masked(template, chat, self.spec.train_on)
             }
-            Dialogue::Plain { prompt, completion } => {
+            Exchange::Text(Dialogue::Plain { prompt, completion }) => {
                 let text = format!("{prompt}{completion}");
                 let from = if self.spec.train_on == TrainOn::All { 0 } else { prompt.len() };
                 // One further than the text: the end behind it is learned too.
@@ -326,7 +376,7 @@ impl Reading<'_> {
     pub fn train_vocabulary(&self, inputs: &Inputs) -> Result<Vocabulary, DataError> {
         let (mut rows, mut bytes): (Vec<TextRow>, _) = (Vec::new(), 0);
         // Which side a row with images is on is known once all of them are.
-        let reads_all = self.spec.task == ExampleKind::Visual;
+        let reads_all = self.sight.is_some();
         self.each_batch(inputs, &mut Skipped::default(), &mut |batch, form, skipped| {
             let read = |record: &Record| -> Result<TextRow, Wrong> {
                 self.unless_ended(record, || {
@@ -335,17 +385,11 @@ impl Reading<'_> {
                     let spelled = |masked: Vec<Masked>| masked.into_iter().map(|masked| masked.text);
                     let texts = match row {
                         _ if images.is_empty() && is_held_out(self.spec, hash) => Vec::new(),
-                        Row::Chat(dialogue) => spelled(self.texts(&dialogue)?).collect(),
                         Row::Labelled(Labelled { a, b, .. }) => [Some(a), b].into_iter().flatten().collect(),
-                        Row::Visual(chats) => {
-                            let texts = chats.iter().map(|chat| self.visual_texts(chat));
+                        row => {
+                            let texts = row.exchanges().iter().map(|exchange| self.texts(exchange));
                             texts.collect::<Result<Vec<_>, _>>()?.into_iter().flat_map(spelled).collect()
                         }
-                        Row::Pair(Pair { chosen, rejected }) => {
-                            let texts = [self.texts(&chosen)?, self.texts(&rejected)?];
-                            texts.into_iter().flat_map(spelled).collect()
-                        }
-                        Row::Judged(Judged { dialogue, .. }) => spelled(self.texts(&dialogue)?).collect(),
                     };
                     Ok(TextRow { hash, images, texts })
                 })
@@ -369,10 +413,10 @@ impl Reading<'_> {
         let texts = rows.into_iter().zip(deciding).filter(|(_, hash)| !is_held_out(self.spec, *hash));
         let texts: Vec<String> = texts.flat_map(|(row, _)| row.texts).collect();
         let all = [CHATML_TOKENS.as_slice(), &VISION_TOKENS].concat();
-        let more = match (self.template, self.spec.task) {
+        let more = match (self.template, &self.sight) {
             (None, _) => &[],
-            (Some(_), ExampleKind::Visual) => all.as_slice(),
-            (Some(_), _) => &CHATML_TOKENS,
+            (Some(_), Some(_)) => all.as_slice(),
+            (Some(_), None) => &CHATML_TOKENS,
         };
         // The spelling of special tokens is not learned again as text.
         let bare = |text: &String| more.iter().fold(text.clone(), |text, token| text.replace(token, " "));
@@ -450,17 +494,14 @@ impl Reading<'_> {
             let mut drafted = Drafted::default();
             match row {
                 Row::Labelled(labelled) => return self.labelled(labelled, &origin, encoder),
-                Row::Chat(dialogue) => self.dialogue(&dialogue, &origin, encoder, &mut drafted)?,
                 Row::Pair(pair) => return self.pair(&pair, &origin, encoder),
-                Row::Judged(Judged { dialogue, is_wanted }) => {
-                    self.dialogue(&dialogue, &origin, encoder, &mut drafted)?;
+                Row::Judged(chat, is_wanted) => {
+                    self.exchange(&chat, &origin, encoder, &mut drafted)?;
                     drafted.drafts.iter_mut().for_each(|draft| draft.class = Some(u32::from(is_wanted)));
                 }
-                Row::Visual(chats) => {
+                Row::Chats(chats) => {
                     for chat in &chats {
-                        for masked in self.visual_texts(chat)? {
-                            self.draft(&masked, false, Some(chat), &origin, encoder, &mut drafted)?;
-                        }
+                        self.exchange(chat, &origin, encoder, &mut drafted)?;
                     }
                 }
             }
@@ -474,25 +515,29 @@ impl Reading<'_> {
     }
 
     /// Makes an example of every text of a conversation.
-    fn dialogue(
+    fn exchange(
         &self,
-        dialogue: &Dialogue,
+        exchange: &Exchange,
         origin: &Origin<'_>,
         encoder: &Encoder,
         drafted: &mut Drafted,
     ) -> Result<(), Wrong> {
-        let is_document = matches!(dialogue, Dialogue::Plain { .. });
-        for masked in self.texts(dialogue)? {
-            self.draft(&masked, is_document, None, origin, encoder, drafted)?;
+        let (is_document, chat) = match exchange {
+            Exchange::Text(dialogue) => (matches!(dialogue, Dialogue::Plain { .. }), None),
+            Exchange::Seen(chat) => (false, Some(chat)),
+        };
+        for masked in self.texts(exchange)? {
+            self.draft(&masked, is_document, chat, origin, encoder, drafted)?;
         }
         Ok(())
     }
 
     /// Makes two examples, or leaves both out: the prompt is never cut, and answers are cut at their ends.
-    fn pair(&self, pair: &Pair, origin: &Origin<'_>, encoder: &Encoder) -> Result<Fate, Wrong> {
+    fn pair(&self, pair: &[Exchange; 2], origin: &Origin<'_>, encoder: &Encoder) -> Result<Fate, Wrong> {
         let mut drafted = Drafted::default();
-        self.dialogue(&pair.chosen, origin, encoder, &mut drafted)?;
-        self.dialogue(&pair.rejected, origin, encoder, &mut drafted)?;
+        for exchange in pair {
+            self.exchange(exchange, origin, encoder, &mut drafted)?;
+        }
         let Drafted { drafts, cut, too_long } = drafted;
         if too_long > 0 {
             return Ok(Fate::TooLong);
@@ -501,10 +546,7 @@ impl Reading<'_> {
         match chosen.tokens == rejected.tokens {
             // The part that tells them apart was cut off.
             true if cut > 0 => Ok(Fate::TooLong),
-            true => Err(Wrong::new(
-                Reason::Pair,
-                "both answers are the same tokens, so there is nothing to prefer; correct one of them",
-            )),
+            true => Err(Wrong::new(Reason::Pair, SAME_TOKENS)),
             false => Ok(Fate::Drafts(drafts, cut)),
         }
     }
@@ -602,6 +644,10 @@ impl Reading<'_> {
         Ok(Fate::Drafts(vec![draft], u64::from(is_cut)))
     }
 }
+
+/// Says that a pair has nothing to prefer although its texts differ.
+pub(super) const SAME_TOKENS: &str =
+    "both answers are the same tokens, so there is nothing to prefer; correct one of them";
 
 pub(super) fn too_many(tokens: usize, most: usize) -> Wrong {
     let said = format!(

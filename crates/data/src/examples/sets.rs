@@ -14,10 +14,10 @@ use super::labelled::{Classes, Collected, lonely};
 use super::mask::TrainOn;
 use super::reading::{Draft, Reading, Taken, is_held_out};
 use super::template::{CHATML_TOKENS, ChatTemplate, Date, beside};
-use super::visual::{Seen, Sight, VisionSpec, image_token};
+use super::visual::{self, MAX_IMAGE_BYTES, Seen, Sight, VisionSpec, image_token};
 use super::{Example, ExampleTable, Sighting};
 use crate::error::DataError;
-use crate::formats::{self, Format, OnError, Place, ReadOptions, Reason, Skipped};
+use crate::formats::{self, Format, OnError, Place, ReadOptions, Reason, Records, Skipped};
 use crate::order::split::Splitter;
 use crate::random::{fingerprint, key};
 use crate::text::inspect::LengthSummary;
@@ -450,9 +450,23 @@ fn inputs(spec: &ExampleSpec, path: &[String]) -> Result<Inputs, DataError> {
     }
 }
 
-/// How images are read, where rows may have some.
+/// How images are read, where rows may have some: always where conversations are about them, and of answers that are compared
+/// where the specification says so.
 fn vision(spec: &ExampleSpec) -> Option<VisionSpec> {
-    (spec.task == ExampleKind::Visual).then(|| spec.vision.clone().unwrap_or_default())
+    match spec.task {
+        ExampleKind::Visual => Some(spec.vision.clone().unwrap_or_default()),
+        ExampleKind::Pairs | ExampleKind::Judged => spec.vision.clone(),
+        ExampleKind::Chat | ExampleKind::Classes | ExampleKind::Frames => None,
+    }
+}
+
+/// Whether the first row of the files has images, for whoever looks at rows without a model that sees them.
+pub fn shows_images(spec: &ExampleSpec) -> Result<bool, DataError> {
+    let Inputs::Files(files) = inputs(spec, &spec.path)? else { return Ok(false) };
+    let options = ReadOptions { max_image_bytes: MAX_IMAGE_BYTES, ..spec.read.clone() };
+    let Some(file) = files.first().filter(|file| file.path.as_os_str() != "-") else { return Ok(false) };
+    let first = Records::open(file, &options)?.next().transpose()?;
+    Ok(first.is_some_and(|row| visual::shows_images(&row.fields)))
 }
 
 /// The template that conversations are written with. A tokeniser that is trained here learns the built-in one's tokens.

@@ -1,5 +1,5 @@
-//! A generated set of questions about drawn images: the colour of a shape, its kind, its place, and how many dots lie beside
-//! it.
+//! Generated sets of questions about drawn images: the colour of a shape, its kind, its place, and how many dots lie beside
+//! it. Each with its answer, with a right and a wrong one, or with one that is right or wrong.
 //!
 //! Every question has four answers, all equally likely whatever the question says, so nothing but the image tells which: a
 //! model that does not see it is right a quarter of the time.
@@ -30,13 +30,7 @@ impl Scene {
     }
 
     fn answer(&self, question: usize) -> &'static str {
-        let Scene(numbers) = self;
-        match question {
-            0 => COLOURS[numbers[0]].0,
-            1 => KINDS[numbers[1]],
-            2 => PLACES[numbers[2]],
-            _ => COUNTS[numbers[3]],
-        }
+        answers(question)[self.0[question]]
     }
 
     /// Its pixels, row by row: a dark ground of some brightness, the shape a little off the middle of its square, and dots in
@@ -74,17 +68,58 @@ impl Scene {
     }
 }
 
+/// The answers that a question may have.
+fn answers(question: usize) -> [&'static str; 4] {
+    match question {
+        0 => COLOURS.map(|(name, _)| name),
+        1 => KINDS,
+        2 => PLACES,
+        _ => COUNTS,
+    }
+}
+
 /// Row `row`: one of four questions about its image, which four rows share, and the answer.
 pub(super) fn question(seed: u64, row: u64) -> Record {
+    let (scene, asked, mut fields) = asked(seed, row);
+    fields.push(("answer".into(), scene.answer(asked).into()));
+    Record { fields: Fields(fields), place: place(row) }
+}
+
+/// Row `row` of the preferences: the same question, the right answer, and another of its answers. Every answer is as often
+/// chosen as it is rejected.
+pub(super) fn preference(seed: u64, row: u64) -> Record {
+    let (scene, asked, mut fields) = asked(seed, row);
+    fields.push(("chosen".into(), scene.answer(asked).into()));
+    fields.push(("rejected".into(), another(&scene, asked, seed, row).into()));
+    Record { fields: Fields(fields), place: place(row) }
+}
+
+/// Row `row` of the judgements: the same question, and an answer that is wanted where it is right.
+pub(super) fn judgement(seed: u64, row: u64) -> Record {
+    let (scene, asked, mut fields) = asked(seed, row);
+    let is_wanted = Draw(Uniform::new(key(key(seed, 0x6a75_6467), row))).below(2) == 0;
+    let answer = if is_wanted { scene.answer(asked) } else { another(&scene, asked, seed, row) };
+    fields.push(("answer".into(), answer.into()));
+    fields.push(("label".into(), Field::Bool(is_wanted)));
+    Record { fields: Fields(fields), place: place(row) }
+}
+
+/// The image of a row, which question is asked about it, and the fields of both.
+fn asked(seed: u64, row: u64) -> (Scene, usize, Vec<(String, Field)>) {
     let (image, asked) = (row / QUESTIONS.len() as u64, (row % QUESTIONS.len() as u64) as usize);
     let mut draw = Draw(Uniform::new(key(key(seed, 0x7368_6170), image)));
     let scene = Scene::drawn(&mut draw);
     let fields = vec![
         ("image".into(), Field::Bytes(encoded(&scene.pixels(&mut draw)).into())),
         ("question".into(), QUESTIONS[asked].into()),
-        ("answer".into(), scene.answer(asked).into()),
     ];
-    Record { fields: Fields(fields), place: place(row) }
+    (scene, asked, fields)
+}
+
+/// A wrong answer to a question.
+fn another(scene: &Scene, asked: usize, seed: u64, row: u64) -> &'static str {
+    let mut draw = Draw(Uniform::new(key(key(seed, 0x7072_6566), row)));
+    answers(asked)[(scene.0[asked] + 1 + draw.below(3)) % 4]
 }
 
 fn encoded(pixels: &[u8]) -> Vec<u8> {
@@ -145,6 +180,29 @@ mod tests {
         let shuffled = made.iter().zip(made.iter().cycle().skip(4 * 7));
         let right = shuffled.filter(|((_, _, answer), (_, _, other))| answer == other).count();
         assert!((right as f64 / 2000.0) < 0.4, "{right} of 2000 answers fit another image");
+    }
+
+    /// Of pairs too: each answer is chosen about as often as it is rejected, so that no text says which.
+    #[test]
+    fn preferences_need_the_image() {
+        let mut lead: HashMap<(String, String), i64> = HashMap::new();
+        for row in 0..4000 {
+            let [asked, chosen, rejected] = ["question", "chosen", "rejected"]
+                .map(|name| preference(5, row).fields.get(name).and_then(Field::text).unwrap().to_string());
+            assert_ne!(chosen, rejected);
+            *lead.entry((asked.clone(), chosen)).or_default() += 1;
+            *lead.entry((asked, rejected)).or_default() -= 1;
+        }
+        // Each is drawn about 500 times; the standard deviation of its lead is about 22.
+        assert!(lead.len() == 16 && lead.values().all(|lead| lead.abs() < 110), "{lead:?}");
+        let right = (0..400).filter(|row| {
+            let of = |record: Record, name| record.fields.get(name).cloned();
+            let is_wanted = of(judgement(5, *row), "label") == Some(Field::Bool(true));
+            let is_right = of(judgement(5, *row), "answer") == of(question(5, *row), "answer");
+            assert_eq!(is_wanted, is_right);
+            is_right
+        });
+        assert!((150..250).contains(&right.count()));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use flatout_data::Tree;
 use flatout_data::examples::MOST_FRAMES;
 
-use super::{Config, Data, MixPart, Paths, ScheduleName, SourceKind, Task, Unit};
+use super::{Config, Data, MixPart, Paths, ScheduleName, Sight, SourceKind, Task, Unit};
 use crate::UserError;
 use crate::refuse;
 use crate::switches::Choose;
@@ -211,14 +211,14 @@ impl Config {
         let toml = |data| toml::Value::try_from(data).expect("a section has a TOML form");
         let (written, defaults) = (toml(data), toml(&Data::default()));
         for (key, of) in Task::own_keys() {
-            if written.get(key) != defaults.get(key) && !data.task.reads(key) {
-                refuse!("`data.{key}` is given but `data.task` is {}: give data.task={of}", data.task);
+            if written.get(key) != defaults.get(key) && !self.reads(key) {
+                return Err(UserError(self.unread(key, of)));
             }
         }
         if data.task.unit() == Unit::Documents {
             return Ok(());
         }
-        if !data.mix.0.is_empty() && data.task != Task::Foveated {
+        if !data.mix.0.is_empty() && self.sight() != Some(Sight::Frames) {
             refuse!(
                 "`data.mix` is of texts and of samples with frames, and `data.task` is {}: list the files in data.path",
                 data.task
@@ -273,7 +273,7 @@ impl Config {
     /// Samples with frames, which are the first tokens of their texts.
     fn validate_frames(&self) -> Result<(), UserError> {
         let (data, context) = (&self.data, self.model.tokens());
-        if data.task != Task::Foveated {
+        if self.sight() != Some(Sight::Frames) {
             return Ok(());
         }
         at_least_one("data.still_frames", data.still_frames)?;
@@ -285,7 +285,8 @@ impl Config {
                  `model.context` is {context}: raise it, or lower data.max_tokens"
             );
         }
-        if self.switches.data.shared_prefix == Choose::On && !data.mix.0.is_empty() {
+        let keeps_together = self.switches.data.shared_prefix == Choose::On && self.together() == 1;
+        if keeps_together && !data.mix.0.is_empty() {
             refuse!(
                 "`shared_prefix=on` keeps examples together that begin alike, and `data.mix` draws them by shares: leave one out"
             );

@@ -29,7 +29,7 @@ pub use nearest::{nearest, suggestion};
 pub use preference::Preference;
 pub use prompts::{Prompt, Prompts, SYSTEM};
 pub use schema::{SchemaKey, schema};
-pub use task::{Task, Unit};
+pub use task::{Sight, Task, Unit};
 
 pub use flatout_data::SourceKind;
 pub use flatout_data::examples::{TooLong, TrainOn};

@@ -4,7 +4,7 @@ use flatout_models::objectives::preference::{Preference as Form, PreferenceLoss}
 use flatout_settings::section;
 
 use super::check::within;
-use super::{Config, Task};
+use super::{Config, Sight, Task};
 use crate::UserError;
 use crate::refuse;
 
@@ -90,6 +90,18 @@ impl Config {
                  one out"
             );
         }
+        if loss.is_judged() && self.sight() == Some(Sight::Frames) {
+            refuse!(
+                "`preference.loss` is {loss}, which is of answers with a label, and samples with frames are pairs: give a loss \
+                 of pairs, as preference.loss=dpo"
+            );
+        }
+        if own.reference.is_some() && self.data.vision_cache.is_some() {
+            refuse!(
+                "`preference.reference` names another model, and `data.vision_cache` keeps what this one's tower makes of images: \
+                 leave one out"
+            );
+        }
         if own.reference.is_some() && !loss.has_reference() {
             refuse!(
                 "`preference.reference` is given but the loss is {loss}, which compares with none: leave it out"
@@ -129,6 +141,52 @@ mod tests {
             let overrides: Vec<String> = overrides.split(' ').map(String::from).collect();
             let sentence = resolve("tiny", &[], &overrides).expect_err(words).0;
             assert!(sentence.contains(words), "{overrides:?}: {sentence:?} lacks {words:?}");
+        }
+    }
+
+    #[test]
+    fn the_model_says_what_preferences_are_about() {
+        let refused = |recipe: &str, overrides: &str| {
+            let overrides: Vec<String> = overrides.split(' ').map(String::from).collect();
+            resolve(recipe, &[], &overrides).expect_err(overrides[0].as_str()).0
+        };
+        for (recipe, overrides, words) in [
+            (
+                "preference-tiny",
+                "data.image_tokens=[4,8]",
+                "`data.image_tokens` is given and the model is shown no images",
+            ),
+            (
+                "preference-tiny",
+                "data.still_frames=4",
+                "`data.still_frames` is given and the model is shown no frames",
+            ),
+            ("qwen3-vl-2b-dpo", "data.system=x", "the model is shown no frames"),
+            ("fvlm-135m-dpo", "data.image_root=x", "the model is shown no images"),
+            ("fvlm-135m-dpo", "data.group=x", "which have no columns"),
+            ("fvlm-135m-dpo", "preference.loss=kto", "samples with frames are pairs"),
+            (
+                "qwen3-vl-2b-dpo",
+                "preference.reference=x data.vision_cache=y",
+                "this one's tower makes of images",
+            ),
+            ("qwen3-vl-2b-dpo", "data.answer_marks=[\"a\",\"b\"]", "give data.task=visual_chat"),
+        ] {
+            let sentence = refused(recipe, overrides);
+            assert!(sentence.contains(words), "{recipe} {overrides}: {sentence:?} lacks {words:?}");
+        }
+        for (recipe, overrides) in [
+            (
+                "qwen3-vl-2b-dpo",
+                "data.image_tokens=[4,8] data.image_root=x data.group=y preference.loss=kto shared_prefix=off",
+            ),
+            (
+                "fvlm-135m-dpo",
+                "data.still_frames=4 data.system=x shared_prefix=on data.mix=[{path=\"a\",weight=1.0}]",
+            ),
+        ] {
+            let overrides: Vec<String> = overrides.split(' ').map(String::from).collect();
+            assert!(resolve(recipe, &[], &overrides).is_ok(), "{:?}", resolve(recipe, &[], &overrides).err());
         }
     }
 

@@ -66,6 +66,9 @@ pub struct Resolved {
     pub folder: Option<PathBuf>,
     /// `model.from` exactly: a commit and not a branch, a step and not the newest.
     pub from: Option<String>,
+    /// `model.vision.from` likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vision_from: Option<String>,
     /// Tokens of equal shares of the examples, shortest first.
     pub lengths: Option<Vec<usize>>,
     /// Learned tokens of these shares, in the mean; of the last the most of any example.
@@ -112,6 +115,9 @@ impl Resolved {
         let mut config = self.placed(asked);
         if let Some(from) = &self.from {
             *config.model.from_mut() = Some(from.clone());
+        }
+        if let (Some(from), Some(tower)) = (&self.vision_from, config.model.as_fovea_mut()) {
+            tower.from = Some(from.clone());
         }
         let data = &mut config.data;
         self.lengths.iter().for_each(|lengths| data.lengths.clone_from(lengths));

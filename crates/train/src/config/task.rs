@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use flatout_models::config::Head;
+use flatout_models::config::{Head, Vision};
 use flatout_settings::choice;
+
+use super::Config;
 
 choice! {
     /// The content of the files, which decides how they are read.
@@ -18,7 +20,7 @@ choice! {
         Images = "images",
         /// Conversations about images, and questions about them, of which the answers are learned.
         VisualChat = "visual_chat",
-        /// Answers to prompts of which some are preferred to others.
+        /// Answers to prompts, with images or frames where the model sees them, of which some are preferred to others.
         Preference = "preference",
         /// Videos and still images with a text, looked at frame by frame.
         Foveated = "foveated",
@@ -33,6 +35,15 @@ pub enum Unit {
     /// Texts of their own lengths, one by one.
     Examples,
     Images,
+}
+
+/// The form in which a model is shown what stands beside its texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// Images of any size among the words of a row.
+    Images,
+    /// Videos and still images as frames of one size, out of tar shards.
+    Frames,
 }
 
 struct Facts {
@@ -119,7 +130,51 @@ impl Task {
         keys.filter(move |(key, _)| seen.insert(*key))
     }
 
-    pub(super) fn reads(self, key: &str) -> bool {
+    fn reads(self, key: &str) -> bool {
         self.facts().keys.contains(&key)
+    }
+}
+
+/// The keys of preferences about images, and about frames, beside those of preferences among texts. Shards have no columns by
+/// which samples could be grouped.
+const IMAGE_KEYS: [&str; 4] = ["image", "image_root", "image_tokens", "vision_cache"];
+const FRAME_KEYS: [&str; 3] = ["system", "prompts", "still_frames"];
+
+impl Config {
+    /// How the model is shown what stands beside texts; `None` where it reads text alone. What preferences are about depends on
+    /// the model: the task says what is learned.
+    pub fn sight(&self) -> Option<Sight> {
+        match (self.data.task, self.model.vision()?) {
+            (Task::VisualChat | Task::Preference, Vision::Qwen3Vl(_)) => Some(Sight::Images),
+            (Task::Foveated | Task::Preference, Vision::Fovea(_)) => Some(Sight::Frames),
+            _ => None,
+        }
+    }
+
+    /// Whether the task reads a key of `data`, with the model that it has.
+    pub(super) fn reads(&self, key: &str) -> bool {
+        let task = self.data.task;
+        match self.sight().filter(|_| task == Task::Preference) {
+            Some(Sight::Images) => task.reads(key) || IMAGE_KEYS.contains(&key),
+            Some(Sight::Frames) => task.reads(key) && key != "group" || FRAME_KEYS.contains(&key),
+            None => task.reads(key),
+        }
+    }
+
+    /// Why a key that the task does not read is in vain, and what to give.
+    pub(super) fn unread(&self, key: &str, of: Task) -> String {
+        let shown = [(&IMAGE_KEYS[..], "images"), (&FRAME_KEYS[..], "frames")];
+        let shown = shown.into_iter().find(|(keys, _)| keys.contains(&key));
+        match (self.data.task, shown) {
+            (Task::Preference, Some((_, shown))) => format!(
+                "`data.{key}` is given and the model is shown no {shown}: leave it out, or give a model that is in \
+                 [model.vision]"
+            ),
+            (Task::Preference, None) if key == "group" => {
+                "`data.group` is given and pairs are read from shards, which have no columns: leave it out"
+                    .into()
+            }
+            (task, _) => format!("`data.{key}` is given but `data.task` is {task}: give data.task={of}"),
+        }
     }
 }

@@ -206,9 +206,9 @@ fn shares_prefixes(config: &Config) -> Result<bool, UserError> {
 /// The layout of held-out examples: the largest plan, or one of `eval.micro_batch` rows.
 pub fn eval_layout(config: &Config, arrangement: &Arrangement) -> Layout {
     let (largest, context) = (arrangement.layout.shapes()[0], config.model.tokens());
+    let seen = arrangement.layout.seen().map(|seen| vec![seen[0]]);
     let Some(rows) = config.eval.micro_batch.given() else {
         let read = arrangement.layout.read(0).map(|rows| vec![rows]);
-        let seen = arrangement.layout.seen().map(|seen| vec![seen[0]]);
         let layout = Layout::reading(vec![largest], read).sharing(arrangement.layout.trees()).seeing(seen);
         return layout.comparing(arrangement.layout.together());
     };
@@ -221,5 +221,5 @@ pub fn eval_layout(config: &Config, arrangement: &Arrangement) -> Layout {
         Shape::Padded { .. } => Shape::Padded { rows, len: context },
     };
     let trees = arrangement.layout.trees().map(|most| most.min(shape.tokens()));
-    Layout::new(vec![shape]).sharing(trees).comparing(together)
+    Layout::new(vec![shape]).sharing(trees).seeing(seen).comparing(together)
 }

@@ -3,10 +3,11 @@
 use flatout_data::{ImageRoom, Layout, Shape, max_segments, patch_step};
 use flatout_ir::Graph;
 use flatout_models::form::{Documents, Form, LossForm, Seen, SeenFrames, SeenPatches};
+use flatout_models::vision::Qwen3VlConfig;
 
 use super::images;
 pub use crate::config::resolved::Capacities;
-use crate::config::{Config, IMAGE_TOKENS, Task};
+use crate::config::{Config, IMAGE_TOKENS, Sight, Task};
 use crate::switches::data::HeadRows;
 
 /// Tokens of an image before any is known: of one megapixel, about.
@@ -18,11 +19,12 @@ impl Capacities {
     /// Of rows of the model's whole context, or of images.
     pub fn of_rows(config: &Config, rows: usize) -> Capacities {
         let (model, len) = (&config.model, config.model.tokens());
-        if config.data.task == Task::Preference {
-            // Before lengths are known every answer may be as long as the context.
-            let rows = rows * config.together();
-            return Capacities::of_shape(config, &Layout::new(vec![Shape::Padded { rows, len }]), 0);
-        }
+        // Before lengths are known every answer may be as long as the context.
+        let (rows, answers) = match config.data.task {
+            Task::Preference => (rows * config.together(), rows * config.together()),
+            _ => (rows, 0),
+        };
+        let of_text = Capacities { rows, tokens: rows * len, longest: len, answers, ..Capacities::default() };
         if model.image_sides().is_some() {
             return Capacities { tokens: rows * len, images: rows, ..Capacities::default() };
         }
@@ -30,26 +32,27 @@ impl Capacities {
             // Before lengths are known every text may be as long as the context.
             return Capacities::of_shape(config, &Layout::new(vec![Shape::Padded { rows, len }]), 0);
         }
-        if config.data.task == Task::VisualChat
-            && let Some(vision) = model.as_qwen3_vl()
-        {
-            // Before images are known every row has one.
-            let [least, most] = config.data.image_tokens.unwrap_or(IMAGE_TOKENS);
-            let tokens = USUAL_IMAGE.clamp(least, most).min(len);
-            let largest_image = (tokens * vision.block()).next_multiple_of(patch_step(vision.block()));
-            let (images, patches) = (rows, rows * largest_image);
-            let of_text = Capacities { rows, tokens: rows * len, longest: len, ..Capacities::default() };
-            return Capacities { images, patches, largest_image, ..of_text };
+        match config.sight() {
+            Some(Sight::Images) => {
+                // Before images are known every row has one.
+                let block = model.as_qwen3_vl().map_or(1, Qwen3VlConfig::block);
+                let [least, most] = config.data.image_tokens.unwrap_or(IMAGE_TOKENS);
+                let tokens = USUAL_IMAGE.clamp(least, most).min(len);
+                let largest_image = (tokens * block).next_multiple_of(patch_step(block));
+                Capacities { images: rows, patches: rows * largest_image, largest_image, ..of_text }
+            }
+            Some(Sight::Frames) => {
+                // Before samples are known every row is a video of its own frames.
+                let (frames, repeats) = (rows * USUAL_FRAMES, config.data.still_frames);
+                let longest_video = USUAL_FRAMES;
+                Capacities { images: frames, frames, videos: rows, longest_video, repeats, ..of_text }
+            }
+            None if answers > 0 => of_text,
+            None => {
+                let segments = if config.data.document_mask { rows * max_segments(len) } else { 0 };
+                Capacities { segments, ..of_text }
+            }
         }
-        if config.data.task == Task::Foveated && model.as_fovea().is_some() {
-            // Before samples are known every row is a video of its own frames.
-            let (frames, repeats) = (rows * USUAL_FRAMES, config.data.still_frames);
-            let of_text = Capacities { rows, tokens: rows * len, longest: len, ..Capacities::default() };
-            let longest_video = USUAL_FRAMES;
-            return Capacities { images: frames, frames, videos: rows, longest_video, repeats, ..of_text };
-        }
-        let segments = if config.data.document_mask { rows * max_segments(len) } else { 0 };
-        Capacities { rows, tokens: rows * len, segments, longest: len, ..Capacities::default() }
     }
 
     /// Of examples that are laid out in a shape of a layout.

@@ -23,7 +23,7 @@ use super::preference::{Compared, Side};
 use super::seen::{PatchImages, SeenImages};
 use super::text;
 use crate::config::resolved::Resolved;
-use crate::config::{Config, IMAGE_TOKENS, SYSTEM, SourceKind, Task};
+use crate::config::{Config, IMAGE_TOKENS, SYSTEM, Sight, SourceKind, Task};
 use crate::machine::cache_folder;
 use crate::run::{BESIDE, tokenizer_path};
 use crate::switches::Choose;
@@ -65,10 +65,11 @@ pub fn read(
     let mut images = SeenImages::of(config, images, frames)?;
     let examples = Examples::new(config, [train, held_out], vocabulary, classes);
     if let Some(SeenImages::Patches(images)) = &mut images {
-        images.count_sightings(&examples.train, config.switches.data.shared_prefix == Choose::On);
+        images.count_sightings(&examples.train, shares_prefixes(config));
     }
     let sides = || [examples.train.clone(), examples.held_out.clone()];
-    let compared = (config.data.task == Task::Preference).then(|| Compared::new(sides(), mark));
+    let is_compared = config.data.task == Task::Preference;
+    let compared = is_compared.then(|| Compared::new(sides(), images.clone(), mark));
     Ok(Examples { images, compared, ..examples })
 }
 
@@ -141,7 +142,7 @@ pub fn example_sets(
 
 /// The config's data section as the reader of examples takes it. The task is not `text`.
 pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
-    let data = &config.data;
+    let (data, sight) = (&config.data, config.sight());
     let documents = text::spec(config, run);
     let kept = run.map(tokenizer_path).filter(|path| path.is_file());
     let tokenizer = kept.or_else(|| data.tokenizer.as_ref().map(PathBuf::from));
@@ -154,6 +155,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
             Task::Chat => ExampleKind::Chat,
             Task::VisualChat => ExampleKind::Visual,
             Task::Preference if config.preference.loss.is_judged() => ExampleKind::Judged,
+            Task::Preference if sight == Some(Sight::Frames) => ExampleKind::Frames,
             Task::Preference => ExampleKind::Pairs,
             Task::Foveated => ExampleKind::Frames,
             _ => unreachable!("documents are opened as a corpus"),
@@ -170,13 +172,13 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
         template_folders,
         date: data.date.as_deref().and_then(Date::parse),
         train_on: data.train_on,
-        max_tokens: data.max_tokens.unwrap_or_else(|| match data.task {
-            Task::Foveated => config.model.decoder().context - MOST_FRAMES,
+        max_tokens: data.max_tokens.unwrap_or_else(|| match sight {
+            Some(Sight::Frames) => config.model.decoder().context - MOST_FRAMES,
             _ => config.model.decoder().context,
         }),
         too_long: data.too_long,
-        vision: (data.task == Task::VisualChat).then(|| vision_spec(config)),
-        frames: (data.task == Task::Foveated).then(|| frame_spec(config, documents.mix)),
+        vision: (sight == Some(Sight::Images)).then(|| vision_spec(config)),
+        frames: (sight == Some(Sight::Frames)).then(|| frame_spec(config, documents.mix)),
         classes: data.classes.clone(),
         text_a: data.text_a.clone(),
         text_b: data.text_b.clone(),
@@ -201,7 +203,7 @@ fn frame_spec(config: &Config, mix: Vec<MixPart>) -> FrameSpec {
         still_frames: data.still_frames,
         system: data.system.clone().unwrap_or_else(|| SYSTEM.into()),
         prompts: data.prompts.all(),
-        pairs: false,
+        pairs: config.together() > 1,
         max_pixels: data.max_pixels,
         cache: cache_folder(),
     }
@@ -382,12 +384,12 @@ impl Dataset for Examples {
 
     fn layout_alone(&self, config: &Config, share: Share, rows: usize) -> Option<Layout> {
         let (lengths, len) = (Lengths::of(self.side(share))?, config.model.tokens());
+        let together = self.side(share).together();
         if !lengths.has_images() {
-            let together = self.side(share).together();
             let rows = rows * together;
             return Some(Layout::new(vec![Shape::Padded { rows, len }]).comparing(together));
         }
-        let most = lengths.most();
+        let most: Extent = std::iter::repeat_n(lengths.most(), together).sum();
         let tokens = (rows * len).min(AT_ONCE).max(most.tokens).next_multiple_of(128);
         let block = config.model.as_qwen3_vl().map_or(1, Qwen3VlConfig::block);
         // As many images as these tokens hold in the mean, and the largest example at least.
@@ -398,11 +400,8 @@ impl Dataset for Examples {
         let patches = most.patches.max(mean(|share| share.patches)).next_multiple_of(patch_step(block));
         let images = most.images.max(mean(|share| share.images));
         let shape = Shape::Packed { tokens, segments: AT_ONCE };
-        Some(Layout::new(vec![shape]).seeing(Some(vec![ImageRoom {
-            patches,
-            images,
-            largest: lengths.largest_image(),
-        }])))
+        let room = ImageRoom { patches, images, largest: lengths.largest_image() };
+        Some(Layout::new(vec![shape]).seeing(Some(vec![room])).comparing(together))
     }
 
     fn eval_set(
@@ -480,19 +479,17 @@ impl BatchSource for ExampleSource {
         if let Some(error) = self.failed.take() {
             return Err(error.into());
         }
-        let Some((mut laid_out, rows)) = self.next.next() else { return Ok(None) };
+        let Some((laid_out, rows)) = self.next.next() else { return Ok(None) };
         let (role, inputs) = (Role::Grad(laid_out.shape), &self.inputs[laid_out.shape]);
         let images = match &self.supply {
-            Supply::Memory(_) => vec![],
-            Supply::Threads(_, images) => images.tensors(&mut laid_out, rows, inputs),
+            Supply::Memory(_) => None,
+            Supply::Threads(_, images) => Some((images, rows)),
         };
-        let compared = self.compared.iter().flat_map(|of| of.tensors(Side::Train, &laid_out, inputs));
-        let compared: Vec<_> = compared.collect();
+        let compared = self.compared.as_ref().map(|compared| (compared, Side::Train));
         // The whole update was waited for at once.
         let waited = std::mem::take(&mut self.waited);
-        let mut batch = Batch { epoch: self.epoch, waited, ..batch(role, laid_out, inputs) };
-        batch.tensors.extend(images.into_iter().chain(compared));
-        Ok(Some(batch))
+        let batch = batch(role, laid_out, images, compared, inputs);
+        Ok(Some(Batch { epoch: self.epoch, waited, ..batch }))
     }
 
     fn numbers(&self) -> Vec<usize> {
@@ -537,22 +534,25 @@ impl EvalSet for LaidOut {
     fn batch(&self, number: usize, _: usize, inputs: &Inputs) -> Result<Batch, Failure> {
         let mut laid_out = self.parts[number].clone();
         let images = match &self.images {
-            None => vec![],
-            Some(images) => {
-                let rows = images.rows().of(&mut laid_out)?;
-                images.tensors(&mut laid_out, rows, inputs)
-            }
+            None => None,
+            Some(images) => Some((images, images.rows().of(&mut laid_out)?)),
         };
-        let compared = self.compared.iter().flat_map(|(of, side)| of.tensors(*side, &laid_out, inputs));
-        let compared: Vec<_> = compared.collect();
-        let mut batch = batch(Role::Eval, laid_out, inputs);
-        batch.tensors.extend(images.into_iter().chain(compared));
-        Ok(batch)
+        let compared = self.compared.as_ref().map(|(compared, side)| (compared, *side));
+        Ok(batch(Role::Eval, laid_out, images, compared, inputs))
     }
 }
 
-/// Examples that were laid out for the plan of a role.
-pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
+/// Examples that were laid out for the plan of a role, with the rows of their images, where there are some, and what answers
+/// are compared by, where they are.
+pub fn batch(
+    role: Role,
+    mut laid_out: MicroBatch,
+    images: Option<(&SeenImages, Vec<u8>)>,
+    compared: Option<(&Compared, Side)>,
+    inputs: &Inputs,
+) -> Batch {
+    let images = images.map_or(vec![], |(images, rows)| images.tensors(&mut laid_out, rows, inputs));
+    let compared = compared.map_or(vec![], |(compared, side)| compared.tensors(side, &laid_out, inputs));
     let (real_tokens, computed_tokens) = (laid_out.real_tokens(), laid_out.tokens.len());
     let keys = if inputs.has("rows") { laid_out.draw_keys() } else { vec![] };
     let intervals = if inputs.has("intervals") { laid_out.intervals() } else { vec![] };
@@ -577,7 +577,7 @@ pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
         let all = segments.iter().map(|s| of(s) as i32).chain(std::iter::repeat(0));
         HostTensor::I32(all.take(room).collect())
     };
-    let tensors = inputs.only([
+    let mut tensors = inputs.only([
         ("tokens", Box::new(|| HostTensor::I32(tokens)) as Box<dyn FnOnce() -> HostTensor>),
         ("seen", Box::new(|| HostTensor::I32(seen))),
         ("positions", Box::new(|| inputs.positions(&positions))),
@@ -591,6 +591,7 @@ pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
         ("weights", Box::new(|| HostTensor::F32(weights))),
         ("label_weights", Box::new(|| HostTensor::F32(label_weights))),
     ]);
+    tensors.extend(images.into_iter().chain(compared));
     Batch {
         role,
         tensors,

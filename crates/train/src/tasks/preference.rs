@@ -5,16 +5,20 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use flatout_data::{ExampleTable, Layout, MicroBatch, some};
 use flatout_ir::Role;
 use flatout_models::objectives::preference::ANSWER_LOGP;
-use flatout_runtime::{RuntimeError, Session};
+use flatout_runtime::Session;
 
 use super::batch::{self, Batch, Draw, HostTensor, Inputs};
 use super::examples;
+use super::seen::SeenImages;
+use crate::Failure;
 
 /// The answers of a set, and the reference's sums of their log-probabilities, once these are known.
 #[derive(Clone)]
 pub struct Compared {
     /// In the order of [`Side`]: two of pairs, four of judged answers.
     sides: Vec<Arc<ExampleTable>>,
+    /// The images among their tokens, where there are any.
+    images: Option<SeenImages>,
     scores: Arc<OnceLock<Scores>>,
     /// The baseline that judged answers are compared with.
     baseline: Arc<Mutex<f32>>,
@@ -50,14 +54,14 @@ const LAID_OUT_AT_ONCE: usize = 1024;
 
 impl Compared {
     /// Of the answers that are trained on and those that are held out.
-    pub fn new(sides: [Arc<ExampleTable>; 2], mark: String) -> Compared {
+    pub fn new(sides: [Arc<ExampleTable>; 2], images: Option<SeenImages>, mark: String) -> Compared {
         let longest =
             |table: &Arc<ExampleTable>| (0..table.count()).map(|i| table.len_of(i)).max().unwrap_or(0);
         let most = sides.iter().map(longest).max().unwrap_or(0);
         let is_judged = sides[0].together() == 1;
         let mismatched = sides.iter().filter(|_| is_judged).map(|table| Arc::new(table.mismatched(most)));
         let sides = sides.iter().cloned().chain(mismatched).collect();
-        Compared { sides, scores: Arc::default(), baseline: Arc::default(), mark }
+        Compared { sides, images, scores: Arc::default(), baseline: Arc::default(), mark }
     }
 
     /// Answers that one loss compares: 2 of pairs.
@@ -106,13 +110,13 @@ impl Compared {
         side: Side,
         numbers: &[usize],
         layout: Option<&Layout>,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<(), Failure> {
         let Some(layout) = layout.filter(|_| self.is_judged() && !numbers.is_empty()) else { return Ok(()) };
         let side = side.mismatched();
         let inputs = Inputs::of(session.plans(), Role::Eval);
         let mut gain = 0.0;
         for laid_out in some(&self.sides[side as usize], numbers.iter().copied(), layout, &[]) {
-            let sums = self.sums(session, side, &laid_out, &inputs)?;
+            let sums = self.sums(session, self.batch(Role::Eval, side, laid_out.clone(), &inputs)?)?;
             let known = self.scores().map(|Scores(sides)| &sides[side as usize]);
             for (number, example) in laid_out.numbers.iter().enumerate() {
                 gain += (sums[number] - known.map_or(0.0, |known| known[*example])) as f64;
@@ -124,25 +128,25 @@ impl Compared {
     }
 
     /// The sums of log-probabilities that the plan `eval` gives of a micro-batch, by answer.
-    pub fn sums(
-        &self,
-        session: &mut Session,
-        side: Side,
-        laid_out: &MicroBatch,
-        inputs: &Inputs,
-    ) -> Result<Vec<f32>, RuntimeError> {
-        let batch = self.batch(Role::Eval, side, laid_out.clone(), inputs);
+    pub fn sums(&self, session: &mut Session, batch: Batch) -> Result<Vec<f32>, Failure> {
         batch::write(session, &batch, Draw::default())?;
         session.run(Role::Eval)?;
-        session.result(Role::Eval, ANSWER_LOGP)
+        Ok(session.result(Role::Eval, ANSWER_LOGP)?)
     }
 
-    /// A micro-batch of a side as the plan of a role takes it.
-    pub fn batch(&self, role: Role, side: Side, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
-        let own = self.tensors(side, &laid_out, inputs);
-        let mut batch = examples::batch(role, laid_out, inputs);
-        batch.tensors.extend(own);
-        batch
+    /// A micro-batch of a side as the plan of a role takes it, its images decoded.
+    pub fn batch(
+        &self,
+        role: Role,
+        side: Side,
+        mut laid_out: MicroBatch,
+        inputs: &Inputs,
+    ) -> Result<Batch, Failure> {
+        let images = match &self.images {
+            None => None,
+            Some(images) => Some((images, images.rows().of(&mut laid_out)?)),
+        };
+        Ok(examples::batch(role, laid_out, images, Some((self, side)), inputs))
     }
 
     /// The inputs of the loss that compares, of those that a plan has.
@@ -155,10 +159,10 @@ impl Compared {
         let together = self.together();
         let (room, count) = (laid_out.labels.len(), laid_out.samples.len());
         let slots: Vec<usize> = (0..count).map(|number| slot(number, together, room)).collect();
+        let read = inputs.has("answers");
+        let answers = laid_out.answered(read);
         let answer_of = || {
-            let read = inputs.has("answers");
             let rows = if read { laid_out.read } else { laid_out.tokens.len() };
-            let answers = laid_out.answered(read);
             let of_row = |answer: &Option<u32>| answer.map_or(-1, |number| slots[number as usize] as i32);
             answers.iter().map(of_row).chain(std::iter::repeat(-1)).take(rows).collect()
         };
@@ -173,7 +177,9 @@ impl Compared {
         let wanted = |number: usize| f32::from(laid_out.labels[number] == 1);
         let baseline = *self.baseline.lock().unwrap_or_else(PoisonError::into_inner);
         let units = room / together;
-        let present = (0..units).map(|unit| f32::from(unit < count / together)).collect();
+        // Nothing is asked of answers about a frame that cannot be decoded, and they count nothing.
+        let mut present = vec![0.0; units];
+        answers.iter().flatten().for_each(|number| present[*number as usize / together] = 1.0);
         inputs.only([
             ("answer_of", Box::new(|| HostTensor::I32(answer_of())) as Box<dyn FnOnce() -> HostTensor>),
             ("present", Box::new(|| HostTensor::F32(present))),

@@ -1,7 +1,7 @@
 //! Images among the tokens of examples, as plans take them.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use flatout_data::vision::{
     FrameInputs, FrameRoom, FrameStore, Grid, ImageRows, ImageStore, LookRead, StoredFeatures, TowerInputs,
@@ -67,8 +67,8 @@ impl SeenImages {
 #[derive(Clone)]
 pub struct PatchImages {
     pub store: Arc<ImageStore>,
-    /// Features that a tower made of them before: plans that read these have no tower.
-    pub features: Option<Arc<StoredFeatures>>,
+    /// Features that a tower made of them, once it has: plans that read these have no tower.
+    features: Arc<OnceLock<Arc<StoredFeatures>>>,
     /// Images that an epoch of the training shows a tower.
     pub sightings: u64,
     /// Learned positions of the tower a side.
@@ -91,18 +91,24 @@ impl PatchImages {
         let Qwen3VlConfig { positions, merge, .. } = *vision;
         let store = Arc::new(store);
         let is_any = store.count() > 0;
-        Ok(is_any.then_some(PatchImages { store, features: None, sightings: 0, positions, merge }))
+        Ok(is_any.then_some(PatchImages { store, features: Arc::default(), sightings: 0, positions, merge }))
     }
 
     /// Counts the images that an epoch over these examples shows a tower: all that examples have or, where those of an image
-    /// share its computation, each once.
+    /// share its computation, each once; the answers of a pair share it with no other pair.
     pub fn count_sightings(&mut self, table: &ExampleTable, shares_prefixes: bool) {
         let shown = || table.iter().flat_map(|example| example.images.iter().map(|image| image.image));
-        let sightings = match shares_prefixes {
-            true => shown().collect::<HashSet<u32>>().len(),
-            false => shown().count(),
+        let sightings = match (shares_prefixes, table.together()) {
+            (true, 1) => shown().collect::<HashSet<u32>>().len(),
+            (true, together) => shown().count() / together,
+            (false, _) => shown().count(),
         };
         self.sightings = sightings as u64;
+    }
+
+    /// Takes the features of all images, once. Whoever holds a copy of this reads them from then on.
+    pub fn give_features(&self, features: StoredFeatures) {
+        assert!(self.features.set(Arc::new(features)).is_ok(), "features are made once");
     }
 
     /// Patches that become one token.
@@ -112,7 +118,7 @@ impl PatchImages {
 
     /// Patches, or features where those were made.
     fn rows(&self) -> ImageRows {
-        match &self.features {
+        match self.features.get() {
             None => ImageRows::Patches(self.store.clone()),
             Some(features) => ImageRows::Features(features.clone(), self.block()),
         }
@@ -124,7 +130,7 @@ impl PatchImages {
         rows: Vec<u8>,
         inputs: &Inputs,
     ) -> Vec<(&'static str, HostTensor)> {
-        if self.features.is_some() {
+        if self.features.get().is_some() {
             return inputs.only([(
                 FEATURES,
                 Box::new(|| HostTensor::Stored(rows)) as Box<dyn FnOnce() -> HostTensor>,

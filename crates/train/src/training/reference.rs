@@ -5,6 +5,7 @@
 //! before the run's own session is. A run that goes on reads what it kept.
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use flatout_data::{Layout, durable};
@@ -31,6 +32,9 @@ const KEY: &str = "key";
 /// Between two lines about how far it is; the first comes after a second.
 const FIRST_LINE: Duration = Duration::from_secs(1);
 const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// Micro-batches that are ready ahead of the one that is scored.
+const AHEAD: usize = 2;
 
 /// A line for people while it goes on.
 pub type Say<'a> = &'a mut dyn FnMut(String);
@@ -94,8 +98,21 @@ pub fn another(config: &Config, data: &dyn Dataset, named: &str) -> Result<Loade
     }
     other.config.model.set_context(context);
     other.config.data.task = config.data.task;
+    other.config.data.still_frames = config.data.still_frames;
     other.config.preference = config.preference.clone();
+    if shown(config) != shown(&other.config) {
+        refuse!(
+            "{} is shown images or frames in another form than this run's model: name another preference.reference",
+            named.display()
+        );
+    }
     Ok(other)
+}
+
+/// The form in which a model is shown images: the sides of patches, of blocks and of learned positions; or of frames: their side.
+fn shown(config: &Config) -> Option<Vec<usize>> {
+    let of_patches = config.model.as_qwen3_vl().map(|tower| vec![tower.patch, tower.merge, tower.positions]);
+    of_patches.or_else(|| config.model.as_fovea().map(|tower| vec![tower.image_size]))
 }
 
 /// The scores that an opened model gives.
@@ -156,7 +173,7 @@ pub fn of_run(config: &Config, compared: &Compared, run: &Path) -> Result<Scores
     read(&path(run), &key(config, compared, run)?, &compared.counts())
 }
 
-/// Runs the plan `eval`, which drops nothing, over all answers of both sides.
+/// Runs the plan `eval`, which drops nothing, over all answers of both sides, with their images.
 pub fn score(
     session: &mut Session,
     compared: &Compared,
@@ -168,9 +185,23 @@ pub fn score(
     let mut scores = Scores(counts.iter().map(|count| vec![0.0; *count]).collect());
     let inputs = Inputs::of(session.plans(), Role::Eval);
     let (began, mut said, mut done) = (Instant::now(), None::<Instant>, 0);
-    for (side, parts) in compared.parts(layout) {
-        for laid_out in parts {
-            let by_answer = compared.sums(session, side, &laid_out, &inputs)?;
+    std::thread::scope(|threads| -> Result<(), Failure> {
+        // Images are decoded while the device works.
+        let (sender, ready) = sync_channel(AHEAD);
+        threads.spawn(move || {
+            for (side, parts) in compared.parts(layout) {
+                for laid_out in parts {
+                    let batch = compared.batch(Role::Eval, side, laid_out.clone(), &inputs);
+                    let is_last = batch.is_err();
+                    if sender.send(batch.map(|batch| (side, laid_out, batch))).is_err() || is_last {
+                        return;
+                    }
+                }
+            }
+        });
+        for made in ready {
+            let (side, laid_out, batch) = made?;
+            let by_answer = compared.sums(session, batch)?;
             compared.take(side, &laid_out, &by_answer, &mut scores);
             done += laid_out.samples.len();
             let is_due = match said {
@@ -183,7 +214,8 @@ pub fn score(
                 said = Some(Instant::now());
             }
         }
-    }
+        Ok(())
+    })?;
     if let Some(number) = scores.0.iter().flatten().position(|score| !score.is_finite()) {
         return Err(Failure::User(UserError(format!(
             "the reference gives answer {number} no finite log-probability: its weights or its precision cannot be used"

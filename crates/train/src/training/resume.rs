@@ -34,6 +34,9 @@ pub fn requeued(own: &Config, resolved: &Resolved, asked: &Config) -> Result<Con
             .from()
             .zip(asked.model.from())
             .is_some_and(|(began, now)| pretrained::same(began, now));
+    let tower = |config: &Config| config.model.as_fovea().and_then(|tower| tower.from.clone());
+    let is_same_tower =
+        tower(&pinned).zip(tower(asked)).is_some_and(|(began, now)| pretrained::same(&began, &now));
     let came_to = pinned.based_at(&here).values();
     let is_open = |key: &str| {
         let nothing = ["\"auto\"", "[]", "[\"auto\"]"];
@@ -41,6 +44,7 @@ pub fn requeued(own: &Config, resolved: &Resolved, asked: &Config) -> Result<Con
     };
     let may_differ = |key: &str| match key {
         "model.from" | "data.tokenizer" => is_same_model,
+        "model.vision.from" => is_same_tower,
         "schedule.warmup_steps" | "schedule.warmup_share" => is_same_warmup(&pinned, asked),
         // A recipe may say what a plan counts with; what the data comes to is found when it is opened.
         "data.decoded" => true,

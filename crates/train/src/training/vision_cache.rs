@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -80,7 +79,7 @@ pub fn prepare(
         }
         cache = writer.finish()?;
     }
-    images.features = Some(Arc::new(cache.features(&wanted)?));
+    images.give_features(cache.features(&wanted)?);
     Ok(Some(FrozenTower { hashes }))
 }
 

@@ -1,11 +1,25 @@
 //! Every recipe small enough to be compiled for many settings, and where it may be compiled for.
 
+use std::collections::HashSet;
+
 use flatout_ir::Target;
 use flatout_models::config::Model;
 use flatout_train::Config;
 use flatout_train::device;
 use flatout_train::recipes;
 use flatout_train::resolve::compile;
+
+/// The names of recipes that differ, once they are small, in more than their rates: of models that exist in several sizes one.
+pub fn different() -> Vec<&'static str> {
+    let of_name = ["recipe", "description", "optimizer.lr", "schedule.final_lr"];
+    let mut seen = HashSet::new();
+    let is_new = |name: &&str| {
+        let mut values = small(name, 0).values();
+        values.retain(|key, _| !of_name.contains(&key.as_str()));
+        seen.insert(values.into_iter().collect::<Vec<_>>())
+    };
+    recipes::list().iter().map(|recipe| recipe.name).filter(is_new).collect()
+}
 
 /// A recipe with its own choices and small sizes, that evaluates so many rows.
 pub fn small(recipe: &str, eval_rows: usize) -> Config {

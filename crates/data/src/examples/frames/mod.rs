@@ -4,7 +4,7 @@
 //! sample    the members of a sample, and the forms its JSON has
 //!    -> shard     the samples of a shard, written out and tokenised
 //!       -> kept      that, kept between runs
-//! moving    a drawn set: shapes that move
+//! moving    a drawn set: shapes that move, and pairs of answers about them
 //! ```
 //!
 //! The frames of an example are its first rows, one row a frame. Only JSON and headers are read here: frames stay where they
@@ -220,7 +220,7 @@ fn train_vocabulary(writing: &Writing<'_>, paths: &Paths) -> Result<Vocabulary, 
         Paths::Made => {
             let spec = writing.spec;
             for row in 0..spec.rows {
-                let (said, _) = moving::sample(spec.seed, row, writing.frames.still_frames);
+                let (said, _) = drawn(writing, row);
                 if !take(&said).map_err(|wrong| wrong.error(&synthetic::place(row)))? {
                     break;
                 }
@@ -283,12 +283,18 @@ fn shard(
     Ok((Arc::new(path.to_path_buf()), shard))
 }
 
+/// A drawn sample, and its frames.
+fn drawn(writing: &Writing<'_>, row: u64) -> (sample::Said, Vec<Sighting>) {
+    let sample = if writing.frames.pairs { moving::pairs::pair } else { moving::sample };
+    sample(writing.spec.seed, row, writing.frames.still_frames)
+}
+
 /// The drawn set as one shard.
 fn made(writing: &Writing<'_>, encoder: &Encoder, vocab: usize) -> Result<Source, DataError> {
     let spec = writing.spec;
     let mut shard = ShardExamples { samples: spec.rows, ..ShardExamples::default() };
     for row in 0..spec.rows {
-        let (said, images) = moving::sample(spec.seed, row, writing.frames.still_frames);
+        let (said, images) = drawn(writing, row);
         let fate = writing.written(&said, encoder, vocab);
         match fate.map_err(|wrong| wrong.error(&synthetic::place(row)))? {
             Fate::TooLong => shard.too_long += 1,
@@ -320,10 +326,16 @@ fn frame_bytes<'s>(sources: impl Iterator<Item = &'s Source>) -> FrameBytes {
 }
 
 /// One side of a set.
-#[derive(Default)]
 struct Side {
     table: ExampleTable,
     places: Vec<Place>,
+}
+
+impl Side {
+    fn of(frames: &FrameSpec) -> Side {
+        let table = if frames.pairs { ExampleTable::of_pairs() } else { ExampleTable::default() };
+        Side { table, places: vec![] }
+    }
 }
 
 impl Taken {
@@ -333,7 +345,7 @@ impl Taken {
         frames: &FrameSpec,
         vocabulary: Vocabulary,
     ) -> Result<ExampleSets, DataError> {
-        let (mut train, mut held_out) = (Side::default(), Side::default());
+        let (mut train, mut held_out) = (Side::of(frames), Side::of(frames));
         let (mut skipped, mut counts) = (Skipped::default(), [0; 3]);
         let is_made = matches!(self.frames, FrameBytes::Drawn { .. });
         let mut image_base = 0;
@@ -344,7 +356,7 @@ impl Taken {
                 true => None,
                 false => Some(source.held(spec)?),
             };
-            let (before, mut at) = (train.table.count() as u64, 0);
+            let (before, mut at) = (train.table.units() as u64, 0);
             for (path, shard) in &source.shards {
                 for (example, row) in shard.examples.iter().zip(&shard.rows) {
                     let is_held = held.as_ref().is_none_or(|held| held[at]);
@@ -362,7 +374,7 @@ impl Taken {
                     *count += more;
                 }
             }
-            let more = train.table.count() as u64 - before;
+            let more = train.table.units() as u64 - before;
             if !is_apart {
                 if more == 0 {
                     let left_out = if skipped.total() > 0 { format!(" ({skipped})") } else { String::new() };
@@ -402,8 +414,8 @@ impl Taken {
             template: self.template.map(|template| template.shown),
             files: if is_made { 0 } else { shards().count() },
             rows: samples,
-            train: train.table.count() as u64,
-            held_out: held_out.table.count() as u64,
+            train: train.table.units() as u64,
+            held_out: held_out.table.units() as u64,
             tokens: lengths.iter().sum(),
             learned_tokens: sides.iter().map(learned).sum(),
             lengths: LengthSummary::of("tokens", lengths),

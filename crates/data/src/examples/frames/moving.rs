@@ -5,6 +5,8 @@
 //! look for one. Samples with one shape teach where things are before two have to be told apart. Every eighth sample is a still
 //! image, and every eighth a text without frames.
 
+pub(super) mod pairs;
+
 use super::sample::{Content, Said};
 use super::shard::shown;
 use crate::examples::Sighting;

@@ -178,13 +178,19 @@ fn content(key: &str, fields: &Fields, text: Option<String>) -> Result<Content, 
     }
     let user = || optional(key, fields, "user").map(Option::unwrap_or_default);
     if fields.has("chosen_assistant") || fields.has("rejected_assistant") {
-        let answer = |name| filled(key, name, optional(key, fields, name)?.unwrap_or_default());
+        let answer = |name| match optional(key, fields, name)? {
+            Some(answer) => filled(key, name, answer),
+            None => wrong(
+                Reason::MissingField,
+                format!("the sample {key} has one answer of a pair and no `{name}`; give it both"),
+            ),
+        };
         let answers = [answer("chosen_assistant")?, answer("rejected_assistant")?];
         if answers[0] == answers[1] {
             let said = format!(
                 "both answers of the sample {key} are equal, so there is nothing to prefer; correct one"
             );
-            return wrong(Reason::Conversation, said);
+            return wrong(Reason::Pair, said);
         }
         return Ok(Content::Pair { user: user()?, answers });
     }

@@ -9,7 +9,7 @@ use crate::error::DataError;
 use crate::examples::conversation::{Conversation, message};
 use crate::examples::encoder::Encoder;
 use crate::examples::mask::{Masked, TrainOn, masked, weights};
-use crate::examples::reading::{no_template, too_many, unencodable};
+use crate::examples::reading::{SAME_TOKENS, no_template, too_many, unencodable};
 use crate::examples::sets::{ExampleSpec, TooLong};
 use crate::examples::template::ChatTemplate;
 use crate::examples::wrong::Wrong;
@@ -131,25 +131,13 @@ impl Writing<'_> {
 
     /// The texts of a sample with what is learned of them; none of one that is tokens already.
     pub fn texts(&self, said: &Said) -> Result<Vec<Masked>, Wrong> {
+        self.check_form(&said.content)?;
         let (user, answers): (&str, Vec<&String>) = match &said.content {
             Content::Tokens { .. } => return Ok(vec![]),
             Content::Caption(caption) => ("", vec![caption]),
             Content::Answer { user, assistant } => (user, vec![assistant]),
             Content::Pair { user, answers } => (user, answers.iter().collect()),
         };
-        let is_pair = answers.len() == 2;
-        if is_pair != self.frames.pairs {
-            let said = match is_pair {
-                true => {
-                    "the sample is a pair of answers, of which one is preferred; train on it with preferences, or leave it out"
-                }
-                false => {
-                    "the sample is no pair of answers, and preferences are learned; give it `chosen_assistant` and \
-                          `rejected_assistant`"
-                }
-            };
-            return Err(Wrong::new(Reason::Conversation, said));
-        }
         let template = self.template.ok_or_else(no_template)?;
         let user = if user.trim().is_empty() { self.frames.prompt(&said.source) } else { user };
         let mut texts = Vec::new();
@@ -165,7 +153,24 @@ impl Writing<'_> {
         Ok(texts)
     }
 
+    /// Refuses pairs where answers are learned, and everything else where preferences are.
+    fn check_form(&self, content: &Content) -> Result<(), Wrong> {
+        let said = match (matches!(content, Content::Pair { .. }), self.frames.pairs) {
+            (true, false) => {
+                "the sample is a pair of answers, of which one is preferred; train on it with data.task=preference, or \
+                 leave it out"
+            }
+            (false, true) => {
+                "the sample is no pair of answers, and data.task is preference; give it `chosen_assistant` and \
+                 `rejected_assistant`, or leave it out"
+            }
+            _ => return Ok(()),
+        };
+        Err(Wrong::new(Reason::Pair, said))
+    }
+
     pub fn written(&self, said: &Said, encoder: &Encoder, vocab: usize) -> Result<Fate, Wrong> {
+        self.check_form(&said.content)?;
         let weighted: Vec<Weighted> = match &said.content {
             Content::Tokens { ids, learned } => {
                 if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
@@ -218,6 +223,15 @@ impl Writing<'_> {
                 }
             }
             fitted.push((tokens, weights));
+        }
+        if let [chosen, rejected] = &fitted[..]
+            && chosen.0 == rejected.0
+        {
+            return match is_cut {
+                // The part that tells them apart was cut off.
+                true => Ok(Fate::TooLong),
+                false => Err(Wrong::new(Reason::Pair, SAME_TOKENS)),
+            };
         }
         Ok(Fate::Texts(fitted, is_cut))
     }

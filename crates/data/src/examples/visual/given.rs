@@ -109,6 +109,25 @@ fn images_in(fields: &Fields, name: &str) -> Result<Vec<Field>, Wrong> {
     }
 }
 
+/// Whether a row has images: in a column, or in a part of a message.
+pub(in crate::examples) fn shows_images(fields: &Fields) -> bool {
+    let is_held = |name: &&str| images_in(fields, name).is_ok_and(|images| !images.is_empty());
+    COLUMNS.iter().chain(&FILE_COLUMNS).any(is_held) || fields.0.iter().any(|(_, of)| has_part(of))
+}
+
+/// Whether a field has a part of a message that is an image.
+fn has_part(field: &Field) -> bool {
+    match field {
+        Field::List(list) => list.iter().any(has_part),
+        Field::Object(fields) => {
+            let kind = fields.get("type").and_then(Field::text);
+            kind.is_some_and(|kind| ["image", "image_url"].contains(&kind))
+                || fields.0.iter().any(|(_, of)| has_part(of))
+        }
+        _ => false,
+    }
+}
+
 /// Refuses rows with columns of videos.
 pub(super) fn no_video(fields: &Fields) -> Result<(), Wrong> {
     let is_filled = |name: &str| match fields.get(name) {

@@ -17,6 +17,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::conversation::Conversation;
 use super::encoder::Encoder;
+use super::preference::{JudgedSchema, PairSchema};
 use super::wrong::Wrong;
 use crate::error::DataError;
 use crate::formats::{Fields, Place};
@@ -25,7 +26,10 @@ use crate::random::key;
 use crate::text::tokenizer::Vocabulary;
 use crate::vision::{EncodedImage, ImageReader, Patching};
 
+use schema::Shown;
+
 pub(super) use expand::{Expanded, Seen, expand};
+pub(super) use given::shows_images;
 pub(super) use schema::VisualSchema;
 
 /// The largest encoded image: generous, and bounded because all of it is taken into memory.
@@ -105,15 +109,39 @@ impl<'s> Sight<'s> {
         fields: &Fields,
         place: &Place,
     ) -> Result<Vec<SightedChat>, Wrong> {
+        let shown = schema.read(fields, self.spec.column.as_deref())?;
+        shown.into_iter().map(|shown| self.looked_into(shown, place)).collect()
+    }
+
+    /// The prompt of a row with each of its answers, which are about the same images.
+    pub fn pair(
+        &self,
+        schema: &PairSchema,
+        fields: &Fields,
+        place: &Place,
+    ) -> Result<[SightedChat; 2], Wrong> {
+        let [chosen, rejected] = schema::pair(*schema, fields, self.spec.column.as_deref())?;
+        Ok([self.looked_into(chosen, place)?, self.looked_into(rejected, place)?])
+    }
+
+    /// The answer of a row, and whether it is wanted.
+    pub fn judged(
+        &self,
+        schema: &JudgedSchema,
+        fields: &Fields,
+        place: &Place,
+    ) -> Result<(SightedChat, bool), Wrong> {
+        let (shown, is_wanted) = schema::judged(*schema, fields, self.spec.column.as_deref())?;
+        Ok((self.looked_into(shown, place)?, is_wanted))
+    }
+
+    /// Looks into the images of a conversation. Paths begin in the given folder, or where the row's file is.
+    fn looked_into(&self, Shown { chat, images }: Shown, place: &Place) -> Result<SightedChat, Wrong> {
         let folder = place.file.parent().filter(|folder| !folder.as_os_str().is_empty());
         let root = self.spec.root.as_deref().or(folder).unwrap_or(Path::new("."));
-        let shown = schema.read(fields, self.spec.column.as_deref())?;
-        let chat = |schema::Shown { chat, images }| {
-            let look = |(turn, image)| Ok((turn, given::look(&self.reader, &image, root)?));
-            let images = images.into_iter().map(look).collect::<Result<_, Wrong>>()?;
-            Ok(SightedChat { chat, images })
-        };
-        shown.into_iter().map(chat).collect()
+        let look = |(turn, image)| Ok((turn, given::look(&self.reader, &image, root)?));
+        let images = images.into_iter().map(look).collect::<Result<_, Wrong>>()?;
+        Ok(SightedChat { chat, images })
     }
 }
 

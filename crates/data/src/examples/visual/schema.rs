@@ -5,6 +5,7 @@ use std::fmt;
 use super::given::{self, Column};
 use super::parts;
 use crate::examples::conversation::{Conversation, Dialogue, Schema, answer_of, message, text_of, wrong};
+use crate::examples::preference::{Judged, JudgedSchema, Pair, PairSchema};
 use crate::examples::wrong::Wrong;
 use crate::formats::{Field, Fields, Reason};
 
@@ -74,14 +75,76 @@ impl VisualSchema {
                     .collect()
             }
             VisualSchema::Dialogue(schema) => {
-                let (chat, comes_first) = match schema.read(fields, parts::kept)? {
-                    Dialogue::Chat(chat) => (chat, matches!(schema, Schema::Alpaca(_))),
-                    Dialogue::Plain { prompt, completion } => (question(prompt, completion), true),
-                };
-                let column = Column::of(fields, column, !matches!(schema, Schema::Messages(_)))?;
-                Ok(vec![shown(chat, &column, comes_first)?])
+                Ok(vec![of_dialogue(schema, schema.read(fields, parts::kept)?, fields, column)?])
             }
         }
+    }
+}
+
+/// The conversation of a row of a form, with its images.
+fn of_dialogue(
+    schema: Schema,
+    dialogue: Dialogue,
+    fields: &Fields,
+    column: Option<&str>,
+) -> Result<Shown, Wrong> {
+    let column = Column::of(fields, column, !matches!(schema, Schema::Messages(_)))?;
+    let (chat, is_text) = in_turns(dialogue);
+    shown(chat, &column, is_text || matches!(schema, Schema::Alpaca(_)))
+}
+
+/// A conversation, and whether it was a text without turns.
+fn in_turns(dialogue: Dialogue) -> (Conversation, bool) {
+    match dialogue {
+        Dialogue::Chat(chat) => (chat, false),
+        Dialogue::Plain { prompt, completion } => (question(prompt, completion), true),
+    }
+}
+
+/// The column of other images for the rejected answer, which nothing here compares.
+const REJECTED_IMAGES: &str = "rejected_images";
+
+/// The prompt of a row with each of its two answers. Images stand in the prompt.
+pub(super) fn pair(schema: PairSchema, fields: &Fields, column: Option<&str>) -> Result<[Shown; 2], Wrong> {
+    given::no_video(fields)?;
+    if !matches!(fields.get(REJECTED_IMAGES), None | Some(Field::Null)) {
+        return wrong(
+            Reason::ImageCount,
+            format!(
+                "the row has `{REJECTED_IMAGES}`, and both answers of a pair are about the same images; leave the row out"
+            ),
+        );
+    }
+    let Pair { chosen, rejected } = schema.read(fields, parts::kept)?;
+    let is_asked = schema.asks_in_a_text(fields);
+    let column = Column::of(fields, column, is_asked)?;
+    let of = |dialogue: Dialogue| {
+        let (chat, is_text) = in_turns(dialogue);
+        without_images_in_answers(shown(chat, &column, is_asked || is_text)?)
+    };
+    Ok([of(chosen)?, of(rejected)?])
+}
+
+/// The prompt of a row with its answer, and whether that is wanted.
+pub(super) fn judged(
+    schema: JudgedSchema,
+    fields: &Fields,
+    column: Option<&str>,
+) -> Result<(Shown, bool), Wrong> {
+    given::no_video(fields)?;
+    let Judged { dialogue, is_wanted } = schema.read(fields, parts::kept)?;
+    let shown = of_dialogue(schema.dialogue(), dialogue, fields, column)?;
+    Ok((without_images_in_answers(shown)?, is_wanted))
+}
+
+/// Refuses images in answers that are compared.
+fn without_images_in_answers(shown: Shown) -> Result<Shown, Wrong> {
+    match shown.images.iter().find(|(turn, _)| shown.chat.learned[*turn]) {
+        None => Ok(shown),
+        Some((turn, _)) => wrong(
+            Reason::ImageCount,
+            format!("message {} is an answer with an image, and answers are texts; correct it", turn + 1),
+        ),
     }
 }
 

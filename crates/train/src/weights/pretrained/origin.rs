@@ -27,6 +27,9 @@ use flatout_data::durable;
 pub struct Origin {
     /// What `model.from` meant, pinned to a commit or a step.
     pub from: String,
+    /// What `model.vision.from` meant, pinned likewise; `None` where the tower is that of `from`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vision_from: Option<String>,
     /// Hash of every frozen tensor, by path: no checkpoint has them.
     pub frozen: BTreeMap<String, String>,
     /// Where the files beside the weights were.
@@ -65,15 +68,22 @@ impl Origin {
     }
 }
 
-/// Writes down what exactly `model.from` means: a commit and not a branch, a step and not the newest.
+/// Writes down what exactly `model.from` and `model.vision.from` mean: a commit and not a branch, a step and not the newest.
 pub fn pin(config: &Config, resolved: &mut Resolved, run: &Path) -> Result<(), UserError> {
-    if let Some(from) = config.model.from() {
-        resolved.from = Some(match Origin::of(run) {
-            Ok(origin) => origin.from,
-            Err(_) => exactly(&Source::parse(from)?)?,
-        });
-    }
+    let Some(from) = config.model.from() else { return Ok(()) };
+    (resolved.from, resolved.vision_from) = match Origin::of(run) {
+        Ok(origin) => (Some(origin.from), origin.vision_from),
+        Err(_) => {
+            let exactly = |from: &str| exactly(&Source::parse(from)?);
+            (Some(exactly(from)?), tower_from(config).map(exactly).transpose()?)
+        }
+    };
     Ok(())
+}
+
+/// The value of `model.vision.from`.
+fn tower_from(config: &Config) -> Option<&str> {
+    config.model.as_fovea().and_then(|tower| tower.from.as_deref())
 }
 
 /// Writes a new run's parameters and tables: those of `model.from`, or drawn by the seed.
@@ -92,7 +102,10 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
             initial::write_adapters(session, config.train.seed)?;
             initial::write_tables(session)?;
             let description = pretrained.description;
-            Some(Origin { from: description.pinned, frozen, folder: description.folder, left_out })
+            // It is pinned already, as the config of every run that begins is.
+            let vision_from = tower_from(config).map(String::from);
+            let (from, folder) = (description.pinned, description.folder);
+            Some(Origin { from, vision_from, frozen, folder, left_out })
         }
     };
     if let Some(from) = &config.adapter.from {
@@ -126,6 +139,11 @@ pub fn resume(config: &Config, session: &mut Session, run: &Path) -> Result<(), 
         let origin = Origin::of(run)?;
         if origin.from != *from {
             named_otherwise(run, &origin.from, from)?;
+        }
+        if let (Some(kept), Some(named)) = (&origin.vision_from, tower_from(config))
+            && kept != named
+        {
+            named_otherwise(run, kept, named)?;
         }
         weights.expect(&origin.frozen);
         weights.load(session, |class| class == Class::Frozen)?;

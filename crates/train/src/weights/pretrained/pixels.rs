@@ -4,7 +4,7 @@ use flatout_models::config::Model;
 use flatout_models::library::processor::Processor;
 
 use crate::UserError;
-use crate::config::{Config, Task, keys_of};
+use crate::config::{Config, Sight, keys_of};
 
 /// The processor that a config describes.
 pub fn processor_of(config: &Config) -> Processor {
@@ -28,7 +28,7 @@ fn token_pixels(model: &Model) -> Option<u64> {
 /// Lays the limits that a checkpoint's processor has for images beside a text, in whole tokens within them; what the command
 /// line says stays.
 pub fn lay_area(config: &mut Config, processor: &Processor, overrides: &[String]) -> Result<(), UserError> {
-    if config.data.task != Task::VisualChat
+    if config.sight() != Some(Sight::Images)
         || keys_of(overrides)?.iter().any(|key| key == "data.image_tokens")
     {
         return Ok(());
