@@ -40,7 +40,7 @@ fn words(file: &mut TensorFile, name: &str) -> Vec<[u8; 4]> {
     bytes.as_chunks::<4>().0.to_vec()
 }
 
-fn f32s(file: &mut TensorFile, name: &str) -> Vec<f32> {
+pub fn f32s(file: &mut TensorFile, name: &str) -> Vec<f32> {
     words(file, name).into_iter().map(f32::from_le_bytes).collect()
 }
 

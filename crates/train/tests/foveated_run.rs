@@ -12,6 +12,7 @@ use flatout_train::config::resolved::Resolved;
 use flatout_train::recipes;
 use flatout_train::resolve::compile::compile;
 use flatout_train::run;
+use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::run::events::{Event, Step};
 use flatout_train::tasks::batch::Draw;
 use flatout_train::tasks::dataset::Dataset;
@@ -19,6 +20,7 @@ use flatout_train::tasks::examples;
 use flatout_train::training::update::accumulate;
 use flatout_train::weights::initial;
 
+use crate::adapters::f32s;
 use crate::distance::relative;
 use crate::small_run::train_in;
 
@@ -224,4 +226,41 @@ fn shards_are_mixed_and_a_broken_frame_leaves_its_sample_out() {
     let config = config("fvlm-135m-sft", &words);
     let data = examples::read(&config, None, &mut |_| {}).expect("samples");
     assert_eq!(data.steps_of_epochs(&config, 2).expect("updates"), 4);
+}
+
+/// Shards without frames are no samples that decode to nothing: they are learned.
+#[test]
+fn texts_without_frames_are_learned() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let texts = folder.path().join("t.tar");
+    shard(&texts, 0, false);
+    let path = format!("data.path={}", texts.display());
+    let words = [path.as_str(), "data.source=text", "train.batch=8", "train.steps=24", "data.held_out=0"];
+    let steps = train_in(&folder.path().join("run"), &config("fvlm-135m-sft", &words), |_| {});
+    assert!(steps[23].loss < 0.8 * steps[0].loss, "{} then {}", steps[0].loss, steps[23].loss);
+}
+
+/// Weights are kept in f32 beside the bf16 that products read: at a rate of 1e-5 rounding would swallow most updates.
+#[test]
+fn updates_below_the_steps_of_bf16_are_kept() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let saved = |steps: &str| {
+        let dir = folder.path().join(steps);
+        let words =
+            [steps, "train.batch=8", "precision=bf16", "schedule.warmup_share=0", "checkpoint.every=1"];
+        let rates = ["train.groups=[]", "optimizer.lr=1e-5", "schedule.final_lr=1e-5"];
+        train_in(&dir, &config("fvlm-135m-sft", &[&words[..], &rates].concat()), |_| {});
+        let step = steps.trim_start_matches("train.steps=");
+        let file = dir.join(format!("checkpoints/step-{step}/state.safetensors"));
+        let mut state = TensorFile::open(&file).expect("a checkpoint");
+        let name =
+            state.entries().keys().find(|name| name.ends_with("layers.0.ffn.up")).expect("a weight").clone();
+        f32s(&mut state, &name)
+    };
+    let (one, two) = (saved("train.steps=1"), saved("train.steps=2"));
+    let kept = one.iter().zip(&two).filter(|(a, b)| a != b).count() as f64 / one.len() as f64;
+    assert!(kept > 0.95, "{kept} of the weights moved");
+    let bits = |value: f32| value.to_bits() >> 16;
+    let in_bf16 = one.iter().zip(&two).filter(|(a, b)| bits(**a) != bits(**b)).count();
+    assert!(in_bf16 * 4 < one.len(), "{in_bf16} would have moved in bf16 too");
 }
