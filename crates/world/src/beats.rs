@@ -146,8 +146,10 @@ impl Beats {
             return None;
         }
         let position = |heard: &Heard| (heard.status.step, heard.calls);
-        let (behind, ahead) = (present().map(|(_, heard)| position(heard)).min()?, present().map(|(_, h)| position(h)).max()?);
-        let slow: Vec<usize> = present().filter(|(_, h)| position(h) == behind).map(|(rank, _)| rank).collect();
+        let (behind, ahead) =
+            (present().map(|(_, heard)| position(heard)).min()?, present().map(|(_, h)| position(h)).max()?);
+        let slow: Vec<usize> =
+            present().filter(|(_, h)| position(h) == behind).map(|(rank, _)| rank).collect();
         let (status, seconds) = (&self.ranks[slow[0]].status, still.as_secs());
         let doing = if status.doing.is_empty() { String::new() } else { format!(" ({})", status.doing) };
         let mut sentence = if behind == ahead {
@@ -155,8 +157,12 @@ impl Beats {
         } else {
             let names: Vec<String> = slow.iter().map(|rank| members[*rank].named(*rank)).collect();
             let who = if slow.len() <= 4 { names.join(", ") } else { named(&slow) };
-            let others: Vec<usize> = present().filter(|(_, h)| position(h) != behind).map(|(rank, _)| rank).collect();
-            let (has, wait) = (if slow.len() == 1 { "has" } else { "have" }, if others.len() == 1 { "waits" } else { "wait" });
+            let others: Vec<usize> =
+                present().filter(|(_, h)| position(h) != behind).map(|(rank, _)| rank).collect();
+            let (has, wait) = (
+                if slow.len() == 1 { "has" } else { "have" },
+                if others.len() == 1 { "waits" } else { "wait" },
+            );
             format!(
                 "{who} {has} stood still{}{doing} for {seconds} s, while {} {wait}{}",
                 at_step(behind.0),
@@ -214,7 +220,9 @@ mod tests {
         assert_eq!(beats.judge(&calls, &all, now + seconds(31)), None);
         let told = beats.judge(&calls, &all, now + seconds(33)).unwrap();
         assert_eq!(told.rank, Some(1));
-        assert!(told.sentence.starts_with("rank 1 (a, process 101) has given no sign of life for 31 s at step 4"));
+        assert!(
+            told.sentence.starts_with("rank 1 (a, process 101) has given no sign of life for 31 s at step 4")
+        );
         beats.leave(1);
         assert_eq!(beats.judge(&calls, &all, now + seconds(33)), None, "who has left is not awaited");
     }

@@ -28,7 +28,12 @@ impl Collected {
     }
 
     /// Takes the part of a rank. The payload of everyone's answer, where it was the last part.
-    pub fn take(&mut self, rank: usize, payload: &[u8], members: &[Member]) -> Result<Option<Vec<u8>>, Failure> {
+    pub fn take(
+        &mut self,
+        rank: usize,
+        payload: &[u8],
+        members: &[Member],
+    ) -> Result<Option<Vec<u8>>, Failure> {
         let Some((head, bytes)) = split_call(payload) else {
             let sentence = format!("{} sent a call that cannot be read", members[rank].named(rank));
             return Err(Failure::new(Some(rank), sentence));
@@ -82,7 +87,11 @@ impl Collected {
         open.sort_by_key(|open| (open.head.line.clone(), open.head.count));
         let clause = |open: &&Open| {
             let those = |is_there: bool| {
-                named(&(0..self.ranks).filter(|rank| open.parts[*rank].is_some() == is_there).collect::<Vec<_>>())
+                named(
+                    &(0..self.ranks)
+                        .filter(|rank| open.parts[*rank].is_some() == is_there)
+                        .collect::<Vec<_>>(),
+                )
             };
             format!("{} of {} waits for {}", shown(&open.head), those(true), those(false))
         };
@@ -129,7 +138,10 @@ mod tests {
         );
         let answer = calls.take(1, &part("main", 0, Op::Gather, "loss", b"c"), &all).unwrap().unwrap();
         let (head, bytes) = split_call(&answer).unwrap();
-        assert_eq!((head.name.as_str(), split_parts(bytes).unwrap()), ("loss", vec![b"ab".to_vec(), b"c".to_vec()]));
+        assert_eq!(
+            (head.name.as_str(), split_parts(bytes).unwrap()),
+            ("loss", vec![b"ab".to_vec(), b"c".to_vec()])
+        );
         assert!(calls.take(0, &save, &all).unwrap().is_some());
         assert_eq!(calls.waiting(), None);
     }

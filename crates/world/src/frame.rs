@@ -84,7 +84,9 @@ impl fmt::Display for FrameError {
             FrameError::Closed => write!(out, "the connection closed"),
             FrameError::Cut => write!(out, "the connection closed in the middle of a message"),
             FrameError::Silent => write!(out, "nothing came"),
-            FrameError::TooLong { bytes, most } => write!(out, "a message of {bytes} bytes is longer than {most}"),
+            FrameError::TooLong { bytes, most } => {
+                write!(out, "a message of {bytes} bytes is longer than {most}")
+            }
             FrameError::UnknownKind(kind) => write!(out, "{kind} is no kind of message"),
             FrameError::Io(error) => write!(out, "{error}"),
         }
@@ -122,7 +124,8 @@ pub fn read(from: &mut impl Read, most: usize) -> Result<Frame, FrameError> {
     if bytes > most {
         return Err(FrameError::TooLong { bytes, most });
     }
-    let kind = KINDS.into_iter().find(|kind| *kind as u8 == head[4]).ok_or(FrameError::UnknownKind(head[4]))?;
+    let kind =
+        KINDS.into_iter().find(|kind| *kind as u8 == head[4]).ok_or(FrameError::UnknownKind(head[4]))?;
     let mut payload = Vec::new();
     while payload.len() < bytes {
         let have = payload.len();
@@ -165,7 +168,10 @@ mod tests {
         assert!(matches!(read(&mut &bytes[..7], MOST_BYTES), Err(FrameError::Cut)));
         assert!(matches!(read(&mut &bytes[..3], MOST_BYTES), Err(FrameError::Cut)));
         assert!(matches!(read(&mut &bytes[..], 3), Err(FrameError::TooLong { bytes: 4, most: 3 })));
-        assert!(matches!(read(&mut &b"GET / HTTP/1.1\r\n\r\n"[..], MOST_BYTES), Err(FrameError::TooLong { .. })));
+        assert!(matches!(
+            read(&mut &b"GET / HTTP/1.1\r\n\r\n"[..], MOST_BYTES),
+            Err(FrameError::TooLong { .. })
+        ));
         assert!(matches!(read(&mut &[0, 0, 0, 0, 99][..], MOST_BYTES), Err(FrameError::UnknownKind(99))));
     }
 }

@@ -50,7 +50,8 @@ fn one(word: &str) -> Result<Vec<String>, String> {
         if names.len().saturating_mul(numbers.len()) > MOST_HOSTS {
             return Err(format!("it names more than {MOST_HOSTS} hosts"));
         }
-        let long = |name: &String| -> Vec<String> { numbers.iter().map(|n| format!("{name}{before}{n}")).collect() };
+        let long =
+            |name: &String| -> Vec<String> { numbers.iter().map(|n| format!("{name}{before}{n}")).collect() };
         names = names.iter().flat_map(long).collect();
         rest = after;
     }

@@ -150,8 +150,9 @@ impl State {
                     self.welcome(now);
                 } else if now.duration_since(began) >= join {
                     let (seconds, missing) = (join.as_secs(), missing_ranks());
-                    let sentence =
-                        format!("{missing} did not join within {seconds} s: see that they were started, or raise --join-timeout");
+                    let sentence = format!(
+                        "{missing} did not join within {seconds} s: see that they were started, or raise --join-timeout"
+                    );
                     return Err(Failure::new(None, sentence));
                 } else if now.duration_since(said) >= say_every {
                     said = now;
@@ -215,7 +216,10 @@ impl State {
             Some("its FLATOUT_SECRET is not that of rank 0".to_string())
         } else {
             self.seats.get(rank).and_then(Option::as_ref).map(|seat| {
-                format!("that rank is there already, on {} as process {}", seat.member.host, seat.member.process)
+                format!(
+                    "that rank is there already, on {} as process {}",
+                    seat.member.host, seat.member.process
+                )
             })
         };
         if let Some(why) = refusal {
@@ -225,8 +229,10 @@ impl State {
             return Ok(());
         }
         let differs = if join.protocol != PROTOCOL || join.version != terms.version {
-            Some(format!("runs flatout {} (protocol {}), rank 0 runs {} (protocol {PROTOCOL}): start one program everywhere",
-                join.version, join.protocol, terms.version))
+            Some(format!(
+                "runs flatout {} (protocol {}), rank 0 runs {} (protocol {PROTOCOL}): start one program everywhere",
+                join.version, join.protocol, terms.version
+            ))
         } else if join.ranks != terms.ranks {
             Some(format!("was started as one of {} ranks, rank 0 as one of {}", join.ranks, terms.ranks))
         } else if rank >= terms.ranks {
@@ -241,7 +247,9 @@ impl State {
         }
         match self.connect(rank, stream) {
             Ok(out) => self.seats[rank] = Some(Seat { member: join.member, out, has_left: false }),
-            Err(error) => return Err(Failure::new(Some(rank), format!("{who} could not be connected: {error}"))),
+            Err(error) => {
+                return Err(Failure::new(Some(rank), format!("{who} could not be connected: {error}")));
+            }
         }
         Ok(())
     }
@@ -301,7 +309,8 @@ impl State {
                 self.beats.take(rank, beat, &self.members, now)
             }
             Kind::Failure => {
-                let report: Report = parse(&frame.payload).ok_or_else(|| Failure::new(Some(rank), unread()))?;
+                let report: Report =
+                    parse(&frame.payload).ok_or_else(|| Failure::new(Some(rank), unread()))?;
                 match report.about.filter(|about| *about < self.terms.ranks) {
                     Some(other) => {
                         self.lose(other, &format!("lost its connection to rank {rank}"));

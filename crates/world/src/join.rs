@@ -55,12 +55,15 @@ impl World {
         if place.ranks == 1 {
             return Ok(World::alone());
         }
-        let own = |sentence: String| Failure { is_mine_to_say: true, ..Failure::new(Some(place.rank), sentence) };
+        let own =
+            |sentence: String| Failure { is_mine_to_say: true, ..Failure::new(Some(place.rank), sentence) };
         let system = |error: io::Error| own(format!("rank {} cannot join: {error}", place.rank));
         let Joining { timing, leave, .. } = &joining;
         let deadline = Instant::now() + timing.join;
         let (line, words) = match place.has_parent {
-            true => Line::of_standard_input().map(|(line, words)| (Some(line), Some(words))).map_err(system)?,
+            true => {
+                Line::of_standard_input().map(|(line, words)| (Some(line), Some(words))).map_err(system)?
+            }
             false => (None, None),
         };
         let core = Arc::new(Core::new(place.rank, host_name(), *timing, Arc::clone(leave), line));
@@ -124,7 +127,10 @@ fn open(place: &Place, joining: &Joining<'_>, core: &Core) -> Result<Opened, Str
     let file = match &place.meeting {
         Meeting::Folder => {
             let folder = folder(joining)?;
-            Some(RendezvousFile::write(folder, &Rendezvous { address: hub.address.to_string(), nonce: label })?)
+            Some(RendezvousFile::write(
+                folder,
+                &Rendezvous { address: hub.address.to_string(), nonce: label },
+            )?)
         }
         _ => None,
     };
@@ -148,8 +154,10 @@ fn listen_at(addresses: &[SocketAddr]) -> Result<TcpListener, String> {
 
 fn addresses(host: &str, ports: &Range<u16>) -> Result<Vec<SocketAddr>, String> {
     let found = (host, ports.start).to_socket_addrs();
-    let found: Vec<SocketAddr> = found.map_err(|error| format!("`{host}` is no host that can be found: {error}"))?.collect();
-    let all = ports.clone().flat_map(|port| found.iter().map(move |address| SocketAddr::new(address.ip(), port)));
+    let found: Vec<SocketAddr> =
+        found.map_err(|error| format!("`{host}` is no host that can be found: {error}"))?.collect();
+    let all =
+        ports.clone().flat_map(|port| found.iter().map(move |address| SocketAddr::new(address.ip(), port)));
     Ok(all.collect())
 }
 
@@ -163,7 +171,9 @@ fn own_addresses() -> Vec<SocketAddr> {
 }
 
 fn folder<'a>(joining: &Joining<'a>) -> Result<&'a Path, String> {
-    joining.folder.ok_or("nothing says where rank 0 is: set MASTER_ADDR and MASTER_PORT, or name the run's folder".into())
+    joining.folder.ok_or(
+        "nothing says where rank 0 is: set MASTER_ADDR and MASTER_PORT, or name the run's folder".into(),
+    )
 }
 
 /// The contents of `rendezvous.json`.
@@ -198,7 +208,13 @@ impl Drop for RendezvousFile {
 }
 
 /// Connects to the hub and asks to join.
-fn reach(place: &Place, joining: &Joining<'_>, core: &Core, hub: Option<&Hub>, deadline: Instant) -> Result<TcpStream, Why> {
+fn reach(
+    place: &Place,
+    joining: &Joining<'_>,
+    core: &Core,
+    hub: Option<&Hub>,
+    deadline: Instant,
+) -> Result<TcpStream, Why> {
     let mut last = String::from("nothing listens there");
     loop {
         if let Some(failure) = hub.and_then(|hub| hub.failure.get().cloned()).or_else(|| core.failure()) {
@@ -210,7 +226,9 @@ fn reach(place: &Place, joining: &Joining<'_>, core: &Core, hub: Option<&Hub>, d
         };
         for target in &targets {
             match attempt(*target, label.as_deref()) {
-                Ok(stream) => return ask(stream, place, joining, core).map_err(|error| Why::Own(error.to_string())),
+                Ok(stream) => {
+                    return ask(stream, place, joining, core).map_err(|error| Why::Own(error.to_string()));
+                }
                 Err(why) => last = format!("{target}: {why}"),
             }
         }
@@ -236,7 +254,9 @@ fn targets(
             Ok((address.into_iter().collect(), None))
         }
         // A host that cannot be found may become known: its node may still be starting.
-        Meeting::Address { host, ports, label } => Ok((addresses(host, ports).unwrap_or_default(), Some(label.clone()))),
+        Meeting::Address { host, ports, label } => {
+            Ok((addresses(host, ports).unwrap_or_default(), Some(label.clone())))
+        }
         Meeting::Folder => {
             let path = folder(joining)?.join(RENDEZVOUS);
             let found = fs::read(path).ok().and_then(|bytes| parse::<Rendezvous>(&bytes));
@@ -256,7 +276,8 @@ fn attempt(target: SocketAddr, label: Option<&str>) -> Result<TcpStream, String>
     let mut stream = connected.map_err(|error| error.to_string())?;
     let foreign = || "something else listens there".to_string();
     let frame = frame::read(&mut stream, MOST_GREETING_BYTES).map_err(|_| foreign())?;
-    let hello: Hello = parse(&frame.payload).filter(|hello: &Hello| hello.magic == MAGIC).ok_or_else(foreign)?;
+    let hello: Hello =
+        parse(&frame.payload).filter(|hello: &Hello| hello.magic == MAGIC).ok_or_else(foreign)?;
     match label.is_none_or(|label| label == hello.label) {
         true => Ok(stream),
         false => Err("the ranks of another run meet there".into()),
@@ -294,10 +315,16 @@ fn wait(mut stream: &TcpStream, core: &Core, hub: Option<&Hub>) -> Result<(), Wh
             Err(why) => {
                 // The hub of this process may have failed before this rank had its seat, and the parent may know of an end.
                 thread::sleep(if core.line.is_some() { core.timing.account } else { Duration::ZERO });
-                if let Some(failure) = hub.and_then(|hub| hub.failure.get().cloned()).or_else(|| core.failure()) {
+                if let Some(failure) =
+                    hub.and_then(|hub| hub.failure.get().cloned()).or_else(|| core.failure())
+                {
                     return Err(Why::Told(failure));
                 }
-                let what = if matches!(why, FrameError::Silent) { "fell silent".into() } else { format!("is gone: {why}") };
+                let what = if matches!(why, FrameError::Silent) {
+                    "fell silent".into()
+                } else {
+                    format!("is gone: {why}")
+                };
                 return Err(Why::Own(format!("rank {rank} joined, and then rank 0 {what}")));
             }
         };
@@ -310,11 +337,14 @@ fn wait(mut stream: &TcpStream, core: &Core, hub: Option<&Hub>) -> Result<(), Wh
             }
             Kind::Welcome => {
                 let welcome: Option<Welcome> = parse(&frame.payload);
-                let Some(Welcome { session, members }) = welcome.filter(|welcome| welcome.members.len() > rank) else {
+                let Some(Welcome { session, members }) =
+                    welcome.filter(|welcome| welcome.members.len() > rank)
+                else {
                     return Err(Why::Own(format!("rank {rank} cannot read what rank 0 sends")));
                 };
                 let local = stream.local_addr().and_then(|address| Ok((address.ip(), stream.try_clone()?)));
-                let (address, link) = local.map_err(|error| Why::Own(format!("rank {rank} cannot join: {error}")))?;
+                let (address, link) =
+                    local.map_err(|error| Why::Own(format!("rank {rank} cannot join: {error}")))?;
                 *core.link.lock().expect("no thread panics with the link") = Some(link);
                 core.local_address.get_or_init(|| address);
                 core.session.get_or_init(|| session);

@@ -47,7 +47,7 @@ pub struct Launch<'a> {
 }
 
 /// The time ranks have to leave by themselves after one has failed.
-pub const GRACE: Duration = Duration::from_secs(3);
+pub const GRACE: Duration = Duration::from_secs(2);
 
 /// The command line of this process again.
 pub fn own_command() -> io::Result<Command> {
@@ -62,11 +62,13 @@ pub fn own_command() -> io::Result<Command> {
 pub fn launch(launch: &Launch<'_>) -> Result<u8, String> {
     let (sender, events) = mpsc::channel();
     // Before the first child, so that none is missed.
-    let mut signals =
-        Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP]).map_err(|error| format!("signals cannot be taken: {error}"))?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP])
+        .map_err(|error| format!("signals cannot be taken: {error}"))?;
     let handle = signals.handle();
     let to_events = sender.clone();
-    thread::spawn(move || signals.forever().take_while(|signal| to_events.send(Event::Signal(*signal)).is_ok()).count());
+    thread::spawn(move || {
+        signals.forever().take_while(|signal| to_events.send(Event::Signal(*signal)).is_ok()).count()
+    });
     let mut family = Family { launch, host: host_name(), ranks: vec![], failure: None, until: None };
     let secret = std::env::var(place::SECRET).ok().or_else(|| {
         // Other users of this host reach loopback too.
@@ -74,7 +76,9 @@ pub fn launch(launch: &Launch<'_>) -> Result<u8, String> {
     });
     let begun = (0..launch.copies.here).try_for_each(|local| {
         let started = start(launch, local, secret.as_deref(), &sender);
-        started.map(|rank| family.ranks.push(rank)).map_err(|error| format!("rank {local} cannot be started: {error}"))
+        started
+            .map(|rank| family.ranks.push(rank))
+            .map_err(|error| format!("rank {local} cannot be started: {error}"))
     });
     drop(sender);
     if let Err(sentence) = begun {
@@ -100,12 +104,17 @@ struct Rank {
     /// The last lines it wrote to standard error, where that is not shown.
     wrote: Arc<Mutex<VecDeque<String>>>,
     readers: Vec<thread::JoinHandle<()>>,
-    /// The failure it said it leaves for.
-    told: Option<String>,
+    /// The failure it leaves for, and whether rank 0 says that one.
+    told: Option<(String, bool)>,
     end: Option<ExitStatus>,
 }
 
-fn start(launch: &Launch<'_>, local: usize, secret: Option<&str>, events: &Sender<Event>) -> io::Result<Rank> {
+fn start(
+    launch: &Launch<'_>,
+    local: usize,
+    secret: Option<&str>,
+    events: &Sender<Event>,
+) -> io::Result<Rank> {
     let Copies { here, node, nodes } = launch.copies;
     let rank = node * here + local;
     let (ours, theirs) = UnixStream::pair()?;
@@ -131,7 +140,9 @@ fn start(launch: &Launch<'_>, local: usize, secret: Option<&str>, events: &Sende
     let mut readers = vec![];
     if let Some(out) = child.stdout.take() {
         let prefix = launch.shows_all.then(|| format!("[rank {rank}] "));
-        readers.push(thread::spawn(move || each_line(out, |line| prefix.iter().for_each(|prefix| println!("{prefix}{line}")))));
+        readers.push(thread::spawn(move || {
+            each_line(out, |line| prefix.iter().for_each(|prefix| println!("{prefix}{line}")))
+        }));
     }
     if let Some(err) = child.stderr.take() {
         let prefix = launch.shows_all.then(|| format!("[rank {rank}] "));
@@ -218,8 +229,8 @@ impl Family<'_> {
             Up::Address(address) => {
                 self.ranks.iter().for_each(|rank| rank.line.tell(&Down::Address(address.clone())));
             }
-            Up::Failed(sentence) => {
-                self.ranks[local].told = Some(sentence);
+            Up::Failed { sentence, is_said_by_rank_0 } => {
+                self.ranks[local].told = Some((sentence, is_said_by_rank_0));
                 self.until.get_or_insert(Instant::now() + self.launch.grace);
             }
         }
@@ -251,18 +262,20 @@ impl Family<'_> {
         }
     }
 
-    /// Says what happened where rank 0 cannot have said it: it ended by a signal, or was killed while it stood still. A rank 0 that
-    /// ended by itself has spoken.
+    /// Says what happened where nobody else does. A rank 0 that ended by itself has spoken, on this node or on another.
     fn speak(&self) {
         let Some(failure) = &self.failure else { return };
-        let first = self.ranks.iter().find(|rank| rank.rank == 0);
-        let has_spoken = first.is_some_and(|rank| rank.end.is_some_and(|end| end.code().is_some_and(|code| code != 0)));
-        // Rank 0 is on another node and speaks there; or it said the sentence itself.
-        if has_spoken || (first.is_none() && self.ranks.iter().any(|rank| rank.told.is_some())) {
-            return;
+        let has_spoken = match self.ranks.iter().find(|rank| rank.rank == 0) {
+            Some(first) => first.end.and_then(|end| end.code()).is_some_and(|code| code != 0),
+            None => self
+                .ranks
+                .iter()
+                .any(|rank| rank.told.as_ref().is_some_and(|(_, is_said_by_rank_0)| *is_said_by_rank_0)),
+        };
+        if !has_spoken {
+            let told = self.ranks.iter().find_map(|rank| rank.told.as_ref());
+            (self.launch.say)(told.map_or(failure, |(sentence, _)| sentence));
         }
-        let told = self.ranks.iter().find_map(|rank| rank.told.as_deref());
-        (self.launch.say)(told.unwrap_or(failure));
     }
 
     fn code(&self) -> u8 {

@@ -13,7 +13,9 @@ use crate::failure::Failure;
 use crate::frame::{self, FrameError, Kind, MOST_BYTES};
 use crate::hub::Hub;
 use crate::join::Leave;
-use crate::message::{Account, Beat, Head, Member, Op, Report, Status, join_call, json, parse, split_call, split_parts};
+use crate::message::{
+    Account, Beat, Head, Member, Op, Report, Status, join_call, json, parse, split_call, split_parts,
+};
 use crate::parent::{Down, Line, Up};
 use crate::timing::Timing;
 use crate::wire::WireError;
@@ -52,6 +54,8 @@ pub(crate) struct Core {
     state: Mutex<State>,
     changed: Condvar,
     status: Mutex<(Status, CallHash)>,
+    /// A failure is being told.
+    is_falling: AtomicBool,
     /// The run is over or has failed: nobody waits for the hub or for other ranks any more.
     pub is_over: Arc<AtomicBool>,
 }
@@ -82,6 +86,7 @@ impl Core {
             state: Mutex::default(),
             changed: Condvar::new(),
             status: Mutex::default(),
+            is_falling: AtomicBool::new(false),
             is_over: Arc::default(),
         }
     }
@@ -102,7 +107,8 @@ impl Core {
                 return state.address.clone();
             }
             let left = until.checked_duration_since(Instant::now())?;
-            state = self.changed.wait_timeout(state, left).expect("no thread of a rank panics with its state").0;
+            state =
+                self.changed.wait_timeout(state, left).expect("no thread of a rank panics with its state").0;
         }
     }
 
@@ -117,7 +123,10 @@ impl Core {
                 } else if !self.is_over.load(Ordering::SeqCst) {
                     let Account { rank, process, how } = account;
                     let who = format!("rank {rank} ({}, process {process})", self.host);
-                    self.fall(Failure::new(Some(rank), format!("{who} {how} before all ranks had joined")), false);
+                    self.fall(
+                        Failure::new(Some(rank), format!("{who} {how} before all ranks had joined")),
+                        false,
+                    );
                 }
             }
         }
@@ -131,23 +140,23 @@ impl Core {
         }
     }
 
-    /// The run has failed: whoever waits is woken, the parent is told, and the caller's function ends the process.
+    /// The run has failed: the parent is told, and the caller's function ends the process. Only where it does not is whoever waits
+    /// woken, so that the main thread has no word of its own about a failure that is being said.
     fn fall(&self, mut failure: Failure, is_hub_gone: bool) {
-        failure.is_mine_to_say = self.rank == 0 || (is_hub_gone && self.line.is_none() && self.is_first_here());
-        {
-            let mut state = self.state();
-            if state.failure.is_some() {
-                return;
-            }
-            state.failure = Some(failure.clone());
-            state.waiting.clear();
+        if self.is_falling.swap(true, Ordering::SeqCst) {
+            return;
         }
-        self.is_over.store(true, Ordering::SeqCst);
-        self.changed.notify_all();
+        failure.is_mine_to_say =
+            self.rank == 0 || (is_hub_gone && self.line.is_none() && self.is_first_here());
         if let Some(line) = &self.line {
-            line.tell(&Up::Failed(failure.sentence.clone()));
+            line.tell(&Up::Failed { sentence: failure.sentence.clone(), is_said_by_rank_0: !is_hub_gone });
         }
         (self.leave)(&failure);
+        let mut state = self.state();
+        state.failure = Some(failure);
+        state.waiting.clear();
+        self.is_over.store(true, Ordering::SeqCst);
+        self.changed.notify_all();
     }
 
     /// Whether this is the first rank of its node, rank 0 left out.
@@ -183,7 +192,8 @@ impl Core {
                     waiting.map(|waiting| waiting.send(bytes.to_vec()));
                 }
                 Ok(frame) => {
-                    let told = (frame.kind == Kind::Failure).then(|| parse::<Failure>(&frame.payload)).flatten();
+                    let told =
+                        (frame.kind == Kind::Failure).then(|| parse::<Failure>(&frame.payload)).flatten();
                     let unread = || Failure::new(Some(0), "rank 0 sent a message that cannot be read");
                     return self.fall(told.unwrap_or_else(unread), false);
                 }
@@ -202,7 +212,11 @@ impl Core {
             let left = until.checked_duration_since(Instant::now());
             match (account, left.filter(|_| self.line.is_some())) {
                 (None, Some(left)) => {
-                    state = self.changed.wait_timeout(state, left).expect("no thread of a rank panics with its state").0;
+                    state = self
+                        .changed
+                        .wait_timeout(state, left)
+                        .expect("no thread of a rank panics with its state")
+                        .0;
                 }
                 (account, _) => break account.cloned(),
             }
@@ -264,7 +278,8 @@ impl World {
         let of_rank = nodes(members);
         let (rank, ranks) = (core.rank, members.len());
         let here = |other: &usize| of_rank[*other] == of_rank[rank];
-        let (local_rank, locals) = local.unwrap_or(((0..rank).filter(here).count(), (0..ranks).filter(here).count()));
+        let (local_rank, locals) =
+            local.unwrap_or(((0..rank).filter(here).count(), (0..ranks).filter(here).count()));
         let (node, nodes) = (of_rank[rank], of_rank.iter().max().map_or(1, |last| last + 1));
         let watcher = Arc::clone(&core);
         std::thread::Builder::new().name("watcher".into()).spawn(move || watcher.watch(stream))?;
@@ -417,7 +432,8 @@ impl Calls {
             None => Ok(vec![bytes.to_vec()]),
             Some(_) => {
                 let parts = self.call(Op::Gather, name, bytes)?;
-                split_parts(&parts).ok_or_else(|| Failure::new(Some(0), "rank 0 sent a message that cannot be read"))
+                split_parts(&parts)
+                    .ok_or_else(|| Failure::new(Some(0), "rank 0 sent a message that cannot be read"))
             }
         }
     }

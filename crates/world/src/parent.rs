@@ -28,8 +28,8 @@ pub(crate) enum Down {
 pub(crate) enum Up {
     /// Rank 0 listens here.
     Address(String),
-    /// The rank leaves because of this failure, which it was told or saw.
-    Failed(String),
+    /// The rank leaves because of this failure. Rank 0 says it to the user, unless rank 0 is what was lost.
+    Failed { sentence: String, is_said_by_rank_0: bool },
 }
 
 /// The writing side.

@@ -121,7 +121,10 @@ pub fn place(flags: &Flags, env: Env, parent: u32) -> Result<Start, String> {
         if let Some(place) = (starter.place)(env)? {
             if place.rank >= place.ranks {
                 let (rank, ranks) = (place.rank, place.ranks);
-                return Err(format!("{} says that this is rank {rank} of {ranks}: ranks count from 0", starter.name));
+                return Err(format!(
+                    "{} says that this is rank {rank} of {ranks}: ranks count from 0",
+                    starter.name
+                ));
             }
             found.push((starter, place));
         }
@@ -169,13 +172,19 @@ fn copies(flags: &Flags) -> Result<Option<Copies>, String> {
             None => Ok(Some(Copies { here, node: 0, nodes: 1 })),
         };
     };
-    let Some(node) = *node else { return Err(format!("--nodes {nodes} needs --node, the number of this node from 0")) };
+    let Some(node) = *node else {
+        return Err(format!("--nodes {nodes} needs --node, the number of this node from 0"));
+    };
     if node >= nodes {
         return Err(format!("--node {node} is not below --nodes {nodes}: nodes count from 0"));
     }
     match address {
         Some(address) => host_and_port(address).map(drop)?,
-        None => return Err(format!("--nodes {nodes} needs --address HOST:PORT, at which rank 0 listens on node 0")),
+        None => {
+            return Err(format!(
+                "--nodes {nodes} needs --address HOST:PORT, at which rank 0 listens on node 0"
+            ));
+        }
     }
     Ok((here * nodes > 1).then_some(Copies { here, node, nodes }))
 }
@@ -246,13 +255,21 @@ fn pmi(env: Env) -> Result<Option<Place>, String> {
 fn mpi(env: Env, world: (&str, &str), local: (&str, &str)) -> Result<Option<Place>, String> {
     let Some((rank, ranks)) = pair(env, world.0, world.1)? else { return Ok(None) };
     let meeting = if ranks == 1 { Meeting::Alone } else { master(env)?.unwrap_or(Meeting::Folder) };
-    Ok(Some(Place { rank, ranks, local: pair(env, local.0, local.1)?, node: None, has_parent: false, meeting }))
+    Ok(Some(Place {
+        rank,
+        ranks,
+        local: pair(env, local.0, local.1)?,
+        node: None,
+        has_parent: false,
+        meeting,
+    }))
 }
 
 /// A task of a SLURM step. `SLURM_NTASKS` counts the job and not the step, and is set in batch scripts that no `srun` started.
 fn slurm(env: Env) -> Result<Option<Place>, String> {
     let Some(step) = env("SLURM_STEP_ID") else { return Ok(None) };
-    let (Some(rank), Some(ranks)) = (number(env, "SLURM_PROCID")?, number(env, "SLURM_STEP_NUM_TASKS")?) else {
+    let (Some(rank), Some(ranks)) = (number(env, "SLURM_PROCID")?, number(env, "SLURM_STEP_NUM_TASKS")?)
+    else {
         return Ok(None);
     };
     let node = number(env, "SLURM_NODEID")?;
@@ -265,9 +282,8 @@ fn slurm(env: Env) -> Result<Option<Place>, String> {
         _ => {
             let list = env("SLURM_STEP_NODELIST")
                 .ok_or("SLURM_STEP_ID is set and SLURM_STEP_NODELIST is not: start the ranks with srun")?;
-            let first = hosts::expand(&list)
-                .map_err(|why| format!("SLURM_STEP_NODELIST: {why}"))?
-                .swap_remove(0);
+            let first =
+                hosts::expand(&list).map_err(|why| format!("SLURM_STEP_NODELIST: {why}"))?.swap_remove(0);
             let label = format!("slurm {}.{step}", env("SLURM_JOB_ID").unwrap_or_default());
             let port = STEP_PORTS + (xxh3_64(label.as_bytes()) % u64::from(STEP_PORTS)) as u16;
             Meeting::Address { host: first, ports: port..port + PORTS, label }

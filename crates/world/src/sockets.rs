@@ -51,7 +51,8 @@ impl Sockets {
     pub fn connect(world: &World) -> Result<Sockets, Failure> {
         let (rank, ranks) = (world.rank, world.ranks);
         if ranks > MOST_RANKS {
-            return Err(world.fail(&format!("{ranks} ranks on CPUs are more than the {MOST_RANKS} that sockets carry")));
+            return Err(world
+                .fail(&format!("{ranks} ranks on CPUs are more than the {MOST_RANKS} that sockets carry")));
         }
         let Some(core) = world.core() else {
             return Ok(Sockets::over(0, vec![None]).expect("a rank alone has no sockets"));
@@ -61,7 +62,9 @@ impl Sockets {
         let bound = TcpListener::bind((*here, 0)).and_then(|listener| Ok((listener.local_addr()?, listener)));
         let (address, listener) = match bound {
             Ok(bound) => bound,
-            Err(error) => return Err(world.fail(&format!("it cannot listen for the other ranks at {here}: {error}"))),
+            Err(error) => {
+                return Err(world.fail(&format!("it cannot listen for the other ranks at {here}: {error}")));
+            }
         };
         let told = world.gather("addresses of sockets", address.to_string().as_bytes())?;
         let read = |bytes: &Vec<u8>| std::str::from_utf8(bytes).ok()?.parse::<SocketAddr>().ok();
@@ -90,7 +93,12 @@ impl Sockets {
 }
 
 /// Connects to every lower rank and hears from every higher one. The error is a sentence about this rank.
-fn mesh(rank: usize, addresses: &[SocketAddr], listener: &TcpListener, session: u64) -> Result<Vec<Option<TcpStream>>, String> {
+fn mesh(
+    rank: usize,
+    addresses: &[SocketAddr],
+    listener: &TcpListener,
+    session: u64,
+) -> Result<Vec<Option<TcpStream>>, String> {
     let mut peers: Vec<Option<TcpStream>> = addresses.iter().map(|_| None).collect();
     for (other, address) in addresses.iter().enumerate().take(rank) {
         let greeting = [session.to_le_bytes(), (rank as u64).to_le_bytes()].concat();
@@ -98,7 +106,8 @@ fn mesh(rank: usize, addresses: &[SocketAddr], listener: &TcpListener, session: 
             stream.write_all(&greeting)?;
             Ok(stream)
         });
-        let stream = connected.map_err(|error| format!("it cannot reach rank {other} at {address}: {error}"))?;
+        let stream =
+            connected.map_err(|error| format!("it cannot reach rank {other} at {address}: {error}"))?;
         peers[other] = Some(stream);
     }
     let until = Instant::now() + CONNECTING;
@@ -114,7 +123,8 @@ fn mesh(rank: usize, addresses: &[SocketAddr], listener: &TcpListener, session: 
                 }
             }
             Err(_) if Instant::now() >= until => {
-                let missing: Vec<usize> = (rank + 1..peers.len()).filter(|other| peers[*other].is_none()).collect();
+                let missing: Vec<usize> =
+                    (rank + 1..peers.len()).filter(|other| peers[*other].is_none()).collect();
                 let seconds = CONNECTING.as_secs();
                 return Err(format!("{} did not connect to it within {seconds} s", named(&missing)));
             }
@@ -286,7 +296,9 @@ fn settle(rank: usize, moved: io::Result<usize>) -> Result<usize, WireError> {
         Ok(bytes) => Ok(bytes),
         Err(error) => match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(0),
-            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => Err(WireError::Gone { rank }),
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => {
+                Err(WireError::Gone { rank })
+            }
             _ => Err(WireError::System { rank, error: error.to_string() }),
         },
     }

@@ -32,10 +32,16 @@ impl fmt::Display for WireError {
         match self {
             WireError::Gone { rank } => write!(out, "rank {rank} closed its connection during an exchange"),
             WireError::Unequal { rank, sent, awaited } => {
-                write!(out, "rank {rank} sends {sent} bytes where {awaited} are awaited: the ranks run unequal plans")
+                write!(
+                    out,
+                    "rank {rank} sends {sent} bytes where {awaited} are awaited: the ranks run unequal plans"
+                )
             }
             WireError::OutOfStep { rank, theirs, ours } => {
-                write!(out, "rank {rank} is in exchange {theirs} while this rank is in {ours}: the ranks made unequal calls")
+                write!(
+                    out,
+                    "rank {rank} is in exchange {theirs} while this rank is in {ours}: the ranks made unequal calls"
+                )
             }
             WireError::Failed => write!(out, "the run failed on another rank during an exchange"),
             WireError::System { rank, error } => write!(out, "exchanging with rank {rank} failed: {error}"),

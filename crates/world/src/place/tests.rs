@@ -34,6 +34,11 @@ const SRUN: &str = "SLURM_JOB_ID=1207 SLURM_STEP_ID=0 SLURM_PROCID=6 SLURM_LOCAL
 const SBATCH: &str = "SLURM_JOB_ID=1207 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=8 SLURM_NPROCS=8 \
     SLURM_JOB_NODELIST=gpu-[07-08] SLURM_TASKS_PER_NODE=4(x2)";
 
+/// A step that starts one task on each of two nodes, which starts the ranks.
+fn one_task_a_node() -> String {
+    SRUN.replace("NUM_TASKS=8", "NUM_TASKS=2").replace("PROCID=6", "PROCID=1").replace("4(x2)", "1(x2)")
+}
+
 #[test]
 fn every_starter_by_a_recorded_environment() {
     assert_eq!(rank(""), Place::alone());
@@ -60,15 +65,16 @@ fn every_starter_by_a_recorded_environment() {
     assert_ne!(other.meeting, rank(SRUN).meeting, "two steps of a job do not meet");
 
     assert_eq!(rank(SBATCH), Place::alone(), "a batch script without srun is one process");
-    let interactive = "SLURM_STEP_ID=4294967290 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NODELIST=gpu-07";
+    let interactive =
+        "SLURM_STEP_ID=4294967290 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NODELIST=gpu-07";
     assert_eq!(rank(interactive), Place::alone());
 }
 
 #[test]
 fn a_starter_inside_another_wins() {
-    let inside = rank(&format!("{TORCHRUN} {}", SRUN.replace("NUM_TASKS=8", "NUM_TASKS=2")));
+    let inside = rank(&format!("{TORCHRUN} {}", one_task_a_node()));
     assert_eq!((inside.rank, inside.ranks), (5, 8), "srun starts torchrun, one a node");
-    let inside = rank(&format!("{OPEN_MPI} {}", SRUN.replace("NUM_TASKS=8", "NUM_TASKS=2")));
+    let inside = rank(&format!("{OPEN_MPI} {}", one_task_a_node()));
     assert_eq!((inside.rank, inside.ranks), (2, 4), "mpirun starts its daemons with srun");
 }
 
@@ -80,8 +86,7 @@ fn flags_start_copies() {
     let nodes = Flags { nodes: Some(2), node: Some(1), address: Some("gpu-a:4000".into()), ..ranks(4) };
     assert_eq!(start(&nodes, ""), Ok(Start::Copies(Copies { here: 4, node: 1, nodes: 2 })));
     assert_eq!(start(&nodes, SBATCH), Ok(Start::Copies(Copies { here: 4, node: 1, nodes: 2 })));
-    let one_a_node = SRUN.replace("NUM_TASKS=8", "NUM_TASKS=2");
-    assert_eq!(start(&nodes, &one_a_node), Ok(Start::Copies(Copies { here: 4, node: 1, nodes: 2 })));
+    assert_eq!(start(&nodes, &one_task_a_node()), Ok(Start::Copies(Copies { here: 4, node: 1, nodes: 2 })));
 
     let copy = "FLATOUT_PARENT=4242 FLATOUT_RANK=6 FLATOUT_RANKS=8 FLATOUT_LOCAL_RANK=2 FLATOUT_LOCALS=4 FLATOUT_NODE=1";
     let Ok(Start::Rank(place)) = start(&nodes, copy) else { panic!("a copy is a rank") };
@@ -91,12 +96,21 @@ fn flags_start_copies() {
     let Ok(Start::Rank(place)) = start(&ranks(8), copy) else { panic!("a copy is a rank") };
     assert_eq!(place.meeting, Meeting::Parent);
     let inherited = copy.replace("4242", "17");
-    assert_eq!(start(&ranks(8), &inherited), start(&ranks(8), ""), "another process's variables are no place");
+    assert_eq!(
+        start(&ranks(8), &inherited),
+        start(&ranks(8), ""),
+        "another process's variables are no place"
+    );
 }
 
 #[test]
 fn contradictions_are_refused_with_a_sentence() {
-    let flags = |ranks, nodes, node, address: Option<&str>| Flags { ranks, nodes, node, address: address.map(Into::into) };
+    let flags = |ranks, nodes, node, address: Option<&str>| Flags {
+        ranks,
+        nodes,
+        node,
+        address: address.map(Into::into),
+    };
     let none = Flags::default();
     let four = flags(Some(4), None, None, None);
     let at = Some("gpu-a:4000");
@@ -113,7 +127,11 @@ fn contradictions_are_refused_with_a_sentence() {
         (&none, "RANK=4 WORLD_SIZE=4 MASTER_ADDR=a", "torchrun says that this is rank 4 of 4"),
         (&none, "RANK=x WORLD_SIZE=4", "RANK=x is not a number"),
         (&none, "RANK=0 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=70000", "MASTER_PORT=70000 is not a port"),
-        (&none, &SRUN.replace("gpu-[07-08]", "gpu-[07"), "SLURM_STEP_NODELIST: `gpu-[07` is no list of hosts"),
+        (
+            &none,
+            &SRUN.replace("gpu-[07-08]", "gpu-[07"),
+            "SLURM_STEP_NODELIST: `gpu-[07` is no list of hosts",
+        ),
         (&none, &SRUN.replace("4(x2)", "4(x"), "SLURM_STEP_TASKS_PER_NODE=4(x is not what SLURM writes"),
         (&flags(Some(0), None, None, None), "", "--ranks 0 starts nothing"),
         (&flags(None, Some(2), None, None), "", "--nodes needs --ranks"),
