@@ -325,15 +325,15 @@ fn master(env: Env) -> Result<Option<Meeting>, String> {
     Ok(Some(Meeting::Address { host, ports, label: label.unwrap_or_default() }))
 }
 
-/// Two variables that mean something only together. A size of one alone is harmless.
+/// Two variables that mean something only together. A rank without a size is some other program's word, and a size of one harmless.
 fn pair(env: Env, rank: &str, size: &str) -> Result<Option<(usize, usize)>, String> {
-    match (number(env, rank)?, number(env, size)?) {
-        (Some(rank), Some(size)) => Ok(Some((rank, size))),
-        (Some(_), None) => Err(format!("{rank} is set and {size} is not: set both or neither")),
-        (None, Some(number)) if number > 1 => {
-            Err(format!("{size}={number} is set and {rank} is not: set both or neither"))
+    let Some(size_value) = number(env, size)? else { return Ok(None) };
+    match number(env, rank)? {
+        Some(rank) => Ok(Some((rank, size_value))),
+        None if size_value > 1 => {
+            Err(format!("{size}={size_value} is set and {rank} is not: set both or neither"))
         }
-        _ => Ok(None),
+        None => Ok(None),
     }
 }
 

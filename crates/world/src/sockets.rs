@@ -22,9 +22,6 @@ use crate::wire::{self, Wire, WireError};
 pub const MOST_RANKS: usize = 64;
 
 const HEAD: usize = 16;
-/// Tries without a byte moved before the thread sleeps until a socket is ready. On a core of its own a rank's neighbour answers within
-/// these; on a shared one each try gives the core away.
-const TRIES: u32 = 50;
 /// How often a sleeping thread looks whether the run has failed.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// For the sockets of all ranks to be connected, once everyone has joined.
@@ -240,7 +237,6 @@ impl Wire for Sockets {
             .filter(|(from, body)| *from != self.rank && !body.is_empty())
             .map(|(from, body)| Incoming { from, head: [0; HEAD], body, at: 0 })
             .collect();
-        let mut tries = 0;
         while !outgoing.is_empty() || !incoming.is_empty() {
             let mut moved = 0;
             for message in &mut outgoing {
@@ -257,11 +253,9 @@ impl Wire for Sockets {
             }
             outgoing.retain(|message| !message.is_done());
             incoming.retain(|message| !message.is_done());
-            tries = if moved > 0 { 0 } else { tries + 1 };
-            if tries > TRIES {
+            // Trying again first, with the core given away between, was no faster and had waits of milliseconds beside other work.
+            if moved == 0 {
                 self.sleep(&outgoing, &incoming, &peer)?;
-            } else if tries > 0 {
-                thread::yield_now();
             }
         }
         Ok(())

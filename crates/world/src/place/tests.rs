@@ -42,6 +42,7 @@ fn one_task_a_node() -> String {
 #[test]
 fn every_starter_by_a_recorded_environment() {
     assert_eq!(rank(""), Place::alone());
+    assert_eq!(rank("RANK=colonel"), Place::alone(), "without a size it is some other program's");
     let torchrun = rank(TORCHRUN);
     assert_eq!((torchrun.rank, torchrun.ranks, torchrun.local, torchrun.node), (5, 8, Some((1, 4)), Some(1)));
     assert_eq!(torchrun.meeting, address("gpu-a", 29500..29516, "none"));
@@ -121,7 +122,6 @@ fn contradictions_are_refused_with_a_sentence() {
         (&four, MPICH, "MPI has started 4 already (PMI_SIZE)"),
         (&four, SRUN, "SLURM has started 8 already (SLURM_STEP_NUM_TASKS)"),
         (&none, &format!("{less} {SRUN}"), "WORLD_SIZE=1 and SLURM_STEP_NUM_TASKS=8 contradict each other"),
-        (&none, "RANK=0", "RANK is set and WORLD_SIZE is not"),
         (&none, "WORLD_SIZE=4", "WORLD_SIZE=4 is set and RANK is not"),
         (&none, "RANK=0 WORLD_SIZE=4", "MASTER_ADDR is not: set it to the host of rank 0"),
         (&none, "RANK=4 WORLD_SIZE=4 MASTER_ADDR=a", "torchrun says that this is rank 4 of 4"),
