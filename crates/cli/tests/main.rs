@@ -25,6 +25,7 @@ mod pictures;
 mod preference;
 mod profile;
 mod program;
+mod ranks;
 mod requeue;
 mod runs;
 mod scene;

@@ -17,6 +17,7 @@ mod member;
 pub mod message;
 mod parent;
 pub mod place;
+pub mod program;
 pub mod sockets;
 pub mod threads;
 mod timing;
