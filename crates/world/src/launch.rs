@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -62,8 +62,12 @@ pub fn own_command() -> io::Result<Command> {
 pub fn launch(launch: &Launch<'_>) -> Result<u8, String> {
     let (sender, events) = mpsc::channel();
     // Before the first child, so that none is missed.
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP])
-        .map_err(|error| format!("signals cannot be taken: {error}"))?;
+    let mut signals =
+        Signals::new([SIGTERM, SIGINT, SIGUSR1])
+            .and_then(|signals| {
+                if is_ignored(SIGHUP) { Ok(signals) } else { signals.add_signal(SIGHUP).map(|()| signals) }
+            })
+            .map_err(|error| format!("signals cannot be taken: {error}"))?;
     let handle = signals.handle();
     let to_events = sender.clone();
     thread::spawn(move || {
@@ -89,6 +93,14 @@ pub fn launch(launch: &Launch<'_>) -> Result<u8, String> {
     family.look_after(&events);
     handle.close();
     Ok(family.code())
+}
+
+/// Whether whoever started the process made it ignore a signal, as `nohup` does: then the ranks ignore it too.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 enum Event {
@@ -140,16 +152,15 @@ fn start(
     let mut readers = vec![];
     if let Some(out) = child.stdout.take() {
         let prefix = launch.shows_all.then(|| format!("[rank {rank}] "));
-        readers.push(thread::spawn(move || {
-            each_line(out, |line| prefix.iter().for_each(|prefix| println!("{prefix}{line}")))
-        }));
+        readers
+            .push(thread::spawn(move || each_line(out, |line| show(io::stdout(), prefix.as_deref(), line))));
     }
     if let Some(err) = child.stderr.take() {
         let prefix = launch.shows_all.then(|| format!("[rank {rank}] "));
         let wrote = Arc::clone(&wrote);
         readers.push(thread::spawn(move || {
             each_line(err, |line| {
-                prefix.iter().for_each(|prefix| eprintln!("{prefix}{line}"));
+                show(io::stderr(), prefix.as_deref(), line);
                 let mut kept = wrote.lock().expect("nobody panics with these lines");
                 if kept.len() == KEPT_LINES {
                     kept.pop_front();
@@ -161,6 +172,13 @@ fn start(
     let (words, events) = (ours.try_clone()?, events.clone());
     thread::spawn(move || parent::listen(words, |word| drop(events.send(Event::Word(local, word)))));
     Ok(Rank { rank, child, line: Line::new(ours), wrote, readers, told: None, end: None })
+}
+
+/// Shows a line with its prefix, where it has one. Nobody may be there to read it, which is no reason to stop.
+fn show(mut out: impl Write, prefix: Option<&str>, line: &str) {
+    if let Some(prefix) = prefix {
+        let _ = writeln!(out, "{prefix}{line}");
+    }
 }
 
 /// Lines of a stream, whatever bytes they have.

@@ -68,3 +68,25 @@ fn a_program_that_cannot_start_says_so() {
         "rank: --nodes 2 needs --node, the number of this node from 0\n"
     );
 }
+
+#[test]
+fn a_hangup_stops_the_ranks_unless_it_is_ignored() {
+    for (hangup, code) in [("--default-signal=HUP", None), ("--ignore-signal=HUP", Some(3))] {
+        let program = Program::start_by(3, &[], &["env", hangup]);
+        send("-HUP", u64::from(program.child.id()));
+        if code.is_some() {
+            let steps = program.step(2);
+            program.wait_for_steps(steps + 20);
+            send("-TERM", u64::from(program.child.id()));
+        }
+        let (found, said) = program.gone();
+        match code {
+            Some(_) => assert_eq!((found, said.as_str()), (code, "")),
+            // This program's ranks leave a hangup to the system, which ends them.
+            None => assert!(
+                found == Some(1) && said.contains("was killed by signal 1 (SIGHUP)"),
+                "{found:?} {said}"
+            ),
+        }
+    }
+}

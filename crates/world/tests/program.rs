@@ -32,15 +32,25 @@ pub fn run(arguments: &str) -> Output {
 impl Program {
     /// Starts `ranks` ranks with short heartbeats, and waits until every one has taken a step.
     pub fn start(ranks: usize, arguments: &[&str]) -> Program {
-        let program = Program::begin(ranks, arguments);
+        Program::start_by(ranks, arguments, &["env"])
+    }
+
+    /// The same by way of another program, which runs it in its own place.
+    pub fn start_by(ranks: usize, arguments: &[&str], by: &[&str]) -> Program {
+        let program = Program::begin_by(ranks, arguments, by);
         program.wait_for_steps(1);
         program
     }
 
     /// Starts them and waits for nothing.
     pub fn begin(ranks: usize, arguments: &[&str]) -> Program {
+        Program::begin_by(ranks, arguments, &["env"])
+    }
+
+    fn begin_by(ranks: usize, arguments: &[&str], by: &[&str]) -> Program {
         let folder = TempDir::new().expect("a folder");
-        let mut command = Command::new(path());
+        let mut command = Command::new(by[0]);
+        command.args(&by[1..]).arg(path());
         command.args([
             "--ranks",
             &ranks.to_string(),
