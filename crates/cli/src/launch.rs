@@ -35,7 +35,7 @@ pub struct Ranks {
     join_timeout: Duration,
 }
 
-/// What this process has become.
+/// The part that this process has.
 pub enum Begun {
     /// The parent of ranks that have all ended, or a rank whose failure another process says.
     Ended(ExitCode),

@@ -17,7 +17,7 @@ use flatout_world::{
 };
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 
-/// What the command line says.
+/// The command line.
 #[derive(Default)]
 struct Arguments {
     flags: Flags,
@@ -84,10 +84,7 @@ fn arguments() -> Result<Arguments, String> {
             "--join-ms" => all.timing.join = milliseconds(value()?)?,
             "--beat-ms" => all.timing.beat_every = milliseconds(value()?)?,
             "--silent-ms" => all.timing.silent_after = milliseconds(value()?)?,
-            "--still-ms" => {
-                all.timing.still_after = milliseconds(value()?)?;
-                all.timing.still_at_start = all.timing.still_after;
-            }
+            "--still-ms" => all.timing.still_after = milliseconds(value()?)?,
             "--all" => all.shows_all = true,
             "--measure" => all.measures = true,
             other => return Err(format!("`{other}` is no flag")),

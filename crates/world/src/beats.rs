@@ -1,4 +1,4 @@
-//! What heartbeats tell: who is silent, whether anything moves, whether all ranks made the same collective calls.
+//! The judgement of heartbeats: who is silent, whether anything moves, whether all ranks made the same collective calls.
 //!
 //! Time comes in as an argument, so that minutes of standing still are tested in no time.
 

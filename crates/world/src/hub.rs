@@ -28,7 +28,7 @@ const TELLING: Duration = Duration::from_secs(1);
 const STRANGERS: usize = 64;
 const STACK_BYTES: usize = 128 << 10;
 
-/// What the hub expects of ranks.
+/// The terms on which ranks may join.
 pub(crate) struct Terms {
     pub ranks: usize,
     pub version: String,

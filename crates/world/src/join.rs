@@ -15,11 +15,12 @@ use serde::{Deserialize, Serialize};
 use crate::failure::Failure;
 use crate::frame::{self, FrameError, Kind, MOST_BYTES, MOST_GREETING_BYTES};
 use crate::hub::{Hub, Terms};
-use crate::member::{Core, World};
+use crate::member::World;
 use crate::message::{Hello, Join, MAGIC, Member, PROTOCOL, Welcome, json, parse};
 use crate::parent::{self, Line, Up};
 use crate::place::{Meeting, Place};
 use crate::timing::Timing;
+use crate::watcher::Core;
 
 /// The file by which ranks find rank 0 where nothing else names it.
 pub const RENDEZVOUS: &str = "rendezvous.json";
@@ -34,7 +35,7 @@ pub type Note = Arc<dyn Fn(&str) + Send + Sync>;
 /// where `Failure::is_mine_to_say`.
 pub type Leave = Arc<dyn Fn(&Failure) + Send + Sync>;
 
-/// What a rank brings to its joining.
+/// A rank's own part of joining.
 pub struct Joining<'a> {
     /// Of the program, equal on all ranks.
     pub version: String,

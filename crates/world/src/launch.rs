@@ -62,12 +62,11 @@ pub fn own_command() -> io::Result<Command> {
 pub fn launch(launch: &Launch<'_>) -> Result<u8, String> {
     let (sender, events) = mpsc::channel();
     // Before the first child, so that none is missed.
-    let mut signals =
-        Signals::new([SIGTERM, SIGINT, SIGUSR1])
-            .and_then(|signals| {
-                if is_ignored(SIGHUP) { Ok(signals) } else { signals.add_signal(SIGHUP).map(|()| signals) }
-            })
-            .map_err(|error| format!("signals cannot be taken: {error}"))?;
+    let mut taken = vec![SIGTERM, SIGINT, SIGUSR1];
+    if !is_ignored(SIGHUP) {
+        taken.push(SIGHUP);
+    }
+    let mut signals = Signals::new(taken).map_err(|error| format!("signals cannot be taken: {error}"))?;
     let handle = signals.handle();
     let to_events = sender.clone();
     thread::spawn(move || {

@@ -21,6 +21,7 @@ pub mod program;
 pub mod sockets;
 pub mod threads;
 mod timing;
+mod watcher;
 pub mod wire;
 
 pub use calls::MOST_CALL_BYTES;

@@ -48,6 +48,21 @@ impl Member {
     }
 }
 
+/// The node of every rank: nodes are told apart by the number their starter gave, or by host, and counted in order of ranks.
+pub(crate) fn nodes(members: &[Member]) -> Vec<usize> {
+    let mut seen: Vec<(Option<usize>, &str)> = vec![];
+    let mut numbers = vec![];
+    for member in members {
+        let key = (member.node, if member.node.is_some() { "" } else { member.host.as_str() });
+        let number = seen.iter().position(|other| *other == key).unwrap_or(seen.len());
+        if number == seen.len() {
+            seen.push(key);
+        }
+        numbers.push(number);
+    }
+    numbers
+}
+
 /// Everyone is there.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Welcome {
@@ -158,4 +173,18 @@ pub fn split_parts(mut bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
 fn split_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.split_first_chunk::<4>()?;
     rest.split_at_checked(u32::from_le_bytes(*length) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_told_apart_by_number_or_by_host() {
+        let member = |host: &str, node| Member { host: host.into(), process: 1, node, device: None };
+        let by_host = ["a", "b", "a", "c", "b"].map(|host| member(host, None));
+        assert_eq!(nodes(&by_host), [0, 1, 0, 2, 1]);
+        let by_number = [0, 0, 1, 1].map(|node| member("a", Some(node)));
+        assert_eq!(nodes(&by_number), [0, 0, 1, 1]);
+    }
 }

@@ -47,23 +47,23 @@ fn the_hub_is_killed() {
 
 #[test]
 fn a_rank_is_stopped() {
-    let program = Program::start(3, &["--silent-ms", "1000"]);
+    let program = Program::start(3, &["--silent-ms", "1500"]);
     program.send("-STOP", 2);
-    program.gone_with(1, 2, &["has given no sign of life for 1 s", "or the process is stopped"]);
+    program.gone_with(1, 2, &["has given no sign of life for ", "or the process is stopped"]);
 }
 
 #[test]
 fn the_hub_is_stopped() {
-    let program = Program::start(3, &["--silent-ms", "1000"]);
+    let program = Program::start(3, &["--silent-ms", "1500"]);
     program.send("-STOP", 0);
-    program.gone_with(1, 0, &["which holds the ranks together, has given no sign of life for 1 s"]);
+    program.gone_with(1, 0, &["which holds the ranks together, has given no sign of life for "]);
 }
 
 #[test]
 fn a_rank_stands_still() {
     let program = Program::start(3, &["--still-ms", "1000", "--order", "1:hang@8"]);
     program.wait_for_steps(7);
-    program.gone_with(1, 1, &["has stood still at step 8 (counting) for 1 s, while ranks 0, 2 wait"]);
+    program.gone_with(1, 1, &["has stood still at step 8 (counting) for ", " s, while ranks 0, 2 wait"]);
 }
 
 #[test]
