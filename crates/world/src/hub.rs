@@ -313,7 +313,7 @@ impl State {
                     parse(&frame.payload).ok_or_else(|| Failure::new(Some(rank), unread()))?;
                 match report.about.filter(|about| *about < self.terms.ranks) {
                     Some(other) => {
-                        self.lose(other, &format!("lost its connection to rank {rank}"));
+                        self.lose(other, &format!("is out of reach of rank {rank} ({})", report.sentence));
                         Ok(())
                     }
                     None => {

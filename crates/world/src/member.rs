@@ -127,7 +127,8 @@ impl World {
         }
     }
 
-    fn report(&self, sentence: String, about: Option<usize>) -> Failure {
+    /// Fails the run, because of another rank where `about` names one, and waits for what is said of it.
+    pub(crate) fn report(&self, sentence: String, about: Option<usize>) -> Failure {
         let Some(core) = &self.core else {
             return Failure { is_mine_to_say: true, ..Failure::new(Some(0), sentence) };
         };

@@ -70,10 +70,10 @@ impl Sockets {
             return Err(world.fail("the addresses of the other ranks cannot be read"));
         };
         let sockets = mesh(rank, &addresses, &listener, *session).and_then(|peers| {
-            let sockets = Sockets::over(rank, peers).map_err(|error| error.to_string())?;
+            let sockets = Sockets::over(rank, peers).map_err(|error| Unconnected(error.to_string(), None))?;
             Ok(Sockets { is_over: Arc::clone(&core.is_over), ..sockets })
         });
-        let sockets = sockets.map_err(|sentence| world.fail(&sentence))?;
+        let sockets = sockets.map_err(|Unconnected(sentence, other)| world.report(sentence, other))?;
         // Nobody sends before everyone is connected.
         world.barrier("sockets")?;
         Ok(sockets)
@@ -91,13 +91,16 @@ impl Sockets {
     }
 }
 
-/// Connects to every lower rank and hears from every higher one. The error is a sentence about this rank.
+/// Why a rank is not connected: a sentence, and the rank that is out of reach where it is one.
+struct Unconnected(String, Option<usize>);
+
+/// Connects to every lower rank and hears from every higher one.
 fn mesh(
     rank: usize,
     addresses: &[SocketAddr],
     listener: &TcpListener,
     session: u64,
-) -> Result<Vec<Option<TcpStream>>, String> {
+) -> Result<Vec<Option<TcpStream>>, Unconnected> {
     let mut peers: Vec<Option<TcpStream>> = addresses.iter().map(|_| None).collect();
     for (other, address) in addresses.iter().enumerate().take(rank) {
         let greeting = [session.to_le_bytes(), (rank as u64).to_le_bytes()].concat();
@@ -105,12 +108,11 @@ fn mesh(
             stream.write_all(&greeting)?;
             Ok(stream)
         });
-        let stream =
-            connected.map_err(|error| format!("it cannot reach rank {other} at {address}: {error}"))?;
-        peers[other] = Some(stream);
+        let unreached = |error: io::Error| Unconnected(format!("at {address}: {error}"), Some(other));
+        peers[other] = Some(connected.map_err(unreached)?);
     }
     let until = Instant::now() + CONNECTING;
-    listener.set_nonblocking(true).map_err(|error| error.to_string())?;
+    listener.set_nonblocking(true).map_err(|error| Unconnected(error.to_string(), None))?;
     while peers[rank + 1..].iter().any(Option::is_none) {
         match listener.accept() {
             Ok((stream, _)) => {
@@ -124,8 +126,8 @@ fn mesh(
             Err(_) if Instant::now() >= until => {
                 let missing: Vec<usize> =
                     (rank + 1..peers.len()).filter(|other| peers[*other].is_none()).collect();
-                let seconds = CONNECTING.as_secs();
-                return Err(format!("{} did not connect to it within {seconds} s", named(&missing)));
+                let (ranks, seconds) = (named(&missing), CONNECTING.as_secs());
+                return Err(Unconnected(format!("{ranks} did not connect to it within {seconds} s"), None));
             }
             Err(_) => thread::sleep(Duration::from_millis(1)),
         }

@@ -92,7 +92,7 @@ fn a_rank_says_why_it_fails() {
 #[test]
 fn ranks_make_unequal_collective_calls() {
     let program = Program::start(3, &["--order", "1:diverge@30"]);
-    program.wait_for_steps(30);
+    program.wait_for_steps(29);
     let (code, said) = program.gone();
     assert_eq!(code, Some(1), "{said}");
     assert!(
