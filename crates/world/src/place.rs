@@ -140,13 +140,13 @@ pub fn place(flags: &Flags, env: Env, parent: u32) -> Result<Start, String> {
         };
     }
     // A starter inside another has as many ranks or more; fewer are variables left over from somewhere else.
-    if let Some((first, place)) = found.first() {
-        if let Some((outer, other)) = found.iter().find(|(_, other)| other.ranks > place.ranks) {
-            return Err(format!(
-                "{}={} and {}={} contradict each other: unset the variables of the one that did not start this process",
-                first.size, place.ranks, outer.size, other.ranks
-            ));
-        }
+    if let Some((first, place)) = found.first()
+        && let Some((outer, other)) = found.iter().find(|(_, other)| other.ranks > place.ranks)
+    {
+        return Err(format!(
+            "{}={} and {}={} contradict each other: unset the variables of the one that did not start this process",
+            first.size, place.ranks, outer.size, other.ranks
+        ));
     }
     Ok(Start::Rank(match found.into_iter().next() {
         Some((_, place)) if place.ranks > 1 => place,

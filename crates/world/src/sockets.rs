@@ -117,10 +117,10 @@ fn mesh(
         match listener.accept() {
             Ok((stream, _)) => {
                 // Strangers are let go.
-                if let Ok(other) = who(&stream, session) {
-                    if let Some(place @ None) = peers[rank + 1..].get_mut(other.wrapping_sub(rank + 1)) {
-                        *place = Some(stream);
-                    }
+                if let Ok(other) = who(&stream, session)
+                    && let Some(place @ None) = peers[rank + 1..].get_mut(other.wrapping_sub(rank + 1))
+                {
+                    *place = Some(stream);
                 }
             }
             Err(_) if Instant::now() >= until => {

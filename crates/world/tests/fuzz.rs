@@ -54,10 +54,10 @@ fn frames() {
                 let payload = &frame.payload[..];
                 let _ = (parse::<Hello>(payload), parse::<Join>(payload), parse::<Welcome>(payload));
                 let _ = (parse::<Beat>(payload), parse::<Report>(payload));
-                if let Some((_, rest)) = split_call(payload) {
-                    if let Some(parts) = split_parts(rest) {
-                        assert_eq!(join_parts(parts.iter().map(Vec::as_slice)), rest);
-                    }
+                if let Some((_, rest)) = split_call(payload)
+                    && let Some(parts) = split_parts(rest)
+                {
+                    assert_eq!(join_parts(parts.iter().map(Vec::as_slice)), rest);
                 }
             }
         }

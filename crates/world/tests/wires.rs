@@ -50,12 +50,10 @@ fn on_threads<W: Wire, T: Send>(wires: Vec<W>, run: impl Fn(W) -> T + Sync) -> V
 fn sockets(ranks: usize, link: impl Fn(std::net::SocketAddr) -> std::net::SocketAddr) -> Vec<Sockets> {
     let mut peers: Vec<Vec<Option<TcpStream>>> =
         (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
-    for low in 0..ranks {
-        for high in low + 1..ranks {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            peers[high][low] = Some(TcpStream::connect(link(listener.local_addr().unwrap())).unwrap());
-            peers[low][high] = Some(listener.accept().unwrap().0);
-        }
+    for (low, high) in (0..ranks).flat_map(|low| (low + 1..ranks).map(move |high| (low, high))) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        peers[high][low] = Some(TcpStream::connect(link(listener.local_addr().unwrap())).unwrap());
+        peers[low][high] = Some(listener.accept().unwrap().0);
     }
     peers.into_iter().enumerate().map(|(rank, peers)| Sockets::over(rank, peers).unwrap()).collect()
 }
