@@ -101,7 +101,7 @@ enum Command {
     Data(args::Data),
     /// Check that ranks find one another however they are started, and time what they exchange.
     #[command(hide = true)]
-    Ranks(ranks::Ranks),
+    Ranks(ranks::CheckRanks),
 }
 
 fn main() -> ExitCode {

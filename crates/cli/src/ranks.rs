@@ -16,7 +16,7 @@ use crate::screen::{Screen, bytes};
 const EXCHANGES: [(usize, usize); 3] = [(4 << 10, 1000), (64 << 10, 500), (1 << 20, 100)];
 
 #[derive(Parser)]
-pub struct Ranks {
+pub struct CheckRanks {
     #[command(flatten)]
     ranks: launch::Ranks,
     /// A folder that all ranks share, by which they meet where nothing names the address of rank 0.
@@ -47,7 +47,7 @@ struct Exchange {
     p99_us: f64,
 }
 
-pub fn ranks(args: &Ranks, screen: &Screen) -> Result<ExitCode, Failure> {
+pub fn ranks(args: &CheckRanks, screen: &Screen) -> Result<ExitCode, Failure> {
     let world = match launch::begin(&args.ranks, args.run.as_deref(), screen, || None)? {
         Begun::Ended(code) => return Ok(code),
         Begun::Rank(world) => world,

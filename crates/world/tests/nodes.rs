@@ -112,7 +112,7 @@ fn two_nodes_meet_and_end() {
 #[test]
 fn a_rank_killed_on_the_far_node_is_named_on_the_near_one() {
     let text = r#"both; until_step 20; kill -9 $(cat "$FOLDER/process-3"); wait $first; wait $second"#;
-    let folder = nodes(text, "--steps 1000000");
+    let folder = nodes(text, "--steps 20000");
     let [near, far] = told(&folder, "err");
     let process = std::fs::read_to_string(folder.path().join("process-3")).unwrap();
     assert!(near.contains(&format!("process {process}) was killed by signal 9 (SIGKILL)")), "{near}");
@@ -126,7 +126,7 @@ fn a_rank_killed_on_the_far_node_is_named_on_the_near_one() {
 #[test]
 fn each_node_says_that_rank_0_was_killed() {
     let text = r#"both; until_step 20; kill -9 $(cat "$FOLDER/process-0"); wait $first; wait $second"#;
-    let folder = nodes(text, "--steps 1000000");
+    let folder = nodes(text, "--steps 20000");
     let [near, far] = told(&folder, "err");
     assert!(
         near.starts_with("rank: rank 0 (") && near.contains("was killed by signal 9 (SIGKILL) at step "),
@@ -144,7 +144,7 @@ fn each_node_says_that_rank_0_was_killed() {
 fn a_cut_link_ends_both_nodes() {
     let text = "both; until_step 20; ip link set near down; wait $first; wait $second";
     let began = Instant::now();
-    let Some((folder, _)) = linked_nodes(text, "--steps 1000000 --silent-ms 2000") else { return };
+    let Some((folder, _)) = linked_nodes(text, "--steps 20000 --silent-ms 2000") else { return };
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     let [near, far] = told(&folder, "err");
     assert_eq!(told(&folder, "code"), ["1", "1"]);

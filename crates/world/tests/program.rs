@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// Ranks that would run until someone ends them.
+/// Ranks that run for minutes, unless someone ends them.
 pub struct Program {
     pub folder: TempDir,
     pub child: Child,
@@ -55,7 +55,7 @@ impl Program {
             "--ranks",
             &ranks.to_string(),
             "--steps",
-            "1000000",
+            "20000",
             "--step-ms",
             "5",
             "--beat-ms",
