@@ -1,5 +1,7 @@
 //! Ranks of the real program: started by it, as torchrun and MPI start them, and refused.
 
+use std::net::TcpListener;
+
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -27,14 +29,12 @@ fn the_program_starts_copies_of_itself() {
 #[test]
 fn ranks_meet_as_torchrun_and_mpi_start_them() {
     let folder = TempDir::new().unwrap();
+    // The agent of torchrun holds the port that it names.
+    let agent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = agent.local_addr().unwrap().port().to_string();
     let torchrun = |rank: &str| {
-        // Its agent holds the port that it names.
-        vec![
-            ("RANK", rank.into()),
-            ("WORLD_SIZE", "2".into()),
-            ("MASTER_ADDR", "127.0.0.1".into()),
-            ("MASTER_PORT", "29731".to_string()),
-        ]
+        let own = [("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+        own.map(|(name, value)| (name, value.to_string())).to_vec()
     };
     let mpi =
         |rank: &str| vec![("OMPI_COMM_WORLD_RANK", rank.into()), ("OMPI_COMM_WORLD_SIZE", "2".to_string())];
@@ -72,7 +72,8 @@ fn contradictions_are_one_sentence_and_code_2() {
 #[test]
 fn a_rank_that_never_comes_ends_the_others_with_its_number() {
     let folder = TempDir::new().unwrap();
-    let words = "ranks --ranks 2 --nodes 2 --node 0 --address 127.0.0.1:29771 --join-timeout 1s";
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let words = format!("ranks --ranks 2 --nodes 2 --node 0 --address 127.0.0.1:{port} --join-timeout 1s");
     let said = say(folder.path(), &words.split(' ').collect::<Vec<_>>());
     let sentence = "flatout: ranks 2-3 of 4 did not join within 1 s: see that they were started, or raise --join-timeout\n";
     assert_eq!((said.code, said.err.as_str()), (Some(1), sentence));

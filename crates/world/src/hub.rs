@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::beats::{Beats, at_step};
 use crate::calls::Collected;
-use crate::failure::{Failure, listed};
+use crate::failure::{Failure, named};
 use crate::frame::{self, Frame, Kind, MOST_BYTES, MOST_GREETING_BYTES};
 use crate::join::Note;
 use crate::message::{Account, Beat, Hello, Join, MAGIC, Member, PROTOCOL, Report, Welcome, json, parse};
@@ -144,7 +144,7 @@ impl State {
             if listener.is_some() {
                 let ranks = self.terms.ranks;
                 let missing: Vec<usize> = (0..ranks).filter(|rank| self.seats[*rank].is_none()).collect();
-                let missing_ranks = || format!("ranks {} of {ranks}", listed(missing.iter().copied()));
+                let missing_ranks = || format!("{} of {ranks}", named(&missing));
                 if missing.is_empty() {
                     listener = None;
                     self.welcome(now);

@@ -135,14 +135,13 @@ fn a_rank_that_does_not_belong_ends_the_run_before_it_begins() {
 
 #[test]
 fn a_rank_that_never_comes_is_waited_for_by_number() {
-    let program = Program::begin(
-        1,
-        &["--nodes", "2", "--node", "0", "--address", "127.0.0.1:39417", "--join-ms", "1200"],
-    );
+    let address = format!("127.0.0.1:{}", crate::ranks::free_port());
+    let program =
+        Program::begin(1, &["--nodes", "2", "--node", "0", "--address", &address, "--join-ms", "1200"]);
     let (code, said) = program.gone();
     assert_eq!(code, Some(1));
     assert_eq!(
         said,
-        "rank: ranks 1 of 2 did not join within 1 s: see that they were started, or raise --join-timeout\n"
+        "rank: rank 1 of 2 did not join within 1 s: see that they were started, or raise --join-timeout\n"
     );
 }
