@@ -32,18 +32,13 @@ fn ranks_meet_as_torchrun_and_mpi_start_them() {
     // The agent of torchrun holds the port that it names.
     let agent = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = agent.local_addr().unwrap().port().to_string();
-    let torchrun = |rank: &str| {
-        let own = [("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
-        own.map(|(name, value)| (name, value.to_string())).to_vec()
-    };
-    let mpi =
-        |rank: &str| vec![("OMPI_COMM_WORLD_RANK", rank.into()), ("OMPI_COMM_WORLD_SIZE", "2".to_string())];
-    let starters: [&dyn Fn(&str) -> Vec<(&'static str, String)>; 2] = [&torchrun, &mpi];
-    for starter in starters {
+    let torchrun = vec![("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+    let starters = [("RANK", torchrun), ("OMPI_COMM_WORLD_RANK", vec![("OMPI_COMM_WORLD_SIZE", "2")])];
+    for (variable, others) in &starters {
         let start = |rank: &str| {
             let mut command =
                 flatout(folder.path(), &["ranks", "--json", "--run", "run", "--join-timeout", "30s"]);
-            command.envs(starter(rank)).spawn().expect("the program starts")
+            command.env(variable, rank).envs(others.iter().copied()).spawn().expect("the program starts")
         };
         let ends = [start("1"), start("0")].map(|child| child.wait_with_output().expect("an end"));
         let told = |at: usize| String::from_utf8_lossy(&ends[at].stdout).into_owned();
