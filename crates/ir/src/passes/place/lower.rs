@@ -548,8 +548,9 @@ impl Lowering<'_> {
         }
         let bytes = (row.workspace)(&Shapes::of(self.g, node, self.target.cores));
         let workspace = (bytes > 0).then(|| {
-            let storage =
-                self.storage(&format!("{} scratch", node.path), Category::Workspace, bytes, id.0 as usize);
+            let is_wire = node.op.kind().is_collective();
+            let category = if is_wire { Category::Wire } else { Category::Workspace };
+            let storage = self.storage(&format!("{} scratch", node.path), category, bytes, id.0 as usize);
             Place { storage, view: View::dense(0, &TensorType::new(DType::F32, [bytes.div_ceil(4)])) }
         });
         if let Some(place) = &workspace {
