@@ -118,6 +118,8 @@ fn on_ranks(rows: usize, options: &Options) -> Trained {
     let program = Program { role: Role::GRAD, graph: g.clone() };
     let mut run = Interpreter::new(compile(&[program], &paper(), options).expect("plans"));
     let names: Vec<String> = weights(&g).into_keys().collect();
+    let kept = run.plans.slots.iter().filter(|slot| slot.class.is_saved() || slot.class == Class::Derived);
+    let kept: Vec<String> = kept.map(|slot| slot.path.clone()).collect();
     weights(&g).iter().for_each(|(path, values)| run.set(path, values));
     if run.plans.plan(Role::Derive).is_some() {
         run.run(Role::Derive);
@@ -162,11 +164,10 @@ fn on_ranks(rows: usize, options: &Options) -> Trained {
             assert!(run.get_at(rank, "region.0.grads").iter().all(|x| *x == 0.0), "sums are cleared");
         }
     }
-    let at = |rank: usize| -> HashMap<String, Vec<f64>> {
-        names.iter().map(|path| (path.clone(), run.get_at(rank, path))).collect()
-    };
-    let weights = at(0);
-    (1..ranks).for_each(|rank| assert_eq!(at(rank), weights, "replicas do not drift"));
+    for (rank, path) in (1..ranks).flat_map(|rank| kept.iter().map(move |path| (rank, path))) {
+        assert_eq!(run.get_at(rank, path), run.get(path), "replicas do not drift: `{path}` of rank {rank}");
+    }
+    let weights = names.into_iter().map(|path| (path.clone(), run.get(&path))).collect();
     Trained { told, weights }
 }
 
