@@ -2,8 +2,12 @@
 
 use flatout_ir::check::{draw, sound, within};
 use flatout_ir::graph::Graph;
+use flatout_ir::interpreter::Interpreter;
 use flatout_ir::ops::collective::{Combine, Order};
 use flatout_ir::oracle::{self, Values};
+use flatout_ir::passes::input_path;
+use flatout_ir::passes::totals::{STOP, STOP_FLAGS, stop_path};
+use flatout_ir::passes::update::LR;
 use flatout_ir::target::paper;
 use flatout_ir::{
     Axis, Builder, Class, DType, Init, Mesh, Op, OpKind, Options, Program, Role, Tensor, compile,
@@ -168,7 +172,58 @@ fn line() -> Graph {
     let w = b.param("w", &[6], Init::Ones);
     b.result("loss", (w * x).sum(0));
     b.result("weight", b.input("weights", DType::F32, &[1]).scale(1.0));
+    b.result("sum.shown", x.sum(0));
     b.finish()
+}
+
+/// Results of `apply` are those of all ranks: sums beside the loss too, and flags of whoever is asked to stop.
+#[test]
+fn an_update_tells_of_all_ranks() {
+    let options = Options { mesh: Mesh::new(1, 3), lanes: 3, ..Options::default() };
+    let program = Program { role: Role::GRAD, graph: line() };
+    let mut run = Interpreter::new(compile(&[program], &paper(), &options).expect("plans"));
+    run.set("w", &[1.0; 6]);
+    for rank in 0..3 {
+        let x: Vec<f64> = (0..6).map(|i| (rank * 6 + i) as f64).collect();
+        run.set_at(rank, &input_path(Role::GRAD, "x"), &x);
+        run.set_at(rank, &input_path(Role::GRAD, "weights"), &[1.0 + rank as f64]);
+        let flags = [0, 1, 2, 2, 2].map(|from| (rank >= from) as u8 as f64);
+        run.set_at(rank, &input_path(Role::Apply, STOP), &flags);
+    }
+    run.run(Role::GRAD);
+    run.run(Role::Apply);
+    let mean = (0..18).sum::<usize>() as f64 / 6.0;
+    for rank in 0..3 {
+        let result = |name: &str| run.result_at(rank, Role::Apply, name)[0];
+        within(1e-6, &["loss", "sum.shown", "weight"].map(result), &[mean, mean, 6.0]).expect("of all ranks");
+        assert_eq!(STOP_FLAGS.map(|flag| result(&stop_path(flag))), [3.0, 2.0, 1.0, 1.0, 1.0]);
+    }
+}
+
+/// A loss or a norm that is not finite on one rank leaves the update out on all.
+#[test]
+fn one_rank_that_is_not_finite_leaves_the_update_out_everywhere() {
+    let options = Options { mesh: Mesh::new(1, 2), lanes: 2, ..Options::default() };
+    let program = Program { role: Role::GRAD, graph: line() };
+    let mut run = Interpreter::new(compile(&[program], &paper(), &options).expect("plans"));
+    run.set("w", &[0.5; 6]);
+    run.set(&input_path(Role::GRAD, "x"), &[1.0; 6]);
+    run.set(&input_path(Role::GRAD, "weights"), &[1.0]);
+    run.set(&input_path(Role::Apply, LR), &[0.1]);
+    run.set_at(1, &input_path(Role::GRAD, "x"), &[1.0, 1.0, f64::INFINITY, 1.0, 1.0, 1.0]);
+    run.run(Role::GRAD);
+    run.run(Role::Apply);
+    for rank in 0..2 {
+        assert_eq!(run.result_at(rank, Role::Apply, "is_finite"), [0.0]);
+        assert_eq!(run.get_at(rank, "w"), [0.5; 6]);
+    }
+    run.set(&input_path(Role::GRAD, "x"), &[1.0; 6]);
+    run.run(Role::GRAD);
+    run.run(Role::Apply);
+    for rank in 0..2 {
+        assert_eq!(run.result_at(rank, Role::Apply, "is_finite"), [1.0]);
+        assert!(run.get_at(rank, "w").iter().all(|w| *w < 0.5), "the next one is made");
+    }
 }
 
 #[test]
@@ -188,8 +243,11 @@ fn exchanges_stand_alone_and_are_planned() {
     let exchanges: Vec<_> = apply.launches.iter().filter(|l| l.op.kind() == OpKind::AllReduce).collect();
     // All that is small at once, and the region of gradients.
     let extents: Vec<usize> = exchanges.iter().map(|l| l.ins[0].elements()).collect();
-    assert_eq!(extents, [2 + 5, 4096]);
+    assert_eq!(extents, [3 + 5, 4096]);
     assert!(exchanges.iter().all(|l| l.flops == 4 * l.ins[0].elements() as u64));
+    // Totals of gradients lie where a rank's own sums did.
+    assert_eq!(exchanges[1].outs[0].as_ref(), Some(&exchanges[1].ins[0]));
+    assert_eq!(four.slot("region.0.grads").expect("a slot").view.offset, exchanges[1].ins[0].offset);
     assert!(four.to_string().contains("\nmesh shard 4\n"));
     assert!(
         four.plans.iter().all(
@@ -209,7 +267,7 @@ fn exchanges_stand_alone_and_are_planned() {
     for level in 0..3 {
         let mut kept = kept(level);
         kept.sort_by_key(|(_, elements)| *elements);
-        assert_eq!(kept, [1, 1, 4096].map(|n| (Class::Carry, n)));
+        assert_eq!(kept, [1, 1, 1, 4096].map(|n| (Class::Carry, n)));
     }
     let refusal = compile(&programs, &paper(), &options(3, 8)).expect_err("lanes that do not divide");
     assert!(refusal.to_string().starts_with("8 lanes do not divide among 3 ranks"), "{refusal}");

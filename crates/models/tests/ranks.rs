@@ -18,7 +18,6 @@ use flatout_models::form::{Form, LossForm};
 
 use crate::small;
 
-const CONTEXT: usize = 5;
 const UPDATES: usize = 2;
 const LR: f64 = 0.02;
 
@@ -26,13 +25,13 @@ fn config() -> DecoderConfig {
     DecoderConfig { dropout: 0.1, ..small::decoder() }
 }
 
-fn graph(rows: usize) -> Graph {
-    build(&config(), Form::Loss(LossForm { dropout: true, ..LossForm::rows(rows, CONTEXT) }))
+fn graph(c: &DecoderConfig, rows: usize) -> Graph {
+    build(c, Form::Loss(LossForm { dropout: c.dropout > 0.0, ..LossForm::rows(rows, c.context) }))
 }
 
 /// What an input holds for the tokens of one row of an update.
-fn input(name: &str, update: usize, row: usize) -> Vec<f64> {
-    let at = |t: usize| (update * 31 + row) * CONTEXT + t;
+fn input(c: &DecoderConfig, name: &str, update: usize, row: usize) -> Vec<f64> {
+    let at = |t: usize| (update * 31 + row) * c.context + t;
     let of_token = |t: usize| -> Vec<f64> {
         match name {
             "tokens" => vec![((at(t) * 7 + 3) % 13) as f64],
@@ -43,14 +42,14 @@ fn input(name: &str, update: usize, row: usize) -> Vec<f64> {
             _ => unreachable!("an input `{name}`"),
         }
     };
-    (0..CONTEXT).flat_map(of_token).collect()
+    (0..c.context).flat_map(of_token).collect()
 }
 
 /// All inputs of some rows of an update.
-fn inputs(g: &Graph, update: usize, rows: &[usize]) -> Vec<(String, Vec<f64>)> {
+fn inputs(c: &DecoderConfig, g: &Graph, update: usize, rows: &[usize]) -> Vec<(String, Vec<f64>)> {
     let of_slot = |path: &str| match path {
         "rng" => vec![11.0, 0.0, update as f64],
-        name => rows.iter().flat_map(|row| input(name, update, *row)).collect(),
+        name => rows.iter().flat_map(|row| input(c, name, update, *row)).collect(),
     };
     let slots = g.slots.iter().filter(|slot| slot.class == Class::Input);
     slots.map(|slot| (slot.path.clone(), of_slot(&slot.path))).collect()
@@ -77,8 +76,8 @@ struct Trained {
 }
 
 /// Without any pass: gradients of all rows at once by the oracle, then the formula.
-fn plain(rows: usize, how: &Update) -> Trained {
-    let g = graph(rows);
+fn plain(c: &DecoderConfig, rows: usize, how: &Update) -> Trained {
+    let g = graph(c, rows);
     let all: Vec<usize> = (0..rows).collect();
     let gradients = differentiate(&g).graph;
     let mut weights = weights(&g);
@@ -88,7 +87,7 @@ fn plain(rows: usize, how: &Update) -> Trained {
     let (mut m, mut v, mut told) = (zeros(&weights), zeros(&weights), vec![]);
     for update in 0..UPDATES {
         let mut values = weights.clone();
-        values.extend(inputs(&g, update, &all));
+        values.extend(inputs(c, &g, update, &all));
         let sums = oracle::run(&gradients, &values).writes;
         let weight = sums[WEIGHT_SUM][0];
         let squares = |path: &String| sums[&gradient_path(path)].iter().map(|x| x * x).sum::<f64>();
@@ -113,8 +112,8 @@ fn plain(rows: usize, how: &Update) -> Trained {
 }
 
 /// By compiled plans, a micro-batch a row, each rank with the rows of its lanes.
-fn on_ranks(rows: usize, options: &Options) -> Trained {
-    let g = graph(1);
+fn on_ranks(c: &DecoderConfig, rows: usize, options: &Options) -> Trained {
+    let g = graph(c, 1);
     let program = Program { role: Role::GRAD, graph: g.clone() };
     let mut run = Interpreter::new(compile(&[program], &paper(), options).expect("plans"));
     let names: Vec<String> = weights(&g).into_keys().collect();
@@ -135,7 +134,7 @@ fn on_ranks(rows: usize, options: &Options) -> Trained {
             for turn in 0..rows_a_lane {
                 for rank in 0..ranks {
                     let own = if options.lanes == 1 { rank } else { lanes_of(rank, options).start + lane };
-                    for (name, values) in inputs(&g, update, &[turn * lanes + own]) {
+                    for (name, values) in inputs(c, &g, update, &[turn * lanes + own]) {
                         run.set_at(rank, &input_path(Role::GRAD, &name), &values);
                     }
                 }
@@ -193,26 +192,53 @@ fn options(mesh: Mesh, lanes: usize) -> Options {
 
 #[test]
 fn ranks_make_the_update_of_all_rows() {
-    let how = Update::default();
+    let (c, how) = (&config(), Update::default());
     for (ranks, rows) in [(2, 4), (3, 6), (4, 4), (8, 8)] {
-        let want = plain(rows, &how);
+        let want = plain(c, rows, &how);
         let mesh = Mesh::new(1, ranks);
         for options in [options(mesh, ranks), options(mesh, 1)] {
-            close(&on_ranks(rows, &options), &want, 1e-5, &format!("{ranks} ranks, {} lanes", options.lanes));
+            close(
+                &on_ranks(c, rows, &options),
+                &want,
+                1e-5,
+                &format!("{ranks} ranks, {} lanes", options.lanes),
+            );
         }
         let apart = Options { fuse_optimizer: false, fuse_elementwise: false, ..options(mesh, ranks) };
-        close(&on_ranks(rows, &apart), &want, 1e-5, &format!("{ranks} ranks, parameter by parameter"));
+        close(&on_ranks(c, rows, &apart), &want, 1e-5, &format!("{ranks} ranks, parameter by parameter"));
     }
     let bf16 = Options { precision: Precision::BF16, ..options(Mesh::new(1, 2), 2) };
-    close(&on_ranks(4, &bf16), &plain(4, &how), 5e-2, "2 ranks in bf16");
+    close(&on_ranks(c, 4, &bf16), &plain(c, 4, &how), 5e-2, "2 ranks in bf16");
+}
+
+/// Magnitudes of 8-bit tensors are those of all ranks: what scales are made of is the same on each, and the update is that of
+/// all rows within the rounding of 8 bits.
+#[test]
+fn ranks_share_the_scales_of_8_bit_floats() {
+    let c = &DecoderConfig {
+        width: 32,
+        head_size: Some(16),
+        ffn: 48,
+        context: 16,
+        init_std: 0.1,
+        ..small::decoder()
+    };
+    let want = plain(c, 2, &Update::default());
+    let of = |mesh: Mesh, lanes: usize| {
+        on_ranks(c, 2, &Options { precision: Precision::FP8, ..options(mesh, lanes) })
+    };
+    let (one, two) = (of(Mesh::ONE, 2), of(Mesh::new(1, 2), 2));
+    close(&two, &want, 0.1, "2 ranks in fp8");
+    assert_eq!(one, two, "two lanes on one rank");
 }
 
 /// The same bits for every number of ranks that divides the lanes, and for every mesh of them.
 #[test]
 fn bits_do_not_depend_on_how_many_ranks_have_the_lanes() {
-    let one = on_ranks(8, &options(Mesh::ONE, 8));
-    close(&one, &plain(8, &Update::default()), 1e-5, "eight lanes on one rank");
+    let c = &config();
+    let one = on_ranks(c, 8, &options(Mesh::ONE, 8));
+    close(&one, &plain(c, 8, &Update::default()), 1e-5, "eight lanes on one rank");
     for mesh in [Mesh::new(1, 2), Mesh::new(1, 4), Mesh::new(2, 2), Mesh::new(1, 8), Mesh::new(2, 4)] {
-        assert_eq!(on_ranks(8, &options(mesh, 8)), one, "{mesh}");
+        assert_eq!(on_ranks(c, 8, &options(mesh, 8)), one, "{mesh}");
     }
 }

@@ -94,6 +94,36 @@ fn exchanges_have_the_bits_of_the_oracle() {
     }
 }
 
+/// Large tensors are exchanged a piece at a time, and scratch stays as it is.
+#[test]
+fn pieces_of_a_large_tensor_join() {
+    const BLOCK: usize = 700_001;
+    const RANKS: usize = 3;
+    let mesh = Mesh::new(1, RANKS);
+    let (axis, ways, order) = (Axis::Shard, RANKS, Order::Tree);
+    let b = Builder::new();
+    let x = b.input("x", DType::F32, &[RANKS * BLOCK]);
+    b.result("all", b.op(Op::AllReduce { axis, ways, by: Combine::Sum, order }, &[x]));
+    b.result("block", b.op(Op::ReduceScatter { axis, ways, order, base: false }, &[x]));
+    let program = Program { role: Role::Eval, graph: b.finish() };
+    let options = Options { mesh, ..Options::default() };
+    let plans = compile(&[program], &cpu::target(2), &options).expect("a plan");
+    let scratch = |launch: &flatout_ir::Launch| launch.workspace.as_ref().map_or(0, |view| view.span_bytes());
+    assert!(plans.plans[0].launches.iter().all(|launch| scratch(launch) < (4 << 20) + 64));
+    let whole = |rank: usize| -> Vec<f32> {
+        (0..RANKS * BLOCK).map(|i| ((i * 37 + rank * 11) % 1009) as f32 / 7.0).collect()
+    };
+    let terms: Vec<Vec<f32>> = (0..RANKS).map(whole).collect();
+    let wanted: Vec<f32> = (0..RANKS * BLOCK).map(|i| terms[0][i] + terms[1][i] + terms[2][i]).collect();
+    on_ranks(RANKS, |rank, wire| {
+        let mut session = Session::among(plans.clone(), 2, Some(wire)).expect("a session");
+        session.write_f32(&input_path(Role::Eval, "x"), &terms[rank]).expect("an input");
+        session.run(Role::Eval).expect("an exchange");
+        assert!(session.result(Role::Eval, "all").expect("a result") == wanted);
+        assert!(session.result(Role::Eval, "block").expect("a result") == wanted[rank * BLOCK..][..BLOCK]);
+    });
+}
+
 #[test]
 fn plans_of_ranks_without_their_wire_are_refused() {
     let mesh = Mesh::new(1, 2);

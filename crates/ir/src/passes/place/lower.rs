@@ -577,13 +577,28 @@ impl Lowering<'_> {
         pairs.into_iter().filter(|(_, o)| *o == out).find_map(|(i, _)| {
             let place = ins.get(i)?;
             let storage = &self.out.storages[place.storage];
-            let is_last = storage.fixed.is_none() && storage.last_use <= id.0 as usize;
+            let is_last = match storage.fixed {
+                None => storage.last_use <= id.0 as usize,
+                Some(_) => self.is_cleared_sum(id, i),
+            };
             let is_whole =
                 place.view.is_dense() && storage.bytes == ty.bytes() && place.view.dtype == ty.dtype;
             let is_only = ins.iter().enumerate().all(|(j, other)| j == i || other.storage != place.storage);
             let is_free = is_last && is_whole && is_only && !taken.contains(&place.storage);
             is_free.then(|| Place { storage: place.storage, view: View::dense(0, ty) })
         })
+    }
+
+    /// Whether an input of a collective is a slot that the graph clears in the end and that nothing else reads: the total over
+    /// ranks then lies where a rank's own sum did, and gradients need no memory but their slots.
+    fn is_cleared_sum(&self, id: NodeId, input: usize) -> bool {
+        let node = self.g.node(id);
+        let Op::Read { slot } = self.g.node(node.ins[input].node).op else { return false };
+        let clears =
+            |(to, v): &(SlotId, Value)| *to == slot && matches!(self.g.node(v.node).op, Op::Fill { .. });
+        node.op.kind().is_collective()
+            && self.g.writes.iter().any(clears)
+            && self.may_overwrite(slot, id, Some(input))
     }
 
     fn dense_copy(&mut self, from: Place, id: NodeId) -> Place {

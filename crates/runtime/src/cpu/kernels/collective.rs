@@ -3,7 +3,7 @@
 //! A sum over ranks brings the terms of a block side by side in scratch and adds them by `collective::tree`, element by
 //! element: its bits depend on the terms and their number, and on nothing else. `all_reduce` adds a block on each rank and
 //! then gathers the blocks, so a rank sends 2 (ways - 1) / ways of its bytes, as over a ring. The last block is shorter where
-//! the extent does not divide. Scratch: as much as the input, whole blocks.
+//! the extent does not divide. Large tensors are exchanged a piece at a time, so that scratch does not grow with them.
 
 use std::ops::Range;
 
@@ -37,13 +37,20 @@ pub const KERNELS: &[Kernel] = &[
 
 /// Elements that one task adds.
 const TOGETHER: usize = 16 << 10;
+/// Elements of all ranks' blocks that are exchanged at once: 4 MiB.
+const PIECE: usize = 1 << 20;
 
-/// The terms of the longest block.
+/// The terms of the longest block of a piece.
 fn workspace(shapes: &Shapes<'_>) -> usize {
     match shapes.node.op.ways() {
         None | Some(1) => 0,
-        Some(ways) => ways * shapes.ins[0].elements().div_ceil(ways) * DType::F32.bytes(),
+        Some(ways) => ways * longest_block(shapes.ins[0].elements(), ways) * DType::F32.bytes(),
     }
+}
+
+/// Elements of a rank's block of a piece.
+fn longest_block(extent: usize, ways: usize) -> usize {
+    extent.min(PIECE).div_ceil(ways)
 }
 
 fn rank(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
@@ -80,20 +87,25 @@ fn reduce_scatter(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let scratch = unsafe { cx.workspace() };
     // SAFETY: dense f32 by the row; the output may lie on the base, and nowhere else.
     let x = unsafe { cx.input(0).f32s() }.expect("a dense input");
-    let sum = if ways == 1 {
-        x
-    } else {
-        gather_terms(axis, x, block, (0..ways).map(|i| i * block..(i + 1) * block), scratch, cx)?;
-        combine(Combine::Sum, ways, block, scratch, cx);
-        &scratch[..block]
+    let store = |from: usize, sums: &[f32]| {
+        for (i, sum) in sums.iter().enumerate().map(|(i, sum)| (from + i, *sum)) {
+            // SAFETY: element `i` of base and output; the base's is read before the output's is written.
+            unsafe {
+                *out.at(i).cast::<f32>() = if base { *cx.input(1).at(i).cast::<f32>() + sum } else { sum };
+            }
+        }
     };
-    let add_base = |i: usize, sum: f32| {
-        // SAFETY: element `i` of the base, read before the output's is written.
-        if base { unsafe { *cx.input(1).at(i).cast::<f32>() + sum } } else { sum }
-    };
-    for (i, sum) in sum.iter().enumerate() {
-        // SAFETY: element `i` of the output.
-        unsafe { *out.at(i).cast::<f32>() = add_base(i, *sum) }
+    if ways == 1 {
+        store(0, x);
+        return Ok(());
+    }
+    let together = longest_block(x.len(), ways);
+    for piece in 0..block.div_ceil(together) {
+        let part = chunk(piece, together, block);
+        let of_rank = |i: usize| i * block + part.start..i * block + part.end;
+        gather_terms(axis, x, part.len(), (0..ways).map(of_rank), scratch, cx)?;
+        combine(Combine::Sum, ways, part.len(), scratch, cx);
+        store(part.start, &scratch[..part.len()]);
     }
     Ok(())
 }
@@ -109,26 +121,30 @@ fn all_reduce(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         }
         return Ok(());
     }
-    let longest = extent.div_ceil(ways);
-    let block = |i: usize| (i * longest).min(extent)..((i + 1) * longest).min(extent);
-    let own = block(here).len();
     // SAFETY: the only call of this launch.
     let scratch = unsafe { cx.workspace() };
-    {
-        // SAFETY: dense f32 by the row; the slice ends before the output, which may lie on it, is written.
-        let x = unsafe { cx.input(0).f32s() }.expect("a dense input");
-        gather_terms(axis, x, own, (0..ways).map(block), scratch, cx)?;
+    for piece in (0..extent).step_by(PIECE) {
+        let end = (piece + PIECE).min(extent);
+        let longest = longest_block(end - piece, ways);
+        let block = |i: usize| (piece + i * longest).min(end)..(piece + (i + 1) * longest).min(end);
+        let own = block(here).len();
+        {
+            // SAFETY: dense f32 by the row; the slice ends before the output, which may lie on it, is written.
+            let x = unsafe { cx.input(0).f32s() }.expect("a dense input");
+            gather_terms(axis, x, own, (0..ways).map(block), scratch, cx)?;
+        }
+        combine(by, ways, own, scratch, cx);
+        // SAFETY: dense f32 by the row; no slice of the input is alive.
+        let mut rest = &mut unsafe { out.f32s_mut() }.expect("a dense output")[piece..end];
+        let mut receive = vec![];
+        for i in 0..ways {
+            let (next, behind) = rest.split_at_mut(block(i).len());
+            receive.push(bytes_mut(next));
+            rest = behind;
+        }
+        cx.ranks.exchange(axis, &vec![bytes(&scratch[..own]); ways], receive)?;
     }
-    combine(by, ways, own, scratch, cx);
-    // SAFETY: dense f32 by the row; no slice of the input is alive.
-    let mut rest = unsafe { out.f32s_mut() }.expect("a dense output");
-    let mut receive = vec![];
-    for i in 0..ways {
-        let (next, behind) = rest.split_at_mut(block(i).len());
-        receive.push(bytes_mut(next));
-        rest = behind;
-    }
-    cx.ranks.exchange(axis, &vec![bytes(&scratch[..own]); ways], receive)
+    Ok(())
 }
 
 /// Sends each rank its block of `x`, and brings what all ranks have of this rank's block side by side.
