@@ -248,6 +248,13 @@ fn exchanges_stand_alone_and_are_planned() {
     // Totals of gradients lie where a rank's own sums did.
     assert_eq!(exchanges[1].outs[0].as_ref(), Some(&exchanges[1].ins[0]));
     assert_eq!(four.slot("region.0.grads").expect("a slot").view.offset, exchanges[1].ins[0].offset);
+    let square =
+        compile(&programs, &paper(), &Options { mesh: Mesh::new(2, 2), ..options(1, 4) }).expect("plans");
+    let apply = square.plan(Role::Apply).expect("a plan");
+    let exchanges: Vec<_> = apply.launches.iter().filter(|l| l.op.kind() == OpKind::AllReduce).collect();
+    assert_eq!(exchanges.len(), 4, "over both axes");
+    let of_gradients = exchanges.iter().filter(|l| l.ins[0].elements() == 4096);
+    assert!(of_gradients.clone().all(|l| l.outs[0].as_ref() == Some(&l.ins[0])), "in place along both");
     assert!(four.to_string().contains("\nmesh shard 4\n"));
     assert!(
         four.plans.iter().all(

@@ -125,7 +125,7 @@ fn on_ranks(c: &DecoderConfig, rows: usize, options: &Options) -> Trained {
     }
     let (ranks, each) = (options.mesh.ranks(), lanes_a_rank(options));
     // Where lanes are not kept apart, a rank is one.
-    let lanes = options.lanes.max(ranks);
+    let lanes = each * ranks;
     let rows_a_lane = rows / lanes;
     assert_eq!(rows_a_lane * lanes, rows);
     let mut told = vec![];
@@ -133,7 +133,7 @@ fn on_ranks(c: &DecoderConfig, rows: usize, options: &Options) -> Trained {
         for lane in 0..each {
             for turn in 0..rows_a_lane {
                 for rank in 0..ranks {
-                    let own = if options.lanes == 1 { rank } else { lanes_of(rank, options).start + lane };
+                    let own = lanes_of(rank, options).start + lane;
                     for (name, values) in inputs(c, &g, update, &[turn * lanes + own]) {
                         run.set_at(rank, &input_path(Role::GRAD, &name), &values);
                     }

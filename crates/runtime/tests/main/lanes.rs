@@ -107,11 +107,11 @@ fn train(plans: PlanSet, o: &Options, batch: usize, rows: usize, wire: Option<Ar
     let mut session = Session::among(plans, 1, wire).expect("a session");
     begin(&mut session);
     let (each, ranks) = (lanes_a_rank(o), o.mesh.ranks());
-    let lanes = o.lanes.max(ranks);
+    let lanes = each * ranks;
     let mut told = vec![];
     for update in 0..UPDATES {
         for lane in 0..each {
-            let own = if o.lanes == 1 { rank } else { lanes_of(rank, o).start + lane };
+            let own = lanes_of(rank, o).start + lane;
             let of_lane: Vec<usize> = (own..batch).step_by(lanes).collect();
             for part in of_lane.chunks_exact(rows) {
                 feed(&mut session, update, part);

@@ -36,12 +36,12 @@ pub fn check(o: &Options) -> Result<(), Refusal> {
     }
 }
 
-/// How many lanes a rank computes.
+/// How many lanes a rank computes. Where lanes are not kept apart, a rank's rows are one.
 pub fn lanes_a_rank(o: &Options) -> usize {
     (o.lanes / o.mesh.ranks_of_rows()).max(1)
 }
 
-/// The lanes of a rank. Row i of a step belongs to lane i mod `Options::lanes`.
+/// The lanes of a rank. Row i of a step belongs to lane i modulo the number of all ranks' lanes.
 pub fn lanes_of(rank: usize, o: &Options) -> Range<usize> {
     let each = lanes_a_rank(o);
     rank * each..(rank + 1) * each

@@ -589,16 +589,20 @@ impl Lowering<'_> {
         })
     }
 
-    /// Whether an input of a collective is a slot that the graph clears in the end and that nothing else reads: the total over
-    /// ranks then lies where a rank's own sum did, and gradients need no memory but their slots.
+    /// Whether an input of a collective is a slot that the graph clears in the end and that nothing else reads, or the total of
+    /// such a slot over another axis: the total then lies where a rank's own sum did, and gradients need no memory but their slots.
     fn is_cleared_sum(&self, id: NodeId, input: usize) -> bool {
         let node = self.g.node(id);
-        let Op::Read { slot } = self.g.node(node.ins[input].node).op else { return false };
-        let clears =
-            |(to, v): &(SlotId, Value)| *to == slot && matches!(self.g.node(v.node).op, Op::Fill { .. });
+        let from = node.ins[input];
+        let clears = |slot: SlotId| {
+            let is_fill = |v: &Value| matches!(self.g.node(v.node).op, Op::Fill { .. });
+            self.g.writes.iter().any(|(to, v)| *to == slot && is_fill(v))
+        };
         node.op.kind().is_collective()
-            && self.g.writes.iter().any(clears)
-            && self.may_overwrite(slot, id, Some(input))
+            && match self.g.node(from.node).op {
+                Op::Read { slot } => clears(slot) && self.may_overwrite(slot, id, Some(input)),
+                ref op => op.kind().is_collective() && self.used_once(from),
+            }
     }
 
     fn dense_copy(&mut self, from: Place, id: NodeId) -> Place {
