@@ -46,7 +46,7 @@ fn feed(session: &mut Session, update: usize, rows: &[usize]) {
     let tokens = || rows.iter().flat_map(|row| (0..CONTEXT).map(move |t| (*row, t)));
     let at = |name: &str| input_path(Role::GRAD, name);
     let text = |row: usize, t: usize| (draw(update, row, t) % VOCAB as u32 / (1 + t as u32 % 3)) as i32;
-    let is_learned = |row: usize, t: usize| draw(update, row, 100 + t) % 5 > 0;
+    let is_learned = |row: usize, t: usize| !draw(update, row, 100 + t).is_multiple_of(5);
     let i32s = |of: &dyn Fn(usize, usize) -> i32| tokens().map(|(row, t)| of(row, t)).collect::<Vec<i32>>();
     session.write_i32(&at("tokens"), &i32s(&text)).expect("tokens");
     let target = |row, t| if is_learned(row, t) { text(row, t + 1) } else { -1 };

@@ -25,8 +25,8 @@ pub const UPDATES: &str = "optimizer.updates";
 pub const SKIPPED: &str = "optimizer.skipped";
 /// The input that carries the learning rates, one or `Update::rates` of them.
 pub const LR: &str = "lr";
-/// Elements whose squares are summed together where a step has several lanes. A reduction of so many is one piece to every
-/// backend, so its bits do not depend on how many chunks there are.
+/// Elements whose squares are summed together where a step has several lanes. A reduction of this many elements is one piece
+/// on every backend, so its bits do not depend on how many chunks there are.
 pub const CHUNK: usize = 4096;
 
 /// Whether a slot holds the gradient sums of a region.
@@ -217,8 +217,8 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece<'_>], o: &Options) -> Gr
     let b = Builder::from_graph(slots);
     let rates = b.input(&input_path(Role::Apply, LR), DType::F32, &[how.rates]);
     b.scope("apply", || {
-        let carried = || named.iter().map(|(slot, _)| *slot);
-        let small: Vec<SlotId> = [loss_sum, weight_sum].into_iter().chain(carried()).collect();
+        let carried = named.iter().map(|(slot, _)| *slot);
+        let small: Vec<SlotId> = [loss_sum, weight_sum].into_iter().chain(carried).collect();
         let totals = Totals::new(&b, sums, &small, o);
         let per_weight = totals.of(weight_sum).recip();
         let squares = if o.lanes > 1 { squares_by_chunks(&b, &totals, sums) } else { squares(&totals, sums) };
