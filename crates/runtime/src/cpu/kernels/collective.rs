@@ -99,7 +99,7 @@ fn reduce_scatter(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         store(0, x);
         return Ok(());
     }
-    let together = longest_block(x.len(), ways);
+    let together = longest_block(x.len(), ways).max(1);
     for piece in 0..block.div_ceil(together) {
         let part = chunk(piece, together, block);
         let of_rank = |i: usize| i * block + part.start..i * block + part.end;
