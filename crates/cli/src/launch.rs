@@ -50,25 +50,36 @@ pub fn begin(
     screen: &Screen,
     advice: impl Fn() -> Option<String> + Send + Sync + 'static,
 ) -> Result<Begun, Failure> {
-    let Ranks { ranks, nodes, node, address, join_timeout } = ranks;
-    let flags = Flags { ranks: *ranks, nodes: *nodes, node: *node, address: address.clone() };
-    let env = |name: &str| std::env::var(name).ok();
-    let start = flatout_world::place(&flags, &env, std::os::unix::process::parent_id());
-    match start.map_err(|sentence| Failure::User(UserError(sentence)))? {
-        Start::Copies(copies) => look_after(copies, screen).map(Begun::Ended),
-        Start::Rank(place) => join(&place, *join_timeout, folder, screen, advice),
+    match start(ranks)? {
+        Start::Copies(copies) => look_after(copies, screen, advice).map(Begun::Ended),
+        Start::Rank(place) => join(&place, ranks, folder, screen, advice),
     }
 }
 
-fn look_after(copies: Copies, screen: &Screen) -> Result<ExitCode, Failure> {
-    let say = |sentence: &str| complain(sentence);
+/// Whether this process starts ranks or is one.
+pub fn start(ranks: &Ranks) -> Result<Start, Failure> {
+    let Ranks { ranks, nodes, node, address, .. } = ranks;
+    let flags = Flags { ranks: *ranks, nodes: *nodes, node: *node, address: address.clone() };
+    let env = |name: &str| std::env::var(name).ok();
+    let start = flatout_world::place(&flags, &env, std::os::unix::process::parent_id());
+    start.map_err(|sentence| Failure::User(UserError(sentence)))
+}
+
+/// Starts ranks and waits for them.
+pub fn look_after(
+    copies: Copies,
+    screen: &Screen,
+    advice: impl Fn() -> Option<String>,
+) -> Result<ExitCode, Failure> {
+    let say = |sentence: &str| complain(advised(sentence, advice()));
     let launch = Launch { copies, command: &own_command, shows_all: screen.verbose, grace: GRACE, say: &say };
     flatout_world::launch(&launch).map(ExitCode::from).map_err(Failure::Environment)
 }
 
-fn join(
+/// Joins the other ranks.
+pub fn join(
     place: &Place,
-    join_timeout: Duration,
+    ranks: &Ranks,
     folder: Option<&Path>,
     screen: &Screen,
     advice: impl Fn() -> Option<String> + Send + Sync + 'static,
@@ -80,12 +91,11 @@ fn join(
         secret: std::env::var(SECRET).ok(),
         device: None,
         folder,
-        timing: Timing { join: join_timeout, ..Timing::default() },
+        timing: Timing { join: ranks.join_timeout, ..Timing::default() },
         note: Arc::new(move |line| screen.note(line)),
         leave: Arc::new(move |failure| {
             if failure.is_mine_to_say {
-                let advice = advice().map(|advice| format!("; {advice}")).unwrap_or_default();
-                complain(format!("{failure}{advice}"));
+                complain(advised(&failure.sentence, advice()));
             }
             signal::leave(1)
         }),
@@ -94,5 +104,13 @@ fn join(
         Ok(world) => Ok(Begun::Rank(world)),
         Err(failure) if failure.is_mine_to_say => Err(Failure::Environment(failure.sentence)),
         Err(_) => Ok(Begun::Ended(ExitCode::FAILURE)),
+    }
+}
+
+/// A sentence about a failure, with what to do about it.
+fn advised(sentence: &str, advice: Option<String>) -> String {
+    match advice {
+        Some(advice) => format!("{sentence}; {advice}"),
+        None => sentence.into(),
     }
 }

@@ -17,6 +17,7 @@ mod generate;
 mod images;
 mod launch;
 mod logits;
+mod many;
 mod model;
 mod plan;
 mod profile;
