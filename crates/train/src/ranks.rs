@@ -126,8 +126,10 @@ impl Ranks {
         if !self.are_many() {
             return Ok(own);
         }
-        let all: Vec<Option<T>> = self.gather(&self.is_first().then_some(own))?;
-        Ok(all.into_iter().next().flatten().expect("rank 0 gives its value"))
+        // A list, because no value at all and a value that is none read the same in JSON.
+        let told: Vec<T> = if self.is_first() { vec![own] } else { vec![] };
+        let all: Vec<Vec<T>> = self.gather(&told)?;
+        Ok(all.into_iter().flatten().next().expect("rank 0 gives its value"))
     }
 
     /// Every rank's value, in order of ranks; or the failure of the first rank that gave one up. Until the first step all calls

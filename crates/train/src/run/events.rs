@@ -237,7 +237,7 @@ impl RankTimes {
         let mut sorted: Vec<(f64, usize)> = times_ms.iter().copied().zip(0..).collect();
         sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (slowest_ms, slowest) = sorted[sorted.len() - 1];
-        RankTimes { slowest: slowest as u64, slowest_ms, median_ms: sorted[sorted.len() / 2].0 }
+        RankTimes { slowest: slowest as u64, slowest_ms, median_ms: sorted[(sorted.len() - 1) / 2].0 }
     }
 }
 
