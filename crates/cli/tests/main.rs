@@ -26,6 +26,7 @@ mod preference;
 mod profile;
 mod program;
 mod ranks;
+mod ranks_train;
 mod requeue;
 mod runs;
 mod scene;

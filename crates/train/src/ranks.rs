@@ -156,6 +156,18 @@ impl Ranks {
         Ok(values)
     }
 
+    /// Every rank's bytes, in order of ranks, by the wire that carries tensors: calls between hosts are small.
+    pub fn gather_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+        let Some(wire) = &self.wire else { return Ok(vec![own.to_vec()]) };
+        let lengths: Vec<usize> = self.gather(&own.len())?;
+        let send = vec![own; lengths.len()];
+        let mut all: Vec<Vec<u8>> = lengths.into_iter().map(|length| vec![0; length]).collect();
+        let mut receive: Vec<&mut [u8]> = all.iter_mut().map(Vec::as_mut_slice).collect();
+        let exchanged = wire.exchange(&send, &mut receive);
+        exchanged.map_err(|error| Failure::Environment(error.to_string()))?;
+        Ok(all)
+    }
+
     fn words<S: Serialize, T: DeserializeOwned>(&self, own: &Word<S>) -> Result<Vec<Word<T>>, Failure> {
         let bytes = serde_json::to_vec(own).expect("what ranks tell each other has a JSON form");
         let all = self.world.gather("words", &bytes).map_err(failed)?;

@@ -52,6 +52,23 @@ mod tests {
     use super::*;
     use crate::recipes;
 
+    /// Plans of one rank are those there were before there were ranks; others have an exchange.
+    #[test]
+    fn one_rank_with_one_lane_exchanges_nothing() {
+        use flatout_ir::{Mesh, Role};
+        let config = recipes::resolve("tiny", &[], &["train.batch=8".into()]).unwrap();
+        let of = |ranks: usize| {
+            let target = flatout_ir::Target { ranks, ..crate::resolve::compile::target() };
+            crate::resolve::compile::compile(&config, &target).unwrap()
+        };
+        let has_exchange = |ranks: usize| of(ranks).plans.to_string().contains("all_reduce");
+        assert_eq!([1, 2, 3].map(has_exchange), [false, true, true]);
+        let one = of(1);
+        assert_eq!((one.plans.mesh, one.settled.options.lanes), (Mesh::ONE, 1));
+        assert!(one.plans.plan(Role::Keep(0)).is_none() && of(2).plans.plan(Role::Keep(0)).is_none());
+        assert_eq!((one.micro_batch, of(2).micro_batch, of(3).micro_batch), (8, 4, 3));
+    }
+
     #[test]
     fn lanes_are_kept_where_ranks_can_share_them_out() {
         let of = |words: &[&str], ranks: usize| {

@@ -348,7 +348,13 @@ fn train_on_among(
         }
         origin.map_or(Ok(()), |origin| origin.keep(run.dir()))?;
     }
-    let (scoring, say) = ((&mut session, layout.as_ref()), &mut |said: String| notice(Notice::Data(said)));
+    let mut scored = 0;
+    let say = &mut |said: String| {
+        scored += 1;
+        ranks.at(progress.step, "scoring answers by the reference", scored);
+        notice(Notice::Data(said));
+    };
+    let scoring = (&mut session, layout.as_ref());
     ranks.in_turn(|| reference::give(config, data, run.dir(), scoring, scores, !is_resumed, say))?;
     if config.has_reference() {
         laps.lap("reference");
