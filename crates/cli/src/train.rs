@@ -39,8 +39,11 @@ use crate::start::{self, Starting};
 pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     let place = match launch::start(&args.ranks)? {
         Start::Copies(copies) => {
+            let (stop, _) = start::watch(None, screen)?;
             let advice = Advice::new(args.run.as_deref(), many::count(&copies));
             many::check(&asked(args, screen)?, many::count(&copies))?;
+            // From here on signals are the ranks' to answer.
+            stop.begin_steps();
             return launch::look_after(copies, screen, || advice.words());
         }
         Start::Rank(place) => place,
@@ -136,10 +139,12 @@ pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
     let dir = model::named(&args.run);
     let place = match launch::start(&args.ranks)? {
         Start::Copies(copies) => {
+            let (stop, _) = start::watch(None, screen)?;
             let advice = Advice::new(Some(&dir), many::count(&copies));
             check_one_run(args, &dir)?;
             let (own, resolved) = asked_and_resolved(&dir)?;
             many::check(&resolved.over(&own.resumed(&args.overrides)?), many::count(&copies))?;
+            stop.begin_steps();
             return launch::look_after(copies, screen, || advice.words());
         }
         Start::Rank(place) => place,
