@@ -12,6 +12,7 @@ use flatout_train::metrics::goal::Metric;
 use flatout_train::run::Resume;
 use flatout_train::weights::export::Width;
 
+use crate::launch;
 use crate::time_limit;
 
 /// Commands that take keys.
@@ -48,6 +49,8 @@ pub struct Train {
     /// Save and stop with code 3 before this much time has passed, as in 3h50m or 90s.
     #[arg(long, value_name = "DURATION", value_parser = time_limit::parse)]
     pub max_time: Option<Duration>,
+    #[command(flatten)]
+    pub ranks: launch::Ranks,
 }
 
 #[derive(Parser)]
@@ -60,6 +63,8 @@ pub struct ResumeRun {
     /// Save and stop with code 3 before this much time has passed, as in 3h50m or 90s.
     #[arg(long, value_name = "DURATION", value_parser = time_limit::parse)]
     pub max_time: Option<Duration>,
+    #[command(flatten)]
+    pub ranks: launch::Ranks,
 }
 
 #[derive(Parser)]

@@ -15,12 +15,15 @@ mod export;
 mod folds;
 mod generate;
 mod images;
+mod launch;
 mod logits;
+mod many;
 mod model;
 mod plan;
 mod profile;
 mod progress;
 mod race;
+mod ranks;
 mod recipes;
 mod runs;
 mod screen;
@@ -97,6 +100,9 @@ enum Command {
     Doctor(args::Doctor),
     /// Tokenise text into shards, or look into data and what the loss sees of it.
     Data(args::Data),
+    /// Check that ranks find one another however they are started, and time what they exchange.
+    #[command(hide = true)]
+    Ranks(ranks::CheckRanks),
 }
 
 fn main() -> ExitCode {
@@ -155,5 +161,6 @@ fn run(command: &Command, screen: &Screen) -> Result<ExitCode, Failure> {
         Command::Schema(args) => recipes::schema(args, screen),
         Command::Doctor(args) => doctor::doctor(args, screen),
         Command::Data(args) => data::data(args, screen),
+        Command::Ranks(args) => ranks::ranks(args, screen),
     }
 }

@@ -10,10 +10,12 @@ use flatout_report::report::AtEnd;
 use flatout_report::tensorboard::Board;
 use flatout_train::Config;
 use flatout_train::Failure;
+use flatout_train::UserError;
 use flatout_train::config::{Sight, Task};
 use flatout_train::device::Device;
 use flatout_train::infer::generate::Generator;
 use flatout_train::infer::sampling::Sampling;
+use flatout_train::ranks::Ranks;
 use flatout_train::recipes;
 use flatout_train::resolve::compile::{self, Compiled};
 use flatout_train::resolve::fp8_layers;
@@ -22,43 +24,97 @@ use flatout_train::run::events::Status;
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run, asked_and_resolved};
 use flatout_train::training::resume::requeued;
-use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, train as train_run};
+use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, Sink, train_among};
 use flatout_train::weights::pretrained;
+use flatout_world::Start;
 
 use crate::args::{ResumeRun, Train, recipe_and_overrides};
+use crate::launch;
+use crate::many::{self, Advice};
 use crate::model;
 use crate::progress::Progress;
 use crate::screen::{Screen, bytes, count, duration, short};
-use crate::start;
+use crate::start::{self, Starting};
 
 pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
+    let place = match launch::start(&args.ranks)? {
+        Start::Copies(copies) => {
+            let (stop, _) = start::watch(None, screen)?;
+            let advice = Advice::new(args.run.as_deref(), many::count(&copies));
+            many::check(&asked(args, screen)?, many::count(&copies))?;
+            // From here on signals are the ranks' to answer.
+            stop.begin_steps();
+            return launch::look_after(copies, screen, || advice.words());
+        }
+        Start::Rank(place) => place,
+    };
     let (stop, starting) = start::watch(args.max_time, screen)?;
+    let config = asked(args, screen)?;
+    many::check(&config, place.ranks)?;
+    let advice = Advice::new(None, place.ranks);
+    let Some(ranks) = many::join(&place, &args.ranks, args.run.as_deref(), screen, &advice)? else {
+        return Ok(ExitCode::FAILURE);
+    };
+    let result = train_as(&ranks, config, args, &starting, &stop, screen, &advice);
+    Ok(ranks.conclude(result)?.unwrap_or(ExitCode::SUCCESS))
+}
+
+/// The settings that were asked for, checked.
+fn asked(args: &Train, screen: &Screen) -> Result<Config, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     recipes::gpu_notes(&args.with).iter().for_each(|note| screen.note(note));
     config.validate_for_training()?;
     pretrained::check(&config, &mut |file| model::fetching(file, screen))?;
+    Ok(config)
+}
+
+fn train_as(
+    ranks: &Ranks,
+    config: Config,
+    args: &Train,
+    starting: &Starting,
+    stop: &StopFlag,
+    screen: &Screen,
+    advice: &Advice,
+) -> Result<ExitCode, Failure> {
+    let screen = &many::screen(ranks, screen);
+    let config = many::settings(ranks, config)?;
     // What the machine cannot do is said before a directory is made.
     let device = Device::open(config.switches.compute.backend)?;
-    let compiled = compile::compile(&config, &device.target(&config.switches))?;
+    let compiled = compile::compile(&config, &ranks.target(device.target(&config.switches)))?;
     crate::tune::mention(&config, &device, screen);
     if config.train.folds.is_some() && config.train.fold.is_none() {
         let dir = match &args.run {
             Some(dir) => dir.clone(),
             None => Run::allocate(Path::new("runs"), &config.recipe)?.dir().to_path_buf(),
         };
-        return crate::folds::train(&dir, args.resume, &config, &starting, &device, &stop, screen);
+        return crate::folds::train(&dir, args.resume, &config, starting, &device, stop, screen);
     }
     let make = || match &args.run {
         Some(dir) => Run::enter(dir, args.resume),
         None => Run::allocate(Path::new("runs"), &config.recipe).map(Entered::Fresh),
     };
-    begin_or_continue(&config, Some(compiled), starting.enter(make)?, &device, &stop, screen).map(exit_code)
+    let entered = many::enter(ranks, starting, make, advice)?;
+    begin_or_continue_as(ranks, &config, Some(compiled), entered, &device, stop, screen).map(exit_code)
 }
 
 /// Trains a run that was entered, new or not; a new one that is refused is gone again.
 /// `compiled` are its plans where they were made already.
 pub fn begin_or_continue(
+    config: &Config,
+    compiled: Option<Compiled>,
+    entered: (Arc<Run>, bool),
+    device: &Device,
+    stop: &StopFlag,
+    screen: &Screen,
+) -> Result<Status, Failure> {
+    begin_or_continue_as(&Ranks::alone(), config, compiled, entered, device, stop, screen)
+}
+
+/// The same as one of several ranks.
+fn begin_or_continue_as(
+    ranks: &Ranks,
     config: &Config,
     compiled: Option<Compiled>,
     (run, is_fresh): (Arc<Run>, bool),
@@ -69,9 +125,9 @@ pub fn begin_or_continue(
     if !is_fresh {
         let (own, resolved) = asked_and_resolved(run.dir())?;
         let config = requeued(&own, &resolved, config)?;
-        return run_through(&config, None, &run, device, stop, screen);
+        return run_through(ranks, &config, None, &run, device, stop, screen);
     }
-    let result = run_through(config, compiled, &run, device, stop, screen);
+    let result = run_through(ranks, config, compiled, &run, device, stop, screen);
     if let Err(Failure::User(_)) = &result {
         run.discard();
     }
@@ -80,28 +136,66 @@ pub fn begin_or_continue(
 
 /// Continues a run, or all the runs of a sweep or of folds.
 pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
-    if let Some(sweep) = crate::sweep::begun(args)? {
+    let dir = model::named(&args.run);
+    let place = match launch::start(&args.ranks)? {
+        Start::Copies(copies) => {
+            let (stop, _) = start::watch(None, screen)?;
+            let advice = Advice::new(Some(&dir), many::count(&copies));
+            check_one_run(args, &dir)?;
+            let (own, resolved) = asked_and_resolved(&dir)?;
+            many::check(&resolved.over(&own.resumed(&args.overrides)?), many::count(&copies))?;
+            stop.begin_steps();
+            return launch::look_after(copies, screen, || advice.words());
+        }
+        Start::Rank(place) => place,
+    };
+    if place.ranks == 1
+        && let Some(sweep) = crate::sweep::begun(args)?
+    {
         return crate::sweep::sweep(&sweep, screen);
     }
     let (stop, starting) = start::watch(args.max_time, screen)?;
-    if let Some(config) = folds::begun(&model::named(&args.run))? {
+    if place.ranks > 1 {
+        check_one_run(args, &dir)?;
+    } else if let Some(config) = folds::begun(&dir)? {
         let config = config.resumed(&args.overrides)?;
         let device = Device::open(config.switches.compute.backend)?;
-        return crate::folds::train(
-            &model::named(&args.run),
-            Resume::Must,
-            &config,
-            &starting,
-            &device,
-            &stop,
-            screen,
-        );
+        return crate::folds::train(&dir, Resume::Must, &config, &starting, &device, &stop, screen);
     }
-    let (run, _) = starting.enter(|| Run::reopen(&model::named(&args.run)).map(Entered::Existing))?;
+    let advice = Advice::new(Some(&dir), place.ranks);
+    let Some(ranks) = many::join(&place, &args.ranks, Some(&dir), screen, &advice)? else {
+        return Ok(ExitCode::FAILURE);
+    };
+    let result = resume_as(&ranks, args, &starting, &stop, screen, &advice);
+    Ok(ranks.conclude(result)?.unwrap_or(ExitCode::SUCCESS))
+}
+
+/// Refuses sweeps and folds, whose runs one process trains one after another.
+fn check_one_run(args: &ResumeRun, dir: &Path) -> Result<(), Failure> {
+    if crate::sweep::begun(args)?.is_some() || folds::begun(dir)?.is_some() {
+        return Err(Failure::User(UserError(format!(
+            "{} holds several runs, which one process continues one after another so far: leave the ranks out",
+            dir.display()
+        ))));
+    }
+    Ok(())
+}
+
+fn resume_as(
+    ranks: &Ranks,
+    args: &ResumeRun,
+    starting: &Starting,
+    stop: &StopFlag,
+    screen: &Screen,
+    advice: &Advice,
+) -> Result<ExitCode, Failure> {
+    let screen = &many::screen(ranks, screen);
+    let make = || Run::reopen(&model::named(&args.run)).map(Entered::Existing);
+    let (run, _) = many::enter(ranks, starting, make, advice)?;
     let (own, _) = asked_and_resolved(run.dir())?;
-    let config = own.resumed(&args.overrides)?;
+    let config = many::settings(ranks, own.resumed(&args.overrides)?)?;
     let device = Device::open(config.switches.compute.backend)?;
-    run_through(&config, None, &run, &device, &stop, screen).map(exit_code)
+    run_through(ranks, &config, None, &run, &device, stop, screen).map(exit_code)
 }
 
 fn exit_code(status: Status) -> ExitCode {
@@ -110,6 +204,7 @@ fn exit_code(status: Status) -> ExitCode {
 
 /// Trains a run to its end or until it is stopped, and says how it went.
 fn run_through(
+    ranks: &Ranks,
     config: &Config,
     compiled: Option<Compiled>,
     run: &Run,
@@ -121,26 +216,26 @@ fn run_through(
     let mut progress: Option<Progress> = None;
     let mut facts = None;
     let (mut board, mut report) = (Board::default(), AtEnd::default());
+    let sinks: &mut [&mut dyn Sink] = if ranks.is_first() { &mut [&mut board, &mut report] } else { &mut [] };
     let outcome =
-        train_run(config, compiled, run, device, stop, &mut [&mut board, &mut report], &mut |notice| {
-            match notice {
-                Notice::Data(said) => screen.note(format!("data     {said}")),
-                Notice::Ready(ready) => {
-                    start_block(ready, screen);
-                    facts = ready.data.floor();
-                    let is_of_images = ready.config.model.image_size().is_some();
-                    progress = Some(Progress::new(*screen, [ready.steps, ready.done], is_of_images));
-                }
-                Notice::Event(event) => match &mut progress {
-                    Some(progress) => progress.event(event),
-                    None if screen.json => screen.json_line(&event.to_json()),
-                    None => {}
-                },
-                Notice::Saving { step, bytes: size, signal } => {
-                    if let Some(progress) = &progress {
-                        let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
-                        progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
-                    }
+        train_among(ranks, config, compiled, run, device, stop, sinks, &mut |notice| match notice {
+            _ if !ranks.is_first() => {}
+            Notice::Data(said) => screen.note(format!("data     {said}")),
+            Notice::Ready(ready) => {
+                start_block(ready, screen);
+                facts = ready.data.floor();
+                let is_of_images = ready.config.model.image_size().is_some();
+                progress = Some(Progress::new(*screen, [ready.steps, ready.done], is_of_images));
+            }
+            Notice::Event(event) => match &mut progress {
+                Some(progress) => progress.event(event),
+                None if screen.json => screen.json_line(&event.to_json()),
+                None => {}
+            },
+            Notice::Saving { step, bytes: size, signal } => {
+                if let Some(progress) = &progress {
+                    let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
+                    progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
                 }
             }
         });
@@ -149,10 +244,14 @@ fn run_through(
     }
     let outcome = outcome?;
     if outcome.status == Status::Stopped {
-        screen.note(format!("stopped after step {}; continue with: {}", outcome.steps, run.resume_command()));
+        screen.note(format!(
+            "stopped after step {}; continue with: {}",
+            outcome.steps,
+            many::resume_command(run, ranks.count())
+        ));
         return Ok(Status::Stopped);
     }
-    if !screen.json {
+    if !screen.json && ranks.is_first() {
         end_block(&outcome, run, device, began, facts, screen)?;
     }
     Ok(outcome.status)
@@ -222,7 +321,7 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
         bytes(compiled.plans.arena_bytes as u64)
     ));
     screen.note(match compiled.target.name.as_str() {
-        "cpu" => format!("device   cpu with {} threads", compiled.target.cores),
+        "cpu" => format!("device   {}cpu with {} threads", ranks_in_words(compiled), compiled.target.cores),
         gpu => format!("device   {gpu}"),
     });
     screen.note(format!("start    {}", spent(laps)));
@@ -236,6 +335,14 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
         for report in &compiled.plans.done {
             screen.note(format!("  {:5} {:13} {}", report.role.name(), report.pass, report.did));
         }
+    }
+}
+
+/// The ranks that share the work, where there are several.
+fn ranks_in_words(compiled: &Compiled) -> String {
+    match compiled.target.ranks {
+        1 => String::new(),
+        ranks => format!("{ranks} ranks, each a "),
     }
 }
 

@@ -25,6 +25,8 @@ mod pictures;
 mod preference;
 mod profile;
 mod program;
+mod ranks;
+mod ranks_train;
 mod requeue;
 mod runs;
 mod scene;

@@ -34,6 +34,7 @@ pub use examples::layout::{ImageRoom, Layout, MOST_SHAPES, MicroBatch, Shape};
 pub use examples::lengths::{Extent, Lengths, Tree};
 pub use examples::updates::{ExampleCursor, ExampleUpdate, UpdateOptions, Updates, once, some};
 pub use examples::{Example, ExampleTable};
+pub use order::lanes::Lanes;
 pub use order::loader::{Cursor, Loader, LoaderOptions, Rows};
 pub use order::pack::{STREAMS, Segment, StreamPosition, max_segments};
 pub use order::stall::Waited;

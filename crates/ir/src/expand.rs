@@ -70,6 +70,8 @@ fn is_primitive(op: &Op) -> bool {
     match op {
         Op::Product { base, epilogue, .. } => !base && *epilogue == Epilogue::None,
         Op::ScatterAdd { base, .. } => !base,
+        Op::AllGather { ways, .. } | Op::AllReduce { ways, .. } => *ways > 1,
+        Op::ReduceScatter { ways, base, .. } => *ways > 1 && !base,
         _ => matches!(
             op.kind(),
             K::Read
@@ -87,6 +89,7 @@ fn is_primitive(op: &Op) -> bool {
                 | K::Gather
                 | K::RowScatter
                 | K::Resample
+                | K::Rank
         ),
     }
 }

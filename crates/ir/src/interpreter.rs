@@ -11,39 +11,61 @@ use crate::oracle;
 use crate::plan::{Launch, PlanSet, Role, View};
 use crate::types::{DType, TensorType, bf16_from_f32, bf16_to_f32};
 
-/// An arena of bytes and the plans over it.
+/// The plans, and an arena of bytes for every rank of their mesh. Ranks go launch by launch, all through one before any
+/// begins the next.
 pub struct Interpreter {
     pub plans: PlanSet,
-    arena: Vec<u8>,
+    arenas: Vec<Vec<u8>>,
 }
 
 impl Interpreter {
-    /// The arena starts as NaN: whatever is read before it is written shows.
+    /// The arenas start as NaN: whatever is read before it is written shows.
     pub fn new(plans: PlanSet) -> Self {
-        let arena = vec![0xff; plans.arena_bytes];
-        let mut this = Interpreter { plans, arena };
+        let arenas = vec![vec![0xff; plans.arena_bytes]; plans.mesh.ranks()];
+        let mut this = Interpreter { plans, arenas };
         let slots: Vec<View> = this.plans.slots.iter().map(|s| s.view.clone()).collect();
-        slots.iter().for_each(|view| this.write(view, &vec![0.0; view.elements()]));
+        let zeros = |view: &View| vec![0.0; view.elements()];
+        this.arenas
+            .iter_mut()
+            .for_each(|arena| slots.iter().for_each(|view| write(arena, view, &zeros(view))));
         this
     }
 
+    /// Sets a slot on every rank.
     pub fn set(&mut self, path: &str, values: &[f64]) {
+        (0..self.arenas.len()).for_each(|rank| self.set_at(rank, path, values));
+    }
+
+    /// Sets a slot on one rank.
+    pub fn set_at(&mut self, rank: usize, path: &str, values: &[f64]) {
         let view = self.slot(path);
-        self.write(&view, values);
+        write(&mut self.arenas[rank], &view, values);
     }
 
+    /// A slot of the first rank.
     pub fn get(&self, path: &str) -> Vec<f64> {
-        self.read(&self.slot(path))
+        self.get_at(0, path)
     }
 
+    pub fn get_at(&self, rank: usize, path: &str) -> Vec<f64> {
+        read(&self.arenas[rank], &self.slot(path))
+    }
+
+    /// A result of the first rank.
     pub fn result(&self, role: Role, name: &str) -> Vec<f64> {
-        self.read(self.plans.plan(role).and_then(|p| p.result(name)).expect("a result of this name"))
+        self.result_at(0, role, name)
+    }
+
+    pub fn result_at(&self, rank: usize, role: Role, name: &str) -> Vec<f64> {
+        let view = self.plans.plan(role).and_then(|p| p.result(name)).expect("a result of this name");
+        read(&self.arenas[rank], view)
     }
 
     fn slot(&self, path: &str) -> View {
         self.plans.slot(path).unwrap_or_else(|| panic!("no slot `{path}`")).view.clone()
     }
 
+    /// Runs a plan on every rank.
     pub fn run(&mut self, role: Role) {
         let launches = self.plans.plan(role).expect("a plan of this role").launches.clone();
         launches.iter().for_each(|launch| self.launch(launch));
@@ -51,11 +73,13 @@ impl Interpreter {
 
     fn launch(&mut self, launch: &Launch) {
         let mut g = Graph::default();
-        let mut values = HashMap::new();
+        let mut values: Vec<oracle::Values> = vec![HashMap::new(); self.arenas.len()];
         let mut ins = vec![];
         for (i, view) in launch.ins.iter().enumerate() {
             let (path, ty) = (format!("in{i}"), TensorType::new(view.dtype, view.dims.clone()));
-            values.insert(path.clone(), self.read(view));
+            for (own, arena) in values.iter_mut().zip(&self.arenas) {
+                own.insert(path.clone(), read(arena, view));
+            }
             g.add_slot(Slot { path: path.clone(), ty, class: Class::Input, init: Init::Zeros, part: None });
             ins.push(g.add(Op::Read { slot: SlotId(i as u32) }, vec![], &path));
         }
@@ -66,48 +90,47 @@ impl Interpreter {
             assert_eq!((ty.dtype, &ty.dims), (view.dtype, &view.dims), "{}: output {i}", launch.path);
             g.results.push((i.to_string(), node.out(i as u8)));
         }
-        // Scratch may hold anything afterwards.
-        if let Some(scratch) = &launch.workspace {
-            self.write(scratch, &vec![f64::NAN; scratch.elements()]);
-        }
-        let results = oracle::run(&g, &values).results;
-        for (name, values) in results {
-            let view =
-                launch.outs[name.parse::<usize>().expect("an index")].clone().expect("a wanted output");
-            self.write(&view, &values);
-        }
-    }
-
-    fn read(&self, view: &View) -> Vec<f64> {
-        let bytes = |at: usize, n: usize| &self.arena[at..at + n];
-        let value = |at: usize| match view.dtype {
-            DType::F64 => f64::from_le_bytes(bytes(at, 8).try_into().expect("8 bytes")),
-            DType::F32 => f32::from_le_bytes(bytes(at, 4).try_into().expect("4 bytes")) as f64,
-            DType::I32 => i32::from_le_bytes(bytes(at, 4).try_into().expect("4 bytes")) as f64,
-            DType::BF16 => bf16_to_f32(u16::from_le_bytes(bytes(at, 2).try_into().expect("2 bytes"))) as f64,
-            DType::U8 => self.arena[at] as f64,
-            DType::E4M3 => e4m3_to_f32(self.arena[at]) as f64,
-            DType::E5M2 => e5m2_to_f32(self.arena[at]) as f64,
-            DType::E4M4 => e4m4_to_f32(self.arena[at]) as f64,
-        };
-        offsets(view).into_iter().map(value).collect()
-    }
-
-    fn write(&mut self, view: &View, values: &[f64]) {
-        assert_eq!(values.len(), view.elements(), "as many values as the view has elements");
-        for (at, x) in offsets(view).into_iter().zip(values) {
-            match view.dtype {
-                DType::F64 => self.arena[at..at + 8].copy_from_slice(&x.to_le_bytes()),
-                DType::F32 => self.arena[at..at + 4].copy_from_slice(&(*x as f32).to_le_bytes()),
-                DType::I32 => self.arena[at..at + 4].copy_from_slice(&(*x as i32).to_le_bytes()),
-                DType::U8 => self.arena[at] = *x as u8,
-                DType::E4M3 => self.arena[at] = e4m3_from_f32(*x as f32),
-                DType::E5M2 => self.arena[at] = e5m2_from_f32(*x as f32),
-                DType::E4M4 => self.arena[at] = e4m4_from_f32(*x as f32),
-                DType::BF16 => {
-                    self.arena[at..at + 2].copy_from_slice(&bf16_from_f32(*x as f32).to_le_bytes())
-                }
+        let evaluated = oracle::run_world(&g, &self.plans.mesh, &values);
+        for (arena, oracle::Evaluated { results, .. }) in self.arenas.iter_mut().zip(evaluated) {
+            // Scratch may hold anything afterwards.
+            if let Some(scratch) = &launch.workspace {
+                write(arena, scratch, &vec![f64::NAN; scratch.elements()]);
             }
+            for (name, values) in results {
+                let out = &launch.outs[name.parse::<usize>().expect("an index")];
+                write(arena, out.as_ref().expect("a wanted output"), &values);
+            }
+        }
+    }
+}
+
+fn read(arena: &[u8], view: &View) -> Vec<f64> {
+    let bytes = |at: usize, n: usize| &arena[at..at + n];
+    let value = |at: usize| match view.dtype {
+        DType::F64 => f64::from_le_bytes(bytes(at, 8).try_into().expect("8 bytes")),
+        DType::F32 => f32::from_le_bytes(bytes(at, 4).try_into().expect("4 bytes")) as f64,
+        DType::I32 => i32::from_le_bytes(bytes(at, 4).try_into().expect("4 bytes")) as f64,
+        DType::BF16 => bf16_to_f32(u16::from_le_bytes(bytes(at, 2).try_into().expect("2 bytes"))) as f64,
+        DType::U8 => arena[at] as f64,
+        DType::E4M3 => e4m3_to_f32(arena[at]) as f64,
+        DType::E5M2 => e5m2_to_f32(arena[at]) as f64,
+        DType::E4M4 => e4m4_to_f32(arena[at]) as f64,
+    };
+    offsets(view).into_iter().map(value).collect()
+}
+
+fn write(arena: &mut [u8], view: &View, values: &[f64]) {
+    assert_eq!(values.len(), view.elements(), "as many values as the view has elements");
+    for (at, x) in offsets(view).into_iter().zip(values) {
+        match view.dtype {
+            DType::F64 => arena[at..at + 8].copy_from_slice(&x.to_le_bytes()),
+            DType::F32 => arena[at..at + 4].copy_from_slice(&(*x as f32).to_le_bytes()),
+            DType::I32 => arena[at..at + 4].copy_from_slice(&(*x as i32).to_le_bytes()),
+            DType::U8 => arena[at] = *x as u8,
+            DType::E4M3 => arena[at] = e4m3_from_f32(*x as f32),
+            DType::E5M2 => arena[at] = e5m2_from_f32(*x as f32),
+            DType::E4M4 => arena[at] = e4m4_from_f32(*x as f32),
+            DType::BF16 => arena[at..at + 2].copy_from_slice(&bf16_from_f32(*x as f32).to_le_bytes()),
         }
     }
 }

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 
 use crate::expand;
 use crate::graph::{Graph, Node, Slot, Value};
+use crate::mesh::Mesh;
 use crate::ops::Op;
+use crate::ops::collective;
 use crate::ops::elementwise::Elementwise;
 use crate::ops::product::{Compute, round_tf32};
 use crate::ops::reduce::Fold;
@@ -25,31 +27,59 @@ pub struct Evaluated {
 
 /// Runs a graph on the given slot values. Slots that are missing are zeros.
 pub fn run(graph: &Graph, slots: &Values) -> Evaluated {
+    run_world(graph, &Mesh::ONE, std::slice::from_ref(slots)).remove(0)
+}
+
+/// Runs a graph on every rank of a mesh, node by node, each on slot values of its own: a collective reads those of its
+/// whole group.
+pub fn run_world(graph: &Graph, mesh: &Mesh, slots: &[Values]) -> Vec<Evaluated> {
+    assert_eq!(mesh.ranks(), slots.len(), "values for every rank of {mesh}");
     let graph = expand::to_primitives(graph);
-    let mut values: Vec<Vec<Vec<f64>>> = Vec::with_capacity(graph.nodes.len());
+    let nodes = graph.nodes.len();
+    let mut values: Vec<Vec<Vec<f64>>> = slots.iter().map(|_| Vec::with_capacity(nodes)).collect();
     for node in &graph.nodes {
-        let ins: Vec<Operand<'_>> = node
-            .ins
-            .iter()
-            .map(|v| Operand { ty: graph.ty(*v), data: &values[v.node.0 as usize][v.out as usize] })
-            .collect();
-        let mut out = match &node.op {
-            Op::Read { slot } => {
-                let slot = graph.slot(*slot);
-                slots.get(&slot.path).cloned().unwrap_or_else(|| vec![0.0; slot.ty.elements()])
-            }
-            _ => evaluate(node, &ins),
-        };
         let ty = &node.outs[0];
-        assert_eq!(out.len(), ty.elements(), "{} at `{}` gives {ty}", node.op.name(), node.path);
-        out.iter_mut().for_each(|x| *x = ty.dtype.round(*x));
-        values.push(vec![out]);
+        let made: Vec<Vec<f64>> = (0..slots.len())
+            .map(|rank| {
+                let mut out = match &node.op {
+                    Op::Read { slot } => {
+                        let slot = graph.slot(*slot);
+                        slots[rank].get(&slot.path).cloned().unwrap_or_else(|| vec![0.0; slot.ty.elements()])
+                    }
+                    op if op.kind().is_collective() => exchanged(node, mesh, rank, &values),
+                    _ => evaluate(node, &operands(&graph, node, &values[rank])),
+                };
+                assert_eq!(out.len(), ty.elements(), "{} at `{}` gives {ty}", node.op.name(), node.path);
+                out.iter_mut().for_each(|x| *x = ty.dtype.round(*x));
+                out
+            })
+            .collect();
+        values.iter_mut().zip(made).for_each(|(own, out)| own.push(out));
     }
-    let value = |v: &Value| values[v.node.0 as usize][v.out as usize].clone();
-    Evaluated {
-        results: graph.results.iter().map(|(name, v)| (name.clone(), value(v))).collect(),
-        writes: graph.writes.iter().map(|(slot, v)| (graph.slot(*slot).path.clone(), value(v))).collect(),
-    }
+    let evaluated = |own: &Vec<Vec<f64>>| {
+        let value = |v: &Value| own[v.node.0 as usize].clone();
+        Evaluated {
+            results: graph.results.iter().map(|(name, v)| (name.clone(), value(v))).collect(),
+            writes: graph.writes.iter().map(|(slot, v)| (graph.slot(*slot).path.clone(), value(v))).collect(),
+        }
+    };
+    values.iter().map(evaluated).collect()
+}
+
+/// The inputs of a node among the values of one rank. Primitives have one output each.
+fn operands<'a>(graph: &'a Graph, node: &Node, values: &'a [Vec<f64>]) -> Vec<Operand<'a>> {
+    node.ins.iter().map(|v| Operand { ty: graph.ty(*v), data: &values[v.node.0 as usize] }).collect()
+}
+
+/// The value of a collective on one rank, from the values of all.
+fn exchanged(node: &Node, mesh: &Mesh, rank: usize, values: &[Vec<Vec<f64>>]) -> Vec<f64> {
+    let axis = node.op.axis().expect("a collective has an axis");
+    let group = mesh.group(rank, axis);
+    assert!(node.op.ways().is_none_or(|ways| ways == group.len()), "{} in {mesh}", node.op.name());
+    let term = |of: &usize| node.ins.first().map(|v| values[*of][v.node.0 as usize].as_slice());
+    let terms: Vec<&[f64]> = group.iter().filter_map(term).collect();
+    let dtype = node.outs[0].dtype;
+    collective::evaluate(&node.op, mesh.coordinate(rank, axis), &terms, |x| dtype.round(x))
 }
 
 struct Operand<'a> {

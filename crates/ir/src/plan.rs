@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use crate::attr::named;
 use crate::graph::{Class, Init};
+use crate::mesh::Mesh;
 use crate::ops::Op;
 use crate::types::{DType, TensorType, contiguous_strides};
 
@@ -101,6 +102,10 @@ pub enum Role {
     Derive,
     /// Forward, loss, backward, accumulate; once a micro-batch. Where lengths vary, index 0 has the largest extents.
     Grad(usize),
+    /// Puts the sums of a lane that is done aside, at the level of this index, and clears them.
+    Keep(usize),
+    /// Adds the sums at the level of this index to those there are.
+    Fold(usize),
     /// Norm, finite check, clip, update, clear; once a step.
     Apply,
     Eval,
@@ -123,6 +128,8 @@ impl Role {
         match self {
             Role::Derive => ("derive", 0),
             Role::Grad(index) => ("grad", index),
+            Role::Keep(level) => ("keep", level),
+            Role::Fold(level) => ("fold", level),
             Role::Apply => ("apply", 0),
             Role::Eval => ("eval", 0),
             Role::Logits => ("logits", 0),
@@ -148,6 +155,8 @@ impl Role {
         let all = [
             Role::Derive,
             Role::Grad(index),
+            Role::Keep(index),
+            Role::Fold(index),
             Role::Apply,
             Role::Eval,
             Role::Logits,
@@ -188,6 +197,8 @@ named! {
         Average = "average",
         Activations = "activations",
         Workspace = "workspace",
+        /// Where exchanges between ranks land before they are added.
+        Wire = "wire",
         Inputs = "inputs",
     }
 }
@@ -238,6 +249,8 @@ pub struct PlanSet {
     /// Where the areas begin that inputs land in, each as large as `inputs`; none where the host writes in place.
     pub landings: Vec<usize>,
     pub plans: Vec<Plan>,
+    /// The ranks that run these plans together.
+    pub mesh: Mesh,
     pub done: Vec<PassReport>,
 }
 
@@ -265,18 +278,25 @@ impl PlanSet {
         (0..self.plans.len()).rev().max_by_key(|plan| ends(*plan)).unwrap_or(0)
     }
 
-    /// Bytes by category; together the arena. Transients overlay, so the largest plan's peak is shared out: scratch at
-    /// its largest, the rest activations.
+    /// Bytes by category; together the arena. Transients overlay, so the largest plan's peak is shared out: scratch and
+    /// what lands from other ranks at their largest, the rest activations. Plans of one rank have no category for the wire.
     pub fn categories(&self) -> BTreeMap<&'static str, usize> {
-        let mut sums: BTreeMap<&'static str, usize> = Category::ALL.iter().map(|c| (c.name(), 0)).collect();
+        let is_counted = |c: &&Category| **c != Category::Wire || self.mesh.ranks() > 1;
+        let counted = Category::ALL.iter().filter(is_counted);
+        let mut sums: BTreeMap<&'static str, usize> = counted.map(|c| (c.name(), 0)).collect();
         for buffer in self.buffers.iter().filter(|b| b.live.is_none()) {
             *sums.entry(buffer.category.name()).or_default() += buffer.bytes;
         }
-        let is_scratch = |b: &&Buffer| b.category == Category::Workspace;
-        let scratch = self.transients(self.largest_plan()).filter(is_scratch).map(|b| b.bytes).max();
-        let scratch = scratch.unwrap_or(0).min(self.transient_bytes);
-        *sums.entry(Category::Workspace.name()).or_default() += scratch;
-        *sums.entry(Category::Activations.name()).or_default() += self.transient_bytes - scratch;
+        let mut left = self.transient_bytes;
+        for category in [Category::Workspace, Category::Wire] {
+            let own = self.transients(self.largest_plan()).filter(|b| b.category == category);
+            let most = own.map(|b| b.bytes).max().unwrap_or(0).min(left);
+            if let Some(sum) = sums.get_mut(category.name()) {
+                *sum += most;
+                left -= most;
+            }
+        }
+        *sums.entry(Category::Activations.name()).or_default() += left;
         sums
     }
 
@@ -303,8 +323,17 @@ mod tests {
 
     #[test]
     fn every_role_has_one_name() {
-        let roles = [Role::Derive, Role::GRAD, Role::Grad(1), Role::Grad(17), Role::Apply, Role::Eval];
-        let names = ["derive", "grad", "grad.1", "grad.17", "apply", "eval"];
+        let roles = [
+            Role::Derive,
+            Role::GRAD,
+            Role::Grad(1),
+            Role::Grad(17),
+            Role::Keep(0),
+            Role::Keep(2),
+            Role::Fold(1),
+            Role::Apply,
+        ];
+        let names = ["derive", "grad", "grad.1", "grad.17", "keep", "keep.2", "fold.1", "apply"];
         assert_eq!(roles.map(Role::name), names);
         assert_eq!(names.map(Role::parse), roles.map(Some));
         for wrong in ["", "grad.", "grad.0", "grad.01", "grad.-1", "grad.1.1", "eval.1", "gradient"] {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! arena 4096 persistent 1024 transient 3072
+//! mesh shard 4
 //! inputs 896..1024
 //! slot embed.weight f32[8,8] weight normal(0.02) at 0
 //! buffer grad.%3 activations 1024+256 live 1:2..5
@@ -11,7 +12,7 @@
 //! pass merge grad 3 weights are one product ...
 //! ```
 //!
-//! Equal text means equal plans, so that a change that claims to keep them can be shown to. It does not parse: a kernel
+//! Plans of one rank have no line for the mesh. Equal text means equal plans, so that a change that claims to keep them can be shown to. It does not parse: a kernel
 //! is a row of a target's table, which the text does not carry.
 
 use std::fmt;
@@ -53,6 +54,9 @@ impl fmt::Display for PlanSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let PlanSet { arena_bytes, persistent_bytes, transient_bytes, .. } = self;
         writeln!(f, "arena {arena_bytes} persistent {persistent_bytes} transient {transient_bytes}")?;
+        if self.mesh.ranks() > 1 {
+            writeln!(f, "mesh {}", self.mesh)?;
+        }
         writeln!(f, "inputs {}..{}", self.inputs.start, self.inputs.end)?;
         self.landings.iter().try_for_each(|landing| writeln!(f, "landing {landing}"))?;
         for slot in &self.slots {

@@ -89,6 +89,8 @@ pub struct Target {
     /// What the driver takes beside the arena: context, modules, graphs.
     pub driver_bytes: u64,
     pub cores: usize,
+    /// Devices like this one that train together, each a rank with rows of its own.
+    pub ranks: usize,
     /// Areas that inputs land in before a run copies them into place, so that the next may arrive while a plan reads
     /// these; 0 where the host writes inputs in place.
     pub landings: usize,
@@ -135,6 +137,7 @@ pub fn paper() -> Target {
         memory_bytes: 1 << 40,
         driver_bytes: 0,
         cores: 1,
+        ranks: 1,
         landings: 0,
         rates: Rates {
             f32_flops: 1e12,

@@ -53,6 +53,8 @@ pub struct Size {
     pub inner: u64,
     pub flops: u64,
     pub bytes: u64,
+    /// The ranks that exchange in it; 1 of what is no exchange.
+    pub ways: u64,
 }
 
 impl Size {
@@ -64,6 +66,7 @@ impl Size {
             inner: launch.ins.first().and_then(|view| view.dims.last()).map_or(1, |n| *n as u64),
             flops: launch.flops,
             bytes: launch.bytes(),
+            ways: launch.op.ways().unwrap_or(1) as u64,
         }
     }
 
@@ -86,6 +89,7 @@ impl Size {
             inner: ins.first().and_then(|t| t.dims.last()).map_or(1, |n| *n as u64),
             flops: node.op.flops(node, g),
             bytes: read.chain(outs).map(|t| t.bytes() as u64).sum(),
+            ways: node.op.ways().unwrap_or(1) as u64,
         }
     }
 
@@ -96,7 +100,10 @@ impl Size {
 
     fn distance(&self, other: &Size) -> f64 {
         let apart = |a: u64, b: u64| (a.max(1) as f64 / b.max(1) as f64).log2().powi(2);
-        apart(self.flops, other.flops) + apart(self.bytes, other.bytes) + apart(self.inner, other.inner)
+        apart(self.flops, other.flops)
+            + apart(self.bytes, other.bytes)
+            + apart(self.inner, other.inner)
+            + apart(self.ways, other.ways)
     }
 }
 
@@ -174,11 +181,12 @@ impl Timings {
         self.0.iter().map(|p| p.seconds).fold(f64::INFINITY, f64::min)
     }
 
-    /// A line a point, after a line that says what this is.
+    /// A line a point, after a line that says what this is. Of an exchange the line ends with the number of ranks.
     pub fn to_text(&self) -> String {
         let line = |Point { size, seconds }: &Point| {
-            let Size { work, kernel, units, inner, flops, bytes } = size;
-            format!("{} {kernel} {} {inner} {flops} {bytes} {seconds:e}\n", work.name(), units.name())
+            let Size { work, kernel, units, inner, flops, bytes, ways } = size;
+            let ways = if *ways == 1 { String::new() } else { format!(" {ways}") };
+            format!("{} {kernel} {} {inner} {flops} {bytes} {seconds:e}{ways}\n", work.name(), units.name())
         };
         let lines = self.0.iter().map(line);
         [format!("{HEADER}\n# work kernel units inner flops bytes seconds\n")]
@@ -201,6 +209,10 @@ impl Timings {
 
 fn point(line: &str) -> Result<Point, String> {
     let words: Vec<&str> = line.split_whitespace().collect();
+    let (words, ways) = match words[..] {
+        [.., ways] if words.len() == 8 => (&words[..7], u64::read(ways)?),
+        _ => (&words[..], 1),
+    };
     let [work, kernel, units, inner, flops, bytes, seconds] = words[..] else {
         return Err(format!("{} words and not 7", words.len()));
     };
@@ -211,6 +223,7 @@ fn point(line: &str) -> Result<Point, String> {
         inner: u64::read(inner)?,
         flops: u64::read(flops)?,
         bytes: u64::read(bytes)?,
+        ways,
     };
     let seconds = f64::read(seconds)?;
     if !(seconds > 0.0 && seconds.is_finite()) {
@@ -244,7 +257,7 @@ mod tests {
     };
 
     fn size(kernel: &str, units: Units, flops: u64, bytes: u64) -> Size {
-        Size { work: Work::Product, kernel: kernel.into(), units, inner: 64, flops, bytes }
+        Size { work: Work::Product, kernel: kernel.into(), units, inner: 64, flops, bytes, ways: 1 }
     }
 
     fn at(flops: u64, seconds: f64) -> Point {
@@ -298,6 +311,10 @@ mod tests {
     fn text_reads_back() {
         let timings = Timings::new([at(1_000_000, 4.25e-6), at(2, 1.0 / 3.0)]);
         assert_eq!(Timings::read(&timings.to_text()).unwrap(), timings);
+        let exchange = Size { work: Work::Wire, ways: 8, ..at(64, 0.0).size };
+        let exchanges = Timings::new([Point { size: exchange, seconds: 0.5 }]);
+        assert!(exchanges.to_text().ends_with(" 5e-1 8\n"), "{}", exchanges.to_text());
+        assert_eq!(Timings::read(&exchanges.to_text()).unwrap(), exchanges);
         assert_eq!(Timings::read("").unwrap_err(), "the first line is not `flatout timings 1`");
         let line = |line: &str| Timings::read(&format!("{HEADER}\n\n{line}\n")).unwrap_err();
         assert_eq!(line("product product"), "line 3: 2 words and not 7");

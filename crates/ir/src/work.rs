@@ -25,6 +25,8 @@ named! {
         /// Head and loss.
         Loss = "loss",
         Optimizer = "optimizer",
+        /// Exchanges between ranks.
+        Wire = "wire",
         /// Movements that had to be copies, and constants.
         Copy = "copy",
     }

@@ -2,6 +2,7 @@
 
 mod applied_twice;
 mod autodiff;
+mod collectives;
 mod double_norms;
 mod fewer_passes;
 mod formulas;

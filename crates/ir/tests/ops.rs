@@ -16,6 +16,8 @@ use flatout_ir::oracle::{self, in_f64};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Builder, Tensor, bundle};
 
+use crate::collectives;
+
 #[test]
 fn every_case_passes() {
     let failures: Vec<String> = cases::all().filter_map(|case| check(case).err()).collect();
@@ -40,6 +42,10 @@ const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
     (OpKind::ThinProduct, thin_products_are_of_what_is_kept),
     (OpKind::AdamW, adamw_expands_to_its_outputs),
     (OpKind::AdamW8, adamw8_expands_to_its_outputs),
+    (OpKind::Rank, collectives::rank_is_the_coordinate),
+    (OpKind::AllGather, collectives::all_gather_has_all_in_order),
+    (OpKind::ReduceScatter, collectives::reduce_scatter_sums_a_block),
+    (OpKind::AllReduce, collectives::all_reduce_is_the_same_everywhere),
     (OpKind::Region, a_region_is_its_body),
     (OpKind::Bundle, a_bundle_is_its_regions),
 ];

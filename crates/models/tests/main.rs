@@ -4,4 +4,5 @@ mod adapters;
 mod fovea;
 mod parts;
 mod plans;
+mod ranks;
 mod small;

@@ -10,6 +10,7 @@ pub mod cpu;
 pub mod cuda;
 mod laps;
 pub mod launch;
+mod ranks;
 mod rows;
 pub mod session;
 pub mod timing;

@@ -1,15 +1,18 @@
 //! A session: plans over one arena, on either backend. Write slots, run a plan, read slots and results.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flatout_ir::block8::e4m4_to_f32;
 use flatout_ir::fp8::{e4m3_to_f32, e5m2_to_f32};
 use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{PlanSet, Role, View};
+use flatout_world::Wire;
 
 use crate::cuda::driver::Event;
 use crate::cuda::session::noise::Noise;
+use crate::ranks::Ranks;
 use crate::timing::{LaunchTime, missing};
 use crate::{Copying, cpu, cuda, launch};
 
@@ -22,8 +25,10 @@ pub enum RuntimeError {
     Name(String),
     /// A launch that may not run: a mistake of the compiler.
     Unsound(String),
-    /// A launch that failed on its data, such as an index outside its table.
+    /// A launch that failed on its data, such as an index outside its table, or whose exchange with other ranks ended early.
     Launch(String),
+    /// Plans of several ranks that have no wire between them.
+    Wire(String),
 }
 
 impl fmt::Display for RuntimeError {
@@ -31,7 +36,8 @@ impl fmt::Display for RuntimeError {
         let (RuntimeError::Resources(why)
         | RuntimeError::Name(why)
         | RuntimeError::Unsound(why)
-        | RuntimeError::Launch(why)) = self;
+        | RuntimeError::Launch(why)
+        | RuntimeError::Wire(why)) = self;
         f.write_str(why)
     }
 }
@@ -78,7 +84,18 @@ enum Backend {
 impl Session {
     /// On the CPU: allocates the arena, zeroed, and checks every launch, so that running needs no more checks.
     pub fn new(plans: PlanSet, threads: usize) -> Result<Session, RuntimeError> {
-        let backend = Backend::Cpu(cpu::session::Session::new(&plans, threads)?);
+        Session::among(plans, threads, None)
+    }
+
+    /// The same, as one of the ranks that a wire connects. Plans with collectives need one; ranks run these in the same
+    /// order.
+    pub fn among(
+        plans: PlanSet,
+        threads: usize,
+        wire: Option<Arc<dyn Wire>>,
+    ) -> Result<Session, RuntimeError> {
+        let ranks = Ranks::new(&plans, wire)?;
+        let backend = Backend::Cpu(cpu::session::Session::new(&plans, threads, ranks)?);
         places(&plans)?;
         Ok(Session { plans, backend })
     }
@@ -90,6 +107,8 @@ impl Session {
         options: cuda::Options,
     ) -> Result<Session, RuntimeError> {
         places(&plans)?;
+        // No row of this backend is a collective, so that compiling refuses plans of several ranks.
+        Ranks::new(&plans, None)?;
         let backend = Backend::Cuda(Box::new(cuda::session::Session::new(&plans, device, options)?));
         Ok(Session { plans, backend })
     }
@@ -376,7 +395,7 @@ mod tests {
     use super::*;
     use flatout_ir::graph::{Class, Init};
     use flatout_ir::plan::{PlacedSlot, Plan};
-    use flatout_ir::{Launch, Op, TensorType};
+    use flatout_ir::{Launch, Mesh, Op, TensorType};
 
     fn slot(path: &str, view: View) -> PlacedSlot {
         let ty = TensorType::new(view.dtype, view.dims.clone());
@@ -411,6 +430,7 @@ mod tests {
                 launches: vec![launch],
                 results: vec![("rows".into(), rows)],
             }],
+            mesh: Mesh::ONE,
             done: vec![],
         }
     }

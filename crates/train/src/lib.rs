@@ -12,6 +12,7 @@ mod failure;
 pub mod infer;
 pub mod machine;
 pub mod metrics;
+pub mod ranks;
 pub mod recipes;
 pub mod resolve;
 pub mod run;

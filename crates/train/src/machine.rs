@@ -2,17 +2,30 @@
 
 use std::num::NonZero;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use flatout_runtime::cpu;
 
+/// Threads of this process where it shares its host with other ranks of a run, and how many ranks they are; 0 and 1 otherwise.
+static SHARED: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(1)];
+
+/// From here on the process uses so many threads, and the memory of its host is that of so many ranks.
+pub fn share(threads: usize, ranks: usize) {
+    SHARED[0].store(threads, Ordering::Relaxed);
+    SHARED[1].store(ranks, Ordering::Relaxed);
+}
+
 /// Threads the process may use.
 pub fn threads() -> usize {
-    std::thread::available_parallelism().map_or(1, NonZero::get)
+    match SHARED[0].load(Ordering::Relaxed) {
+        0 => std::thread::available_parallelism().map_or(1, NonZero::get),
+        threads => threads,
+    }
 }
 
 /// Memory the process may still take.
 pub fn memory_bytes() -> u64 {
-    cpu::memory_bytes()
+    cpu::memory_bytes() / SHARED[1].load(Ordering::Relaxed) as u64
 }
 
 /// The processor's model where the system tells it, its threads and vector instructions.

@@ -341,6 +341,8 @@ pub(crate) struct Place {
 pub struct MicroBatch {
     /// The plan: the shape's place in the layout.
     pub shape: usize,
+    /// The number of its lane among those of the rank.
+    pub lane: usize,
     /// Rows of it that the loss reads.
     pub read: usize,
     /// -1 where an image takes the token's place.
@@ -379,6 +381,7 @@ impl MicroBatch {
         let (tokens, segments) = (layout.shapes[shape].tokens(), layout.shapes[shape].segments());
         MicroBatch {
             shape,
+            lane: 0,
             read: layout.most_learned(shape),
             tokens: vec![0; tokens],
             targets: vec![-1; tokens],

@@ -4,6 +4,7 @@
 //! after it are update `u`. So an update is known by its number alone: nothing depends on how it is laid out, and the
 //! cursor is a count.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,6 +14,7 @@ use super::ExampleTable;
 use super::layout::{Layout, Member, MicroBatch};
 use crate::error::DataError;
 use crate::order::documents::Spent;
+use crate::order::lanes::Lanes;
 use crate::order::mixture::MixtureSource;
 use crate::order::permutation::{Order, Permutation};
 use crate::order::stall::Waited;
@@ -30,7 +32,10 @@ pub struct ExampleCursor {
 /// The examples of an update, laid out.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExampleUpdate {
+    /// Lane by lane.
     pub parts: Vec<MicroBatch>,
+    /// The number of every example of the update, also of those in other ranks' lanes.
+    pub numbers: Vec<usize>,
     /// How many times the examples have been read, after these.
     pub epoch: f64,
     pub waited: Waited,
@@ -50,6 +55,8 @@ pub struct Updates {
     /// The order of an epoch in which examples that share a prefix follow one another, where they do, and which it is.
     epoch: Option<(u64, Vec<u32>)>,
     is_sorted: bool,
+    /// Of this rank.
+    lanes: Lanes,
     waited: Waited,
 }
 
@@ -104,8 +111,14 @@ impl Updates {
             window,
             epoch,
             is_sorted,
+            lanes: Lanes::ONE,
             waited,
         })
+    }
+
+    /// The same updates, of which only some lanes are laid out.
+    pub fn of_lanes(self, lanes: Lanes) -> Updates {
+        Updates { lanes, ..self }
     }
 
     /// The next update.
@@ -117,13 +130,49 @@ impl Updates {
         let samples: Vec<u64> = units.clone().flat_map(of_unit).collect();
         let examples = units.map(|sample| self.unit(sample));
         let examples: Vec<usize> = examples.flat_map(of_unit).map(|example| example as usize).collect();
-        let parts = laid_out(&self.table, &examples, &samples, &self.layout, &self.class_weights);
+        let parts = self.parts(&examples, &samples);
+        // As they lie, where all of them lie here.
+        let numbers = match self.lanes.of {
+            1 => parts.iter().flat_map(|part| part.numbers.iter().copied()).collect(),
+            _ => examples,
+        };
         self.cursor.sample += self.batch as u64;
         // Tokens lie in memory, and laying them out is all there is to wait for.
         let spent = since.elapsed();
         let waited = Waited::new(spent, Spent::default(), spent);
         self.waited += waited;
-        ExampleUpdate { parts, epoch: self.cursor.sample as f64 / self.table.epoch_examples() as f64, waited }
+        let epoch = self.cursor.sample as f64 / self.table.epoch_examples() as f64;
+        ExampleUpdate { parts, numbers, epoch, waited }
+    }
+
+    /// Lays out an update lane by lane. Examples that share a prefix, or are compared, are one unit of a lane.
+    fn parts(&self, examples: &[usize], samples: &[u64]) -> Vec<MicroBatch> {
+        if self.lanes.of == 1 {
+            return laid_out(&self.table, examples, samples, &self.layout, &self.class_weights);
+        }
+        let (together, shares) = (self.table.together(), self.layout.trees().is_some());
+        let mut units: HashMap<(bool, usize), usize> = HashMap::new();
+        let mut lanes = vec![(vec![], vec![]); self.lanes.count];
+        for (place, (example, sample)) in examples.iter().zip(samples).enumerate() {
+            let member = self.table.member(*example);
+            let unit = match shares && together == 1 && member.prefix.tokens > 0 {
+                true => (true, member.group as usize),
+                false => (false, place / together),
+            };
+            let next = units.len();
+            if let Some(lane) = self.lanes.of_unit(*units.entry(unit).or_insert(next)) {
+                lanes[lane].0.push(*example);
+                lanes[lane].1.push(*sample);
+            }
+        }
+        let of_lane = |(lane, (examples, samples)): (usize, (Vec<usize>, Vec<u64>))| {
+            let parts = laid_out(&self.table, &examples, &samples, &self.layout, &self.class_weights);
+            parts.into_iter().map(move |mut part| {
+                part.lane = lane;
+                part
+            })
+        };
+        lanes.into_iter().enumerate().flat_map(of_lane).collect()
     }
 
     /// The example or pair at a place of the series.

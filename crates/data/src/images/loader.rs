@@ -1,6 +1,6 @@
 //! Images in their global order, made ready ahead of time by threads.
 //!
-//! The series of all samples is a permutation of the set an epoch. Sample `i` goes to rank `i % world`; thread `t` of `n`
+//! The series of all samples is a permutation of the set an epoch. A sample goes to the rank that has its lane; thread `t` of `n`
 //! makes every n-th of its rank's samples into its own bounded queue, so the reader knows which queue holds the next one,
 //! and neither order nor pixels depend on how many threads there are.
 
@@ -48,6 +48,22 @@ pub struct ImageBatch {
 }
 
 impl ImageBatch {
+    /// Some of these images, by their places.
+    pub fn picked(&self, places: &[usize]) -> ImageBatch {
+        let count = self.count().max(1);
+        let of_image = |all: usize, place: usize| place * (all / count)..(place + 1) * (all / count);
+        let pixels = places.iter().flat_map(|place| &self.pixels[of_image(self.pixels.len(), *place)]);
+        let parts = places.iter().flat_map(|place| &self.parts[of_image(self.parts.len(), *place)]);
+        ImageBatch {
+            pixels: pixels.copied().collect(),
+            parts: parts.copied().collect(),
+            labels: places.iter().map(|place| self.labels[*place]).collect(),
+            samples: places.iter().map(|place| self.samples[*place]).collect(),
+            epoch: self.epoch,
+            ..ImageBatch::default()
+        }
+    }
+
     pub fn count(&self) -> usize {
         self.labels.len()
     }
@@ -95,17 +111,16 @@ impl ImageLoader {
         cursor: ExampleCursor,
         options: LoaderOptions,
     ) -> Result<Self, DataError> {
-        assert!(options.rank < options.world, "rank {} of {}", options.rank, options.world);
         accepted(&set, seed, &cursor)?;
         let count = options.threads.max(1);
         let queue_images = (options.queue_bytes / count / (view.height * view.width * CHANNELS)).max(1);
-        let first = next_of_rank(cursor.sample, options);
+        let (first, lanes) = (cursor.sample, options.lanes);
         let (mut queues, mut threads) = (Vec::new(), Vec::new());
-        for thread in 0..count as u64 {
+        for thread in 0..count {
             let (sender, queue) = sync_channel(queue_images);
             let series = Series { set: set.clone(), view, seed };
-            let (begin, step) = (first + thread * options.world, count as u64 * options.world);
-            let work = move || series.make(begin, step, &sender);
+            let own = (first..).filter(move |sample| lanes.of_sample(*sample).is_some());
+            let work = move || series.make(own.skip(thread).step_by(count), &sender);
             let name = format!("images-{thread}");
             threads.push(std::thread::Builder::new().name(name).spawn(work).map_err(|error| {
                 DataError::environment(format!("A loader thread cannot be started: {error}."))
@@ -117,24 +132,24 @@ impl ImageLoader {
         Ok(Self { cursor, options, images, waited, queues, next: 0, threads, failed, left_out, in_a_row })
     }
 
-    /// The next `count` images of this rank, out of the next `count * world` images of all ranks. An error is final: the
-    /// cursor stays before the images that were asked for, and every later call gives the same error.
+    /// This rank's images among the next `count` of all ranks. An error is final: the cursor stays before the images that were
+    /// asked for, and every later call gives the same error.
     pub fn next_images(&mut self, count: usize) -> Result<ImageBatch, DataError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
         let mut batch = ImageBatch::default();
-        let first = next_of_rank(self.cursor.sample, self.options);
-        for place in 0..count as u64 {
+        let (all, lanes) = (self.cursor.sample..self.cursor.sample + count as u64, self.options.lanes);
+        for sample in all.filter(|sample| lanes.of_sample(*sample).is_some()) {
             match self.receive(&mut batch.waited).and_then(|made| self.looked_at(made)) {
                 Ok(made) => {
                     batch.left_out.extend(made.said());
-                    if place == 0 {
+                    if batch.samples.is_empty() {
                         batch.pixels.reserve_exact(count * made.pixels.len());
                     }
                     batch.pixels.extend(&made.pixels);
                     batch.labels.push(made.label);
-                    batch.samples.push(first + place * self.options.world);
+                    batch.samples.push(sample);
                 }
                 Err(error) => {
                     self.failed = Some(error.clone());
@@ -142,7 +157,7 @@ impl ImageLoader {
                 }
             }
         }
-        self.cursor.sample += count as u64 * self.options.world;
+        self.cursor.sample += count as u64;
         self.waited += batch.waited;
         batch.epoch = self.cursor.sample as f64 / self.images as f64;
         Ok(batch)
@@ -206,11 +221,6 @@ impl Drop for ImageLoader {
     }
 }
 
-/// The first sample of a rank from `sample` on, which is a multiple of the world in every cursor a loader gives.
-pub(super) fn next_of_rank(sample: u64, options: LoaderOptions) -> u64 {
-    sample + (options.world + options.rank - sample % options.world) % options.world
-}
-
 /// Refuses a set without images, and a cursor of other images or another seed.
 pub(super) fn accepted(set: &ImageSet, seed: u64, cursor: &ExampleCursor) -> Result<(), DataError> {
     if set.count() == 0 {
@@ -239,10 +249,10 @@ struct Series {
 
 impl Series {
     /// Makes samples until the reader is gone or one cannot be made.
-    fn make(&self, begin: u64, step: u64, queue: &SyncSender<Result<Made, DataError>>) {
+    fn make(&self, samples: impl Iterator<Item = u64>, queue: &SyncSender<Result<Made, DataError>>) {
         let order = Order::new(Some(self.set.count()), self.seed);
         let mut bench = Bench::default();
-        for sample in (begin..).step_by(step as usize) {
+        for sample in samples {
             let made =
                 make(&self.set, &self.view, order.document(sample), key(self.seed, sample), &mut bench);
             let failed = made.is_err();
@@ -331,6 +341,7 @@ pub fn ordered(set: &ImageSet, view: &View, range: std::ops::Range<u64>) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Lanes;
     use crate::images::stored::Stored;
     use crate::images::{Augment, Filter, ImageSpec, open};
 
@@ -409,12 +420,13 @@ mod tests {
         let whole = next(&mut alone, 24);
         let bytes = VIEW.width * VIEW.height * CHANNELS;
         for rank in 0..3 {
-            let options = LoaderOptions { rank, world: 3, ..LoaderOptions::default() };
+            let lanes = Lanes { first: rank, count: 1, of: 3, batch: 12 };
+            let options = LoaderOptions { lanes, ..LoaderOptions::default() };
             let mut shared = loader(31, None, options);
-            let parts = [next(&mut shared, 5), next(&mut shared, 3)];
+            let parts = [next(&mut shared, 15), next(&mut shared, 9)];
             assert_eq!(*shared.cursor(), *alone.cursor());
             let samples: Vec<u64> = parts.iter().flat_map(|part| part.samples.clone()).collect();
-            assert!(samples.iter().copied().eq((rank..24).step_by(3)));
+            assert!(samples.iter().copied().eq((rank as u64..24).step_by(3)));
             let pixels: Vec<u8> = parts.iter().flat_map(|part| part.pixels.clone()).collect();
             for (image, sample) in pixels.chunks(bytes).zip(samples) {
                 assert!(image == &whole.pixels[sample as usize * bytes..][..bytes]);

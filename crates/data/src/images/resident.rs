@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::CHANNELS;
-use super::loader::{ImageBatch, accepted, mark_of, next_of_rank};
+use super::loader::{ImageBatch, accepted, mark_of};
 use super::set::ImageSet;
 use super::stored::{Stored, Trouble};
 use super::view::View;
@@ -88,11 +88,11 @@ impl PartLoader {
         ExampleCursor { sample: 0, data: mark_of(set, seed) }
     }
 
-    /// The next `count` samples of this rank, out of the next `count * world` of all ranks: parts and no pixels.
+    /// This rank's samples among the next `count` of all ranks: parts and no pixels.
     pub fn next_images(&mut self, count: usize) -> ImageBatch {
         let mut batch = ImageBatch::default();
-        let first = next_of_rank(self.cursor.sample, self.options);
-        for sample in (first..).step_by(self.options.world as usize).take(count) {
+        let (all, lanes) = (self.cursor.sample..self.cursor.sample + count as u64, self.options.lanes);
+        for sample in all.filter(|sample| lanes.of_sample(*sample).is_some()) {
             let image = self.order.document(sample);
             let crop = self.view.crop(self.size[1], self.size[0], key(self.seed, sample));
             let numbers = [image as usize, crop.left, crop.top, crop.width, crop.height];
@@ -101,7 +101,7 @@ impl PartLoader {
             batch.labels.push(self.set.class(image).map_or(-1, |class| class as i32));
             batch.samples.push(sample);
         }
-        self.cursor.sample += count as u64 * self.options.world;
+        self.cursor.sample += count as u64;
         batch.epoch = self.cursor.sample as f64 / self.set.count() as f64;
         batch
     }
@@ -127,7 +127,8 @@ mod tests {
         assert_eq!((table.width, table.height, table.pixels.len()), (16, 14, 40 * 16 * 14 * 3));
         let augment = Augment::Train { scale: (0.3, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5 };
         let view = View { width: 9, height: 11, augment, filter: Filter::Bilinear };
-        let options = LoaderOptions { rank: 1, world: 2, ..LoaderOptions::default() };
+        let lanes = crate::Lanes { first: 1, count: 1, of: 2, batch: 30 };
+        let options = LoaderOptions { lanes, ..LoaderOptions::default() };
         let cursor = PartLoader::start(&set, 3);
         assert_eq!(cursor, ImageLoader::start(&set, 3));
         let mut loader = ImageLoader::new(set.clone(), view, 3, cursor.clone(), options).unwrap();

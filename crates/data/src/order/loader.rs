@@ -1,6 +1,6 @@
 //! Training rows in their global order, packed ahead of time by threads.
 //!
-//! Global row `i` is the next row of stream `i % STREAMS` and goes to rank `i % world`. Thread `t` of `n` owns the
+//! Global row `i` is the next row of stream `i % STREAMS` and goes to the rank that has its lane. Thread `t` of `n` owns the
 //! streams `s` with `s % n == t` and packs their rows in global order into its own bounded queue, so the reader knows
 //! which queue holds the next row, and neither order nor contents depend on how many threads there are. Every rank
 //! walks all streams, which keeps the cursor the same on all of them, and copies its own rows only.
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::documents::{Documents, Spent, TokenCount};
+use super::lanes::Lanes;
 use super::pack::{Packing, Row, STREAMS, Segment, Stream, StreamPosition};
 use super::permutation::Order;
 use super::stall::{Gauge, Waited};
@@ -31,8 +32,8 @@ pub struct Cursor {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoaderOptions {
-    pub rank: u64,
-    pub world: u64,
+    /// Of this rank.
+    pub lanes: Lanes,
     /// Packing threads; from 1 to [`STREAMS`] are of use.
     pub threads: usize,
     /// Bytes of packed rows that may wait, all queues together. Each queue holds one row at least. Beside them are a
@@ -42,7 +43,7 @@ pub struct LoaderOptions {
 
 impl Default for LoaderOptions {
     fn default() -> Self {
-        Self { rank: 0, world: 1, threads: 2, queue_bytes: 16 << 20 }
+        Self { lanes: Lanes::ONE, threads: 2, queue_bytes: 16 << 20 }
     }
 }
 
@@ -72,6 +73,26 @@ impl Rows {
         self.sample.len()
     }
 
+    /// Some of these rows, by their places.
+    pub fn picked(&self, places: &[usize]) -> Rows {
+        let context = self.context;
+        let of = |values: &[i32]| -> Vec<i32> {
+            places.iter().flat_map(|place| &values[place * context..(place + 1) * context]).copied().collect()
+        };
+        let weights = places.iter().flat_map(|place| &self.weights[place * context..(place + 1) * context]);
+        Rows {
+            context,
+            tokens: of(&self.tokens),
+            targets: of(&self.targets),
+            weights: weights.copied().collect(),
+            positions: of(&self.positions),
+            segments: places.iter().map(|place| self.segments[*place].clone()).collect(),
+            sample: places.iter().map(|place| self.sample[*place]).collect(),
+            epoch: self.epoch,
+            waited: Waited::default(),
+        }
+    }
+
     pub(crate) fn push(&mut self, sample: u64, row: Row) {
         self.context = row.tokens.len();
         self.weights.extend(row.targets.iter().map(|target| if *target < 0 { 0.0 } else { 1.0 }));
@@ -85,7 +106,6 @@ impl Rows {
 
 pub struct Loader {
     cursor: Cursor,
-    options: LoaderOptions,
     context: usize,
     epoch: Epoch,
     gauge: Arc<Gauge>,
@@ -125,7 +145,6 @@ impl Loader {
         cursor: Cursor,
         options: LoaderOptions,
     ) -> Result<Self, DataError> {
-        assert!(options.rank < options.world, "rank {} of {}", options.rank, options.world);
         let epoch = match (documents.tokens(), documents.count()) {
             (Some(TokenCount { tokens, is_exact: true }), Some(count)) if !order.is_mixed() => {
                 Epoch::Tokens(tokens + packing.frame.tokens() * count)
@@ -158,18 +177,18 @@ impl Loader {
             queues.push(queue);
         }
         let (context, waited, failed) = (packing.context, Waited::default(), None);
-        Ok(Self { cursor, options, context, epoch, gauge, waited, queues, threads, failed })
+        Ok(Self { cursor, context, epoch, gauge, waited, queues, threads, failed })
     }
 
-    /// The next `count` rows of this rank, out of the next `count * world` rows of all ranks. An error is final: the
-    /// cursor stays before the rows that were asked for, and every later call gives the same error.
+    /// This rank's rows among the next `count` of all ranks. An error is final: the cursor stays before the rows that were
+    /// asked for, and every later call gives the same error.
     pub fn next_rows(&mut self, count: usize) -> Result<Rows, DataError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
         let mut rows = Rows { context: self.context, ..Rows::default() };
         let mut cursor = self.cursor.clone();
-        for _ in 0..count as u64 * self.options.world {
+        for _ in 0..count {
             let lane = (cursor.row % STREAMS as u64) as usize;
             match self.receive(lane, &mut rows.waited) {
                 Ok(Packed { row, position, .. }) => {
@@ -254,7 +273,7 @@ fn pack(
         let (since, held) = (Instant::now(), stream.held_bytes());
         let packed = stream.row().map(|packed| {
             let packed = packed.expect("a training stream never ends");
-            let row = (row % options.world == options.rank).then_some(packed);
+            let row = options.lanes.of_sample(row).map(|_| packed);
             row.iter().for_each(|row| gauge.add(Row::bytes(row.tokens.len())));
             let spent = stream.take_spent();
             let packing = since.elapsed().saturating_sub(spent.reading + spent.tokenising);
@@ -392,26 +411,26 @@ mod tests {
     #[test]
     fn ranks_share_the_rows_and_the_cursor() {
         let whole = next(&mut loader(37, start(), LoaderOptions::default()), 60);
-        for world in [2, 3, 4] {
+        for ranks in [2, 3, 4] {
             let mut tokens = vec![Vec::new(); 60];
             let mut cursors = Vec::new();
-            for rank in 0..world {
-                let options = LoaderOptions { rank, world, ..LoaderOptions::default() };
+            for first in 0..ranks {
+                let lanes = Lanes { first, count: 1, of: ranks, batch: 20 };
+                let options = LoaderOptions { lanes, ..LoaderOptions::default() };
                 let mut loader = loader(37, start(), options);
                 for _ in 0..3 {
-                    let rows = next(&mut loader, 20 / world as usize);
+                    let rows = next(&mut loader, 20);
                     for (row, sample) in rows.tokens.chunks(CONTEXT).zip(&rows.sample) {
-                        assert_eq!(sample % world, rank);
+                        assert_eq!(*sample as usize % 20 % ranks, first);
                         assert!(tokens[*sample as usize].is_empty(), "row {sample} was given twice");
                         tokens[*sample as usize] = row.to_vec();
                     }
                 }
                 cursors.push(loader.cursor().clone());
             }
-            let given = cursors[0].row as usize;
-            assert_eq!(given as u64, 3 * (20 / world) * world);
+            assert_eq!(cursors[0].row, 60);
             assert!(cursors.iter().all(|cursor| *cursor == cursors[0]));
-            assert_eq!(tokens[..given].concat(), whole.tokens[..given * CONTEXT]);
+            assert_eq!(tokens.concat(), whole.tokens);
         }
     }
 

@@ -9,6 +9,7 @@
 pub mod adamw;
 pub mod adamw8;
 pub mod attention;
+pub mod collective;
 pub mod double_norm;
 pub mod dropout;
 pub mod elementwise;
@@ -35,9 +36,11 @@ pub mod thin_product;
 use crate::attr::{Attr, AttrMap, is_unsaid};
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Graph, Node, SlotId, Value};
+use crate::mesh::Axis;
 use crate::types::{DType, Dims, TensorType};
 use crate::work::Work;
 use attention::{Mask, Segments};
+use collective::{Combine, Order};
 use double_norm::DoubleNorm;
 use elementwise::Elementwise;
 use epilogue::Epilogue;
@@ -188,6 +191,14 @@ ops! {
     /// (p, g, m e4m3, v e4m4, scales of m, scales of v, lr [1], scale [1], updates [1], is_finite [1]) -> p, m, v, scales of
     /// m, scales of v: as `adamw`, with moments in the blocks of `block8`.
     AdamW8 = "adamw8" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
+    /// () -> i32 [1]: where this rank lies along an axis of the mesh.
+    Rank = "rank" { axis: Axis }
+    /// (x [M]) -> [ways M]: what all ranks of the group have, in the order of their coordinates.
+    AllGather = "all_gather" { axis: Axis, ways: usize }
+    /// (x [ways M], base [M]?) -> [M]: the base, and the sum over the group of the block at this rank's coordinate.
+    ReduceScatter = "reduce_scatter" { axis: Axis, ways: usize, order: Order, base: bool }
+    /// (x [M]) -> [M]: the sum or the maximum over the group.
+    AllReduce = "all_reduce" { axis: Axis, ways: usize, by: Combine, order: Order }
     /// Elementwise work on one shape, run tile by tile; what is inside owns no memory.
     Region = "region" { body: Box<Graph> }
     /// Several regions that share no input, each of a shape of its own, in one launch.
@@ -198,6 +209,11 @@ impl OpKind {
     /// Whether passes make it only for a target that has a kernel for it.
     pub fn is_optional(self) -> bool {
         matches!(self, OpKind::ThinProduct | OpKind::DoubleNorm | OpKind::DoubleNormGrad)
+    }
+
+    /// Whether it depends on other ranks, or on which rank runs it.
+    pub fn is_collective(self) -> bool {
+        matches!(self, OpKind::Rank | OpKind::AllGather | OpKind::ReduceScatter | OpKind::AllReduce)
     }
 
     /// The class that reports count an operation in.
@@ -223,7 +239,9 @@ impl OpKind {
             OpKind::Gather | OpKind::ScatterAdd | OpKind::RowScatter | OpKind::Resample => Work::Index,
             OpKind::HeadLoss | OpKind::HeadLossGrad | OpKind::HeadLossTrain => Work::Loss,
             OpKind::AdamW | OpKind::AdamW8 => Work::Optimizer,
+            OpKind::AllGather | OpKind::ReduceScatter | OpKind::AllReduce => Work::Wire,
             OpKind::Read
+            | OpKind::Rank
             | OpKind::Fill
             | OpKind::Iota
             | OpKind::Reshape
@@ -320,6 +338,9 @@ impl Op {
             Op::LowRankNorm { .. } => low_rank_norm::infer(&ins),
             Op::AdamW { copy, first, .. } => adamw::infer(*copy, *first, &ins),
             Op::AdamW8 { copy, first, .. } => adamw8::infer(*copy, *first, &ins),
+            Op::Rank { .. } | Op::AllGather { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. } => {
+                collective::infer(self, &ins)
+            }
             Op::Region { body } => crate::region::infer(body, &ins),
             Op::Bundle { body } => crate::bundle::infer(body, &ins),
         }
@@ -369,6 +390,10 @@ impl Op {
             | Op::LowRankNorm { .. }
             | Op::AdamW { .. }
             | Op::AdamW8 { .. }
+            | Op::Rank { .. }
+            | Op::AllGather { .. }
+            | Op::ReduceScatter { .. }
+            | Op::AllReduce { .. }
             | Op::Region { .. }
             | Op::Bundle { .. } => panic!("{} is not differentiated", self.name()),
         }
@@ -435,6 +460,9 @@ impl Op {
             Op::LowRankNorm { scale } => vec![low_rank_norm::expand(*scale, ins)],
             Op::AdamW { .. } => adamw::expand(self, ins),
             Op::AdamW8 { .. } => adamw8::expand(self, ins),
+            Op::Rank { .. } | Op::AllGather { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. } => {
+                return collective::expand(b, self, ins);
+            }
             Op::Region { body } | Op::Bundle { body } => crate::region::expand(b, body, ins),
         })
     }
@@ -472,6 +500,9 @@ impl Op {
             Op::HeadLossTrain { .. } => &[(4, 4)],
             Op::AdamW { .. } => &[(0, 0), (2, 1), (3, 2), (1, 0), (1, 1), (1, 2)],
             Op::AdamW8 { .. } => &[(0, 0), (2, 1), (3, 2), (4, 3), (5, 4)],
+            Op::Rank { .. } | Op::AllGather { .. } | Op::ReduceScatter { base: false, .. } => &[],
+            Op::ReduceScatter { base: true, .. } => &[(1, 0)],
+            Op::AllReduce { .. } => &[(0, 0)],
         };
         pairs.to_vec()
     }
@@ -479,6 +510,27 @@ impl Op {
     /// Whether its float inputs are of one type, whichever that is.
     pub fn has_one_type(&self) -> bool {
         matches!(self, Op::Concat { .. } | Op::Gated { .. } | Op::GatedGrad { .. })
+    }
+
+    /// The axis of a collective.
+    pub fn axis(&self) -> Option<Axis> {
+        match self {
+            Op::Rank { axis }
+            | Op::AllGather { axis, .. }
+            | Op::ReduceScatter { axis, .. }
+            | Op::AllReduce { axis, .. } => Some(*axis),
+            _ => None,
+        }
+    }
+
+    /// How many ranks exchange in it; `None` where it moves nothing between ranks.
+    pub fn ways(&self) -> Option<usize> {
+        match self {
+            Op::AllGather { ways, .. } | Op::ReduceScatter { ways, .. } | Op::AllReduce { ways, .. } => {
+                Some(*ways)
+            }
+            _ => None,
+        }
     }
 
     /// How its matrix products are computed, where it has any.
@@ -539,6 +591,8 @@ impl Op {
             Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => 6 * ins[0].elements() * ins[1].dims[0],
             Op::LowRankNorm { .. } => low_rank_norm::flops(&ins),
             Op::AdamW { .. } | Op::AdamW8 { .. } => 12 * ins[0].elements(),
+            Op::Rank { .. } | Op::AllGather { .. } => 0,
+            Op::ReduceScatter { ways, .. } | Op::AllReduce { ways, .. } => ways * node.outs[0].elements(),
             Op::Region { body } | Op::Bundle { body } => {
                 return body.nodes.iter().map(|n| n.op.flops(n, body)).sum();
             }

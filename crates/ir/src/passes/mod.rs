@@ -39,10 +39,12 @@ pub mod gradient {
     pub mod average;
     pub mod differentiate;
     pub mod held_ratios;
+    pub mod lanes;
     pub mod one_pass_loss;
     pub mod recompute;
     pub mod rejoin;
     pub mod score_gradients;
+    pub mod totals;
     pub mod update;
 }
 
@@ -61,7 +63,7 @@ pub mod types {
 
 // Other crates ask these for names of slots and of weights.
 pub use forward::{adapter, adapters};
-pub use gradient::{average, differentiate, recompute, update};
+pub use gradient::{average, differentiate, lanes, recompute, totals, update};
 pub use types::{fp8, fp8_choice, fp8_copies};
 
 use crate::expand;
@@ -90,6 +92,7 @@ pub struct Program {
 
 /// Compiles the programs of a run for a target. Every plan shares the persistent slots; transients overlay.
 pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Result<PlanSet, Refusal> {
+    lanes::check(options)?;
     let mut reports = Reports::default();
     let mut graphs: Vec<(Role, Graph)> = vec![];
     let to_end = |state: &mut State| run(GATHERED, state, options, target);
@@ -102,10 +105,13 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
         reports = state.reports;
         // The update reads sums and has no extents of a micro-batch: one serves all.
         if let Some(apply) = state.apply.filter(|_| *role == Role::GRAD) {
-            let mut state = State::new(Role::Apply, apply, reports);
-            to_end(&mut state)?;
-            graphs.push((Role::Apply, state.graph));
-            reports = state.reports;
+            let of_lanes = lanes::lanes(&apply, options);
+            for (role, graph) in [(Role::Apply, apply)].into_iter().chain(of_lanes) {
+                let mut state = State::new(role, graph, reports);
+                to_end(&mut state)?;
+                graphs.push((role, state.graph));
+                reports = state.reports;
+            }
         }
     }
     add_copies(&mut graphs, options);
@@ -124,7 +130,7 @@ fn add_copies(graphs: &mut Vec<(Role, Graph)>, o: &Options) {
         copies::copies(graphs);
     }
     if o.precision == Precision::FP8 {
-        fp8_copies::fp8_copies(graphs);
+        fp8_copies::fp8_copies(graphs, o);
     }
     adapter_norms::adapter_norms(graphs, &o.adapters);
 }
@@ -545,7 +551,7 @@ fn has_regions(o: &Options) -> bool {
 /// Lays the parameters out in regions and adds the graph of `apply`.
 fn add_update(s: &mut State, o: &Options, fused: bool) {
     let mut trained = s.take_trained();
-    let (mut apply, launches) = update::update(&mut trained, &o.update, fused);
+    let (mut apply, launches) = update::update(&mut trained, o, fused);
     if o.precision.is_narrow() {
         precision::narrow_slots(&mut apply, &trained.graph);
     }

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::attr::named;
+use crate::mesh::Mesh;
+use crate::ops::collective::Order;
 use crate::optimizers::Name;
 use crate::passes::forward::adapter::Adapter;
 
@@ -56,6 +58,14 @@ named! {
         BF16 = "bf16",
         /// The blocks of `block8`: a byte each, and four for the scale of 256.
         Int8 = "int8",
+    }
+}
+
+named! {
+    /// What the ranks along the mesh's axis of shards divide among themselves.
+    pub enum Shard {
+        /// Rows alone: every rank has all weights, gradients and moments.
+        None = "none",
     }
 }
 
@@ -139,6 +149,14 @@ pub struct Options {
     /// Low-rank adapters beside frozen weights.
     pub adapters: Vec<Adapter>,
     pub update: Update,
+    /// The ranks that run the plans together.
+    pub mesh: Mesh,
+    pub shard: Shard,
+    /// Parts of a step that are summed apart and then added by one tree, whichever ranks they lie on; 1 where bits need not
+    /// be the same for every number of ranks.
+    pub lanes: usize,
+    /// In which order sums over ranks are made.
+    pub order: Order,
     /// Leaves one pass out by name, so that tests can show that reports notice.
     pub skip_pass: Option<&'static str>,
 }
@@ -170,6 +188,10 @@ impl Default for Options {
             freeze: BTreeSet::new(),
             adapters: vec![],
             update: Update::default(),
+            mesh: Mesh::ONE,
+            shard: Shard::None,
+            lanes: 1,
+            order: Order::Tree,
             skip_pass: None,
         }
     }

@@ -44,7 +44,7 @@ impl Bytes {
             Category::Parameters | Category::Frozen | Category::Adapters => &mut self.parameters,
             Category::Gradients => &mut self.gradients,
             Category::Optimizer | Category::Average => &mut self.optimizer,
-            Category::Activations | Category::Workspace => &mut self.activations,
+            Category::Activations | Category::Workspace | Category::Wire => &mut self.activations,
             Category::Inputs => &mut self.other,
         } += bytes;
     }

@@ -5,6 +5,7 @@ use flatout_ir::{Launch, View};
 use rayon::prelude::*;
 
 use super::tensor::Tensor;
+use crate::ranks::{ALONE, Ranks};
 
 /// Below this much memory traffic a launch runs on the calling thread: waking another costs about as long.
 const SERIAL_BYTES: usize = 64 << 10;
@@ -15,6 +16,7 @@ pub struct Context<'a> {
     launch: &'a Launch,
     arena: *mut u8,
     pub threads: usize,
+    pub ranks: &'a Ranks,
 }
 
 // SAFETY: the arena outlives the context, and tensors carry the contract for its use from several threads.
@@ -24,12 +26,20 @@ impl<'a> Context<'a> {
     /// # Safety
     /// `arena` holds every view of the launch, which `launch::check` accepted, and nothing else uses it meanwhile.
     pub unsafe fn new(launch: &'a Launch, arena: *mut u8, threads: usize) -> Self {
-        Context { launch, arena, threads }
+        Context { launch, arena, threads, ranks: &ALONE }
+    }
+
+    /// The same among other ranks.
+    pub fn among(self, ranks: &'a Ranks) -> Self {
+        Context { ranks, ..self }
     }
 
     /// The same arena for another launch, all of whose views lie in those of this one.
-    pub fn part<'b>(&self, launch: &'b Launch) -> Context<'b> {
-        Context { launch, arena: self.arena, threads: self.threads }
+    pub fn part<'b>(&self, launch: &'b Launch) -> Context<'b>
+    where
+        'a: 'b,
+    {
+        Context { launch, arena: self.arena, threads: self.threads, ranks: self.ranks }
     }
 
     fn tensor(&self, view: &'a View) -> Tensor<'a> {

@@ -39,6 +39,7 @@ pub fn target(threads: usize) -> Target {
         memory_bytes: memory_bytes(),
         driver_bytes: 0,
         cores,
+        ranks: 1,
         landings: 0,
         rates: rates(cores),
         timings: Timings::default(),

@@ -8,6 +8,7 @@ use super::Run;
 use super::context::Context;
 use super::kernels::movement::copy;
 use crate::arena::Arena;
+use crate::ranks::Ranks;
 use crate::timing::Samples;
 use crate::{RuntimeError, launch};
 
@@ -17,11 +18,12 @@ pub struct Session {
     kernels: Vec<Vec<Run>>,
     pool: rayon::ThreadPool,
     threads: usize,
+    ranks: Ranks,
 }
 
 impl Session {
     /// Allocates the arena, zeroed, and checks every launch, so that running needs no more checks.
-    pub fn new(plans: &PlanSet, threads: usize) -> Result<Session, RuntimeError> {
+    pub fn new(plans: &PlanSet, threads: usize, ranks: Ranks) -> Result<Session, RuntimeError> {
         let threads = threads.max(1);
         let admit_all = |plan: &Plan| {
             plan.launches.iter().map(|l| admit(l, plans.arena_bytes, threads)).collect::<Result<Vec<_>, _>>()
@@ -35,7 +37,7 @@ impl Session {
             .thread_name(|i| format!("flatout-{i}"))
             .build()
             .map_err(|why| RuntimeError::Resources(format!("{threads} threads cannot be started: {why}")))?;
-        Ok(Session { arena, kernels, pool, threads })
+        Ok(Session { arena, kernels, pool, threads, ranks })
     }
 
     /// Runs the launches of a plan in order. `plan` is the one at `index` of the set given to `new`.
@@ -66,12 +68,12 @@ impl Session {
         mut tell: impl FnMut(usize, f64) + Send,
     ) -> Result<(), RuntimeError> {
         let (arena, threads) = (Address(self.arena.start()), self.threads);
-        let kernels = &self.kernels[index];
+        let (kernels, ranks) = (&self.kernels[index], &self.ranks);
         let run = || {
             for (i, (launch, kernel)) in plan.launches.iter().zip(kernels).enumerate() {
                 let begun = Instant::now();
                 // SAFETY: `new` checked the launch against this arena, and `&mut self` keeps everyone else away.
-                let context = unsafe { Context::new(launch, arena.get(), threads) };
+                let context = unsafe { Context::new(launch, arena.get(), threads) }.among(ranks);
                 kernel(launch, &context)
                     .map_err(|why| RuntimeError::Launch(format!("{}: {why}", launch::describe(launch))))?;
                 tell(i, begun.elapsed().as_secs_f64());

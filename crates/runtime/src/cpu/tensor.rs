@@ -83,6 +83,27 @@ impl<'a> Tensor<'a> {
             .then(|| unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.elements()) })
     }
 
+    /// The bytes of a dense tensor.
+    ///
+    /// # Safety
+    /// The module's contract.
+    pub unsafe fn bytes(&self) -> &'a [u8] {
+        assert!(self.is_dense(), "the kernel asks for dense tensors");
+        // SAFETY: dense elements from the start; the caller keeps the module's contract.
+        unsafe { std::slice::from_raw_parts(self.start, self.elements() * self.dtype.bytes()) }
+    }
+
+    /// The bytes of a dense tensor, to write.
+    ///
+    /// # Safety
+    /// The module's contract.
+    #[allow(clippy::mut_from_ref, reason = "the contract stands in for the borrow")]
+    pub unsafe fn bytes_mut(&self) -> &'a mut [u8] {
+        assert!(self.is_dense(), "the kernel asks for dense tensors");
+        // SAFETY: as in `bytes`.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.elements() * self.dtype.bytes()) }
+    }
+
     /// All elements of an i32 tensor, in row-major order.
     ///
     /// # Safety

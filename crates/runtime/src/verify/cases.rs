@@ -2,6 +2,7 @@
 
 use flatout_ir::block8::BLOCK;
 use flatout_ir::graph::{Class, Graph, Init, Slot};
+use flatout_ir::ops::collective::{Combine, Order};
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::frequency::{Frequencies, Scaling};
 use flatout_ir::ops::gated::Act;
@@ -13,7 +14,7 @@ use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::Pairs;
 use flatout_ir::ops::thin_product::Thin;
 use flatout_ir::types::{DType, TensorType};
-use flatout_ir::{Op, OpKind};
+use flatout_ir::{Axis, Op, OpKind};
 
 use super::{Case, Data, attention, linear_attention, products};
 
@@ -23,6 +24,7 @@ pub(super) fn output_type(op: &Op) -> Option<DType> {
         Op::Fill { dtype, .. } | Op::Iota { dtype, .. } | Op::Map { f: E::Cast(dtype) } => Some(*dtype),
         Op::Product { out, .. } | Op::ThinProduct { out, .. } | Op::ScatterAdd { out, .. } => Some(*out),
         Op::Quantize { to, .. } => Some(*to),
+        Op::Rank { .. } => Some(I32),
         _ => None,
     }
 }
@@ -100,7 +102,25 @@ pub fn all() -> Vec<Case> {
     losses(&mut table);
     norms_of_sums(&mut table);
     updates(&mut table);
+    collectives(&mut table);
     table.0
+}
+
+/// With one way: exchanges between several ranks are shown by tests that have several.
+fn collectives(table: &mut Table) {
+    let (axis, ways, order) = (Axis::Shard, 1, Order::Tree);
+    table.add(Op::Rank { axis }, vec![]);
+    for extent in [1, 37, 70_001] {
+        for dtype in FLOATS {
+            table.add(Op::AllGather { axis, ways }, vec![x(dtype, &[extent])]);
+        }
+        let x = || x(DType::F32, &[extent]);
+        for by in [Combine::Sum, Combine::Max] {
+            table.add(Op::AllReduce { axis, ways, by, order }, vec![x()]);
+        }
+        table.add(Op::ReduceScatter { axis, ways, order, base: false }, vec![x()]);
+        table.add(Op::ReduceScatter { axis, ways, order, base: true }, vec![x(), x()]);
+    }
 }
 
 fn sources_and_copies(table: &mut Table) {

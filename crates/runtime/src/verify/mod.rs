@@ -237,7 +237,8 @@ pub fn is_for(case: &Case, place: Place<'_>) -> bool {
     let target = place.target();
     let has_mode = case.op.compute() != Some(Compute::Tf32) || target.rates.tf32_flops.is_some();
     let kind = case.op.kind();
-    let has_kernel = !kind.is_optional() || target.kernels.iter().any(|row| row.op == kind);
+    let is_everywhere = !kind.is_optional() && !kind.is_collective();
+    let has_kernel = is_everywhere || target.kernels.iter().any(|row| row.op == kind);
     has_mode
         && has_kernel
         && (kind.decodes() || types_of(case).iter().all(|dtype| target.dtypes.contains(dtype)))

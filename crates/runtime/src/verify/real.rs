@@ -21,7 +21,7 @@ use flatout_ir::oracle::{self, Values};
 use flatout_ir::plan::Plan;
 use flatout_ir::target::{Shapes, Target};
 use flatout_ir::types::{DType, TensorType};
-use flatout_ir::{Launch, Op, PlanSet, Role, View};
+use flatout_ir::{Launch, Mesh, Op, PlanSet, Role, View};
 
 use super::trial::encode;
 use super::{Place, Way};
@@ -211,6 +211,7 @@ impl<'a> Bench<'a> {
             inputs: 0..0,
             landings: vec![],
             plans: vec![Plan { role: Role::Eval, launches: self.launches, results: vec![] }],
+            mesh: Mesh::ONE,
             done: vec![],
         };
         let session = match self.place {

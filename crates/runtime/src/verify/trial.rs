@@ -10,7 +10,7 @@ use flatout_ir::plan::{PlacedSlot, Plan};
 use flatout_ir::random::{normal, philox};
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType, bf16_from_f32, contiguous_strides};
-use flatout_ir::{Launch, Op, PlanSet, Role, Value, View};
+use flatout_ir::{Launch, Mesh, Op, PlanSet, Role, Value, View};
 
 use super::{Case, Data, Place};
 use crate::{RuntimeError, Session, cuda};
@@ -233,6 +233,7 @@ impl<'a> Trial<'a> {
             inputs: 0..0,
             landings: vec![],
             plans: vec![Plan { role: Role::Eval, launches: vec![launch], results: vec![] }],
+            mesh: Mesh::ONE,
             done: vec![],
         }
     }

@@ -1,4 +1,7 @@
 //! The runtime's integration tests in one binary: sessions on the CPU, and on a GPU where there is one.
 
+mod chunks;
+mod collectives;
+mod lanes;
 mod merge;
 mod order;

@@ -102,7 +102,7 @@ fn the_cpu_keeps_order() {
 }
 
 /// The GPU, or a line that says why there is none.
-fn gpu() -> Option<Device> {
+pub fn gpu() -> Option<Device> {
     let why = match &cuda::probe().gpu {
         Gpu::Usable(_) => return Some(Device::open(0).expect("a usable GPU opens")),
         Gpu::None(why) | Gpu::Unusable(why) => why,

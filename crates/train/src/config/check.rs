@@ -367,6 +367,17 @@ impl Config {
                 refuse!("`train.micro_batch` = {rows} does not divide `train.batch` = {batch}");
             }
         }
+        if let Some(lanes) = train.lanes.given() {
+            at_least_one("train.lanes", lanes)?;
+            if !lanes.is_power_of_two() {
+                refuse!("`train.lanes` = {lanes} is no power of two: give 1, 2, 4, 8 ...");
+            }
+            if lanes > batch {
+                refuse!(
+                    "`train.lanes` = {lanes} is more than the rows of `train.batch` = {batch}: some lanes would have none"
+                );
+            }
+        }
         let context = self.model.tokens();
         for (key, rows) in
             [("train.micro_batch", train.micro_batch()), ("eval.micro_batch", self.eval.micro_batch.given())]
@@ -503,6 +514,8 @@ mod tests {
     #[test]
     fn values_that_do_not_go_together_are_refused() {
         let cases = [
+            ("train.lanes=6", "`train.lanes` = 6 is no power of two"),
+            ("train.lanes=16 batch=8", "more than the rows of `train.batch` = 8"),
             ("batch=32 micro_batch=5", "`train.micro_batch` = 5 does not divide `train.batch` = 32"),
             ("batch=32 accumulate=5", "`train.accumulate` = 5 does not divide `train.batch` = 32"),
             ("accumulate=0", "`train.accumulate` is 0"),

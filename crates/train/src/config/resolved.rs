@@ -95,6 +95,9 @@ pub struct Resolved {
     pub decoded: Option<Vec<usize>>,
     /// Rows computed at once.
     pub micro_batch: Option<usize>,
+    /// Groups of rows that are summed apart; not written down where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lanes: Option<usize>,
     /// The value that `recompute=auto` resolved to, and for how many layers.
     pub recompute: Option<String>,
     pub recompute_layers: Option<usize>,
@@ -141,6 +144,7 @@ impl Resolved {
         }
         let train = &mut config.train;
         self.micro_batch.iter().for_each(|rows| train.micro_batch = Count::Given(*rows));
+        self.lanes.iter().for_each(|lanes| train.lanes = Count::Given(*lanes));
         self.recompute_layers.iter().for_each(|layers| train.recompute_layers = Count::Given(*layers));
         self.fp8_layers.iter().for_each(|layers| train.fp8_layers.clone_from(layers));
         if let Some(recompute) = &self.recompute {

@@ -78,8 +78,15 @@ mod tests {
     fn timings_come_back_to_whom_they_belong() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::at(folder.path().into());
-        let size =
-            Size { work: Work::Norm, kernel: "norm".into(), units: Units::F32, inner: 8, flops: 9, bytes: 7 };
+        let size = Size {
+            work: Work::Norm,
+            kernel: "norm".into(),
+            units: Units::F32,
+            inner: 8,
+            flops: 9,
+            bytes: 7,
+            ways: 1,
+        };
         let timings = Timings::new([Point { size, seconds: 1e-6 }]);
         let text = |whose: &str| format!("{whose}\n{}", timings.to_text());
         store.put(&entry("this CPU"), text("this CPU").as_bytes()).unwrap();

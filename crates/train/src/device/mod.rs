@@ -4,6 +4,7 @@ pub mod calibrations;
 pub mod kernels;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use flatout_ir::{Op, PlanSet, Target};
 pub use flatout_runtime::cuda::context::Facts;
@@ -11,6 +12,7 @@ use flatout_runtime::cuda::device::{self as gpu, Gpu, probe};
 pub use flatout_runtime::cuda::gpus;
 use flatout_runtime::cuda::session::Options;
 use flatout_runtime::{Laps, Session, cpu, cuda};
+use flatout_world::Wire;
 
 use crate::Failure;
 use crate::UserError;
@@ -62,7 +64,9 @@ impl Device {
     /// The device as the compiler sees it under these switches, with what its kernels were measured to take.
     pub fn target(&self, switches: &Switches) -> Target {
         let target = match self {
-            Device::Cpu { threads } => cpu::target(*threads),
+            Device::Cpu { threads } => {
+                Target { memory_bytes: machine::memory_bytes(), ..cpu::target(*threads) }
+            }
             Device::Cuda(device) => gpu::target(device, switches.kernels.deterministic == Toggle::On),
         };
         Target { timings: calibrations::recall(self), ..target }
@@ -95,8 +99,18 @@ impl Device {
 
     /// A session for plans that were compiled for this device.
     pub fn session(&self, plans: PlanSet, settled: &Settled) -> Result<Session, Failure> {
+        self.session_among(plans, settled, None)
+    }
+
+    /// The same, as one of the ranks that a wire connects.
+    pub fn session_among(
+        &self,
+        plans: PlanSet,
+        settled: &Settled,
+        wire: Option<Arc<dyn Wire>>,
+    ) -> Result<Session, Failure> {
         Ok(match self {
-            Device::Cpu { threads } => Session::new(plans, *threads)?,
+            Device::Cpu { threads } => Session::among(plans, *threads, wire)?,
             Device::Cuda(device) => {
                 let Settled { cuda_graphs, autotune, deterministic, attention_kernel, .. } = *settled;
                 let options = Options {

@@ -122,7 +122,7 @@ pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &Rows) -> Result<Eva
         compared.take_baseline(&mut session, side, &numbers, rows.layout.as_ref())?;
     }
     let mut counted = Counted::new(None);
-    let see = &mut |batch: Batch, results: &EvalResults| counted.see(&batch, results);
+    let see = &mut |_: Batch, results: &EvalResults| counted.see(results);
     let sums = evaluate_all(&mut session, &*rows.set, at_once, see)?;
     let (loss, metrics) = (sums.mean(), counted.metrics());
     Ok(Evaluation { loss, perplexity: loss.exp(), tokens: sums.weight as u64, rows: count as u64, metrics })

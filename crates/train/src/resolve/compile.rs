@@ -5,6 +5,7 @@ use std::collections::HashSet;
 
 use flatout_data::Arrangement;
 use flatout_ir::cost::{Part, training_flops};
+use flatout_ir::passes::lanes::lanes_of;
 use flatout_ir::{Class, PlanSet, Program, Role, Target, compile as compile_programs};
 use flatout_runtime::cpu;
 
@@ -16,6 +17,7 @@ use crate::machine;
 use crate::resolve::arranged;
 use crate::resolve::arranged::eval_layout;
 use crate::resolve::fp8_layers;
+use crate::resolve::lanes;
 use crate::resolve::recompute_layers;
 use crate::resolve::settle::settle;
 use crate::resolve::tower;
@@ -48,8 +50,19 @@ pub struct Compiled {
 impl Compiled {
     /// The plans as sources of batches see them.
     pub fn feeding(&self) -> Feeding<'_> {
-        let (plans, micro_batch) = (&self.plans, self.micro_batch);
-        Feeding { plans, micro_batch, arrangement: self.settled.arrangement.as_ref() }
+        self.feeding_rank(0)
+    }
+
+    /// The same for the rows of one rank of several.
+    pub fn feeding_rank(&self, rank: usize) -> Feeding<'_> {
+        let Settled { options, arrangement, .. } = &self.settled;
+        Feeding {
+            plans: &self.plans,
+            micro_batch: self.micro_batch,
+            arrangement: arrangement.as_ref(),
+            lanes: lanes_of(rank, options),
+            of_lanes: options.lanes,
+        }
     }
 
     /// Values that are trained.
@@ -64,12 +77,23 @@ impl Compiled {
         if config.train.micro_batch().is_none() {
             resolved.micro_batch = Some(self.micro_batch);
         }
+        let lanes = self.settled.options.lanes;
+        if config.train.lanes.given().is_none() {
+            resolved.lanes = (lanes > 1).then_some(lanes);
+        }
         resolved.recompute = Some(self.settled.options.recompute.name().into());
         resolved.recompute_layers = self.settled.options.recompute_layers.or(resolved.recompute_layers);
         fp8_layers::pin(&self.settled, config, resolved);
         resolved.switches =
             active::active(&self.plans, &self.target, active::Prepared::settled(&self.settled));
         resolved.capacities.clone_from(&self.capacities);
+    }
+
+    /// What is resolved already with what the config came to in these plans.
+    pub fn pinned_over(&self, config: &Config, resolved: &Resolved) -> Resolved {
+        let mut pinned = resolved.clone();
+        self.pin(config, &mut pinned);
+        pinned
     }
 
     /// A config with what it came to in these plans, so that another one made from it does the same work.
@@ -92,9 +116,11 @@ const AUTO_TOKENS_GPU: usize = 65536;
 
 /// Compiles for training: `grad`, `apply` and, where something is held out, `eval`.
 pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
-    let batch = config.train.batch;
+    // A micro-batch has rows of one lane.
+    let batch = lanes::rows_a_lane(config, lanes::lanes(config, target.ranks)?);
     let tokens = config.model.tokens() * config.together();
     if let Some(rows) = config.train.micro_batch() {
+        let rows = rows.min(batch);
         let compiled = compile_for(config, target, rows, true);
         return compiled.map_err(|refused| too_large(config, target, rows, refused));
     }

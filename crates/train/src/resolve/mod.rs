@@ -5,6 +5,7 @@ pub mod compile;
 pub mod fit;
 pub mod fp8_layers;
 pub mod groups;
+pub mod lanes;
 pub mod prediction;
 mod recompute_layers;
 pub mod settle;

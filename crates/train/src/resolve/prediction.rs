@@ -28,11 +28,15 @@ pub fn step_by_work(compiled: &Compiled, batch: usize) -> Vec<(Work, Cost)> {
     sums.into_iter().collect()
 }
 
-/// How often an update runs each of its plans, in the mean.
+/// How often an update runs each of its plans on one rank, in the mean.
 fn mean_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, f64)> {
+    let ranks = compiled.target.ranks;
     let mut runs: Vec<(Role, f64)> = match &compiled.settled.arrangement {
-        None => vec![(Role::GRAD, (batch / compiled.micro_batch) as f64)],
-        Some(arrangement) => (0..).map(Role::Grad).zip(arrangement.runs.iter().copied()).collect(),
+        None => vec![(Role::GRAD, batch.div_ceil(ranks).div_ceil(compiled.micro_batch) as f64)],
+        Some(arrangement) => {
+            let runs = arrangement.runs.iter().map(|times| times / ranks as f64);
+            (0..).map(Role::Grad).zip(runs).collect()
+        }
     };
     runs.push((Role::Apply, 1.0));
     runs

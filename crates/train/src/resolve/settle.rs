@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flatout_ir::{Adapter, Graph, Moments, Rule, Target, Update, optimizers};
+use flatout_ir::{Adapter, Graph, Mesh, Moments, Rule, Target, Update, optimizers};
 
 use crate::UserError;
 use crate::config::Config;
 use crate::refuse;
 use crate::resolve::fp8_layers;
 use crate::resolve::groups;
+use crate::resolve::lanes;
 use crate::resolve::recompute_layers;
 use crate::resolve::tower;
 use crate::switches::{self, Settled};
@@ -24,6 +25,8 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     (options.freeze, options.update) = trained(config, model, &options.adapters, options.update.moments)?;
     options.fp8_layers = fp8_layers::named(config)?;
     options.recompute_layers = recompute_layers::given(config)?;
+    options.lanes = lanes::lanes(config, target.ranks)?;
+    options.mesh = Mesh::new(1, target.ranks);
     Ok(settled)
 }
 

@@ -29,7 +29,8 @@ pub struct Run {
     dir: PathBuf,
     /// Folders that were made for it, outermost first.
     made: Vec<PathBuf>,
-    _lock: File,
+    /// Held by rank 0 alone.
+    _lock: Option<File>,
 }
 
 choice! {
@@ -65,7 +66,7 @@ impl Run {
             match fs::create_dir(&dir) {
                 Ok(()) => {
                     made.push(dir.clone());
-                    return Ok(Run { _lock: lock(&dir)?, dir, made });
+                    return Ok(Run { _lock: Some(lock(&dir)?), dir, made });
                 }
                 // Another process was faster.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
@@ -88,7 +89,7 @@ impl Run {
                 refuse!("{} is not empty and holds no run: give --run a directory of its own", dir.display());
             }
         }
-        let run = Run { _lock: lock(dir)?, dir: dir.to_path_buf(), made };
+        let run = Run { _lock: Some(lock(dir)?), dir: dir.to_path_buf(), made };
         match (is_run(dir), resume) {
             (false, _) => {
                 // A life that was killed before the run began may have asked for something else.
@@ -119,9 +120,19 @@ impl Run {
         }
     }
 
+    /// The run as its other ranks see it, who read it and write nothing.
+    pub fn follow(dir: &Path) -> Run {
+        Run { dir: dir.to_path_buf(), made: vec![], _lock: None }
+    }
+
+    /// The file whose content is the number of the process that writes the run.
+    pub fn lock_path(&self) -> PathBuf {
+        self.dir.join(LOCK)
+    }
+
     /// Removes a run that never began, nothing but its lock being in it, and the folders made for it.
     pub fn discard(&self) {
-        if !is_run(&self.dir) {
+        if self._lock.is_some() && !is_run(&self.dir) {
             let _ = fs::remove_file(self.dir.join(LOCK));
             // One that another process has put something into stays, and so do those around it.
             self.made.iter().rev().for_each(|folder| drop(fs::remove_dir(folder)));

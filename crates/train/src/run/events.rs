@@ -119,6 +119,24 @@ pub struct Start {
     pub is_calibrated: bool,
     #[serde(default)]
     pub data: DataFacts,
+    /// The ranks that train together; absent where there is one with one lane.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub world: Option<WorldFacts>,
+}
+
+/// The ranks of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorldFacts {
+    pub ranks: u64,
+    pub nodes: u64,
+    /// The ranks along each axis, as `shard 4`.
+    pub mesh: String,
+    /// What carries tensors between ranks; empty where there is one.
+    pub wire: String,
+    /// What ranks divide among themselves beside the rows.
+    pub shard: String,
+    /// Groups of rows that are summed apart.
+    pub lanes: u64,
 }
 
 /// Where a GPU's kernels and the algorithms of its products came from.
@@ -200,6 +218,27 @@ pub struct Step {
     /// Where answers are compared: the rewards of the update's pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<Metrics>,
+    /// Where there are several ranks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RankTimes>,
+}
+
+/// How long ranks took for their own rows of an update, before they exchanged anything.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankTimes {
+    pub slowest: u64,
+    pub slowest_ms: f64,
+    pub median_ms: f64,
+}
+
+impl RankTimes {
+    /// Of times by rank.
+    pub fn of(times_ms: &[f64]) -> RankTimes {
+        let mut sorted: Vec<(f64, usize)> = times_ms.iter().copied().zip(0..).collect();
+        sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (slowest_ms, slowest) = sorted[sorted.len() - 1];
+        RankTimes { slowest: slowest as u64, slowest_ms, median_ms: sorted[(sorted.len() - 1) / 2].0 }
+    }
 }
 
 /// A GPU as NVML sees it. What a model does not tell is absent.
@@ -460,6 +499,7 @@ mod tests {
             padding: None,
             gpu: None,
             metrics: None,
+            ranks: None,
         }
     }
 

@@ -19,6 +19,19 @@ pub const LEFT_WITHOUT_SAVING: i32 = 1;
 /// What a run whose time is up says in place of a signal's name.
 pub const TIME_IS_UP: &str = "--max-time";
 
+/// Every reason to stop, in the order that ranks number them in.
+const REASONS: [&str; 5] = ["SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", TIME_IS_UP];
+
+/// The number by which ranks tell each other a reason to stop.
+pub fn number_of(reason: &str) -> Option<usize> {
+    REASONS.iter().position(|own| *own == reason)
+}
+
+/// The reason of a number.
+pub fn of_number(number: usize) -> Option<&'static str> {
+    REASONS.get(number).copied()
+}
+
 /// How often the watcher looks.
 const WATCH_EVERY: Duration = Duration::from_millis(10);
 
@@ -172,6 +185,14 @@ mod tests {
         assert!(said.contains("still here"), "{said}{}", String::from_utf8_lossy(&output.stderr));
         assert!(!said.contains("FAILED"), "{said}");
         assert_eq!(output.status.code(), Some(LEFT_WITHOUT_SAVING));
+    }
+
+    #[test]
+    fn reasons_have_the_numbers_of_the_flags_of_an_update() {
+        assert_eq!(REASONS.len(), flatout_ir::passes::totals::STOP_FLAGS.len());
+        for (number, reason) in REASONS.into_iter().enumerate() {
+            assert_eq!((number_of(reason), of_number(number)), (Some(number), Some(reason)));
+        }
     }
 
     #[test]

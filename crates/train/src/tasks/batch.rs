@@ -25,6 +25,8 @@ pub enum HostTensor {
 pub struct Batch {
     /// The plan it is for.
     pub role: Role,
+    /// The number of its lane among those of the rank.
+    pub lane: usize,
     /// The plan's inputs by name, apart from `rng`, which the update knows.
     pub tensors: Vec<(&'static str, HostTensor)>,
     /// The global index of each sample, by which dropout draws.

@@ -1,6 +1,8 @@
 //! An open set of data of any task, and what plans must know to be fed from it.
 
-use flatout_data::{Arrangement, Description, Floor, Layout, Vocabulary};
+use std::ops::Range;
+
+use flatout_data::{Arrangement, Description, Floor, Lanes, Layout, Vocabulary};
 use flatout_ir::{PlanSet, Role};
 use flatout_runtime::Session;
 use serde_json::Value;
@@ -14,15 +16,23 @@ use crate::machine;
 use crate::{Failure, UserError};
 
 /// The plans that batches are made for.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Feeding<'a> {
     pub plans: &'a PlanSet,
     /// Samples of a batch; where lengths vary, the arrangement tells.
     pub micro_batch: usize,
     pub arrangement: Option<&'a Arrangement>,
+    /// The lanes that are fed, and how many there are on all ranks.
+    pub lanes: Range<usize>,
+    pub of_lanes: usize,
 }
 
 impl Feeding<'_> {
+    /// The lanes that are fed of updates of `batch` samples.
+    pub fn lanes(&self, batch: usize) -> Lanes {
+        Lanes { first: self.lanes.start, count: self.lanes.len(), of: self.of_lanes, batch }
+    }
+
     pub fn inputs(&self) -> Inputs {
         Inputs::of(self.plans, Role::GRAD)
     }

@@ -357,7 +357,8 @@ impl Dataset for Examples {
         };
         let cursor: Option<ExampleCursor> = read_cursor(cursor)?;
         let cursor = cursor.unwrap_or_else(|| Updates::start(&self.train, seed));
-        let updates = Updates::new(self.train.clone(), options, cursor)?;
+        let lanes = feeding.lanes(config.train.batch);
+        let updates = Updates::new(self.train.clone(), options, cursor)?.of_lanes(lanes);
         let plans = 0..arrangement.layout.shapes().len();
         let inputs = plans.map(|shape| Inputs::of(feeding.plans, Role::Grad(shape))).collect();
         let supply = match &self.images {
@@ -370,6 +371,7 @@ impl Dataset for Examples {
         Ok(Box::new(ExampleSource {
             supply,
             next: vec![].into_iter(),
+            numbers: vec![],
             failed: None,
             epoch: 0.0,
             waited: Waited::default(),
@@ -447,6 +449,8 @@ struct ExampleSource {
     supply: Supply,
     /// Micro-batches with the rows of their images.
     next: std::vec::IntoIter<(MicroBatch, Vec<u8>)>,
+    /// Of all examples of the update.
+    numbers: Vec<usize>,
     /// Why there is no next update.
     failed: Option<DataError>,
     epoch: f64,
@@ -469,6 +473,7 @@ impl BatchSource for ExampleSource {
         match seen {
             Err(error) => self.failed = Some(error),
             Ok(SeenUpdate { update, rows }) => {
+                self.numbers = update.numbers;
                 let parts: Vec<_> = update.parts.into_iter().zip(rows).collect();
                 (self.next, self.epoch, self.waited) = (parts.into_iter(), update.epoch, update.waited);
             }
@@ -493,7 +498,7 @@ impl BatchSource for ExampleSource {
     }
 
     fn numbers(&self) -> Vec<usize> {
-        self.next.as_slice().iter().flat_map(|(part, _)| part.numbers.iter().copied()).collect()
+        self.numbers.clone()
     }
 
     fn cursor(&self) -> Value {
@@ -569,6 +574,7 @@ pub fn batch(
         labels,
         label_weights,
         left_out,
+        lane,
         ..
     } = laid_out;
     let (read, targets, weights) = read_rows.unwrap_or((vec![], targets, weights));
@@ -594,6 +600,7 @@ pub fn batch(
     tensors.extend(images.into_iter().chain(compared));
     Batch {
         role,
+        lane,
         tensors,
         samples,
         answers,

@@ -7,7 +7,7 @@ use flatout_data::images::{
     self, Augment, ByteTable, CHANNELS, ImageBatch, ImageLoader, ImageSet, ImageSets, ImageSource, ImageSpec,
     PartLoader, Scaled, View,
 };
-use flatout_data::{Description, ExampleCursor, Layout, LoaderOptions, OpenEvent, Waited};
+use flatout_data::{Description, ExampleCursor, Lanes, Layout, LoaderOptions, OpenEvent, Waited};
 use flatout_ir::Role;
 use flatout_ir::ops::resample::PART;
 use flatout_ir::random::philox;
@@ -115,17 +115,17 @@ pub fn form(config: &Config, images: usize, training: bool) -> ImageForm {
     }
 }
 
-/// Training images from a cursor on, made ahead by as many threads as the config says.
+/// Training images of some lanes from a cursor on, made ahead by as many threads as the config says.
 pub fn loader(
     config: &Config,
     set: &Arc<ImageSet>,
     cursor: Option<ExampleCursor>,
+    lanes: Lanes,
 ) -> Result<ImageLoader, Failure> {
     let (seed, view) = (config.train.seed, view(config, true));
     let threads = loader_threads(config);
     let batch_bytes = config.train.batch * view.height * view.width * CHANNELS;
-    let options =
-        LoaderOptions { threads, queue_bytes: config.loader.prefetch * batch_bytes, ..Default::default() };
+    let options = LoaderOptions { lanes, threads, queue_bytes: config.loader.prefetch * batch_bytes };
     let cursor = cursor.unwrap_or_else(|| ImageLoader::start(set, seed));
     Ok(ImageLoader::new(set.clone(), view, seed, cursor, options)?)
 }
@@ -135,10 +135,11 @@ pub fn part_loader(
     config: &Config,
     set: &Arc<ImageSet>,
     cursor: Option<ExampleCursor>,
+    lanes: Lanes,
 ) -> Result<PartLoader, Failure> {
     let (seed, view) = (config.train.seed, view(config, true));
     let cursor = cursor.unwrap_or_else(|| PartLoader::start(set, seed));
-    Ok(PartLoader::new(set.clone(), view, seed, cursor, LoaderOptions::default())?)
+    Ok(PartLoader::new(set.clone(), view, seed, cursor, LoaderOptions { lanes, ..LoaderOptions::default() })?)
 }
 
 impl Dataset for ImageSets {
@@ -199,16 +200,17 @@ impl Dataset for ImageSets {
         feeding: Feeding<'_>,
         cursor: Option<Value>,
     ) -> Result<Box<dyn BatchSource>, Failure> {
-        let cursor = read_cursor(cursor)?;
+        let (cursor, lanes) = (read_cursor(cursor)?, feeding.lanes(config.train.batch));
         let loader = match feeding.plans.slot(TABLE) {
-            Some(_) => Images::OnDevice(part_loader(config, &self.train, cursor)?),
-            None => Images::Loaded(Box::new(loader(config, &self.train, cursor)?)),
+            Some(_) => Images::OnDevice(part_loader(config, &self.train, cursor, lanes)?),
+            None => Images::Loaded(Box::new(loader(config, &self.train, cursor, lanes)?)),
         };
         Ok(Box::new(ImageBatches {
             loader,
             maker: Maker::training(config, feeding.micro_batch, &self.train, feeding.inputs())?,
-            batches: config.train.batch / feeding.micro_batch,
+            lanes,
             left: 0,
+            portions: None,
         }))
     }
 
@@ -237,29 +239,58 @@ enum Images {
 struct ImageBatches {
     loader: Images,
     maker: Maker,
-    /// Of an update, and how many of this one are still to come.
-    batches: usize,
+    lanes: Lanes,
+    /// Images of the update that are still to come from the loader.
     left: usize,
+    /// Its batches by lane, where there are several lanes.
+    portions: Option<std::vec::IntoIter<(usize, ImageBatch)>>,
+}
+
+impl ImageBatches {
+    /// This rank's images among the next `count`.
+    fn next_images(&mut self, count: usize) -> Result<ImageBatch, Failure> {
+        Ok(match &mut self.loader {
+            Images::Loaded(loader) => loader.next_images(count)?,
+            Images::OnDevice(loader) => ImageBatch { waited: Waited::default(), ..loader.next_images(count) },
+        })
+    }
+
+    /// The batches of the next update, lane by lane.
+    fn by_lane(&mut self) -> Result<Vec<(usize, ImageBatch)>, Failure> {
+        let images = self.next_images(self.lanes.batch)?;
+        let portions = self.lanes.portions(&images.samples, self.maker.capacity).into_iter();
+        let mut batches: Vec<(usize, ImageBatch)> =
+            portions.map(|(lane, places)| (lane, images.picked(&places))).collect();
+        // The whole update was waited for at once.
+        for (_, first) in batches.iter_mut().take(1) {
+            (first.waited, first.left_out) = (images.waited, images.left_out.clone());
+        }
+        Ok(batches)
+    }
 }
 
 impl BatchSource for ImageBatches {
     fn begin_update(&mut self) {
-        self.left = self.batches;
+        (self.left, self.portions) = (self.lanes.batch, None);
     }
 
     fn next_batch(&mut self) -> Result<Option<Batch>, Failure> {
-        if self.left == 0 {
-            return Ok(None);
-        }
-        self.left -= 1;
-        let capacity = self.maker.capacity;
-        let images = match &mut self.loader {
-            Images::Loaded(loader) => loader.next_images(capacity)?,
-            Images::OnDevice(loader) => {
-                ImageBatch { waited: Waited::default(), ..loader.next_images(capacity) }
+        let (lane, images) = if self.lanes.of == 1 {
+            if self.left == 0 {
+                return Ok(None);
+            }
+            self.left -= self.maker.capacity;
+            (0, self.next_images(self.maker.capacity)?)
+        } else {
+            if self.portions.is_none() {
+                self.portions = Some(self.by_lane()?.into_iter());
+            }
+            match self.portions.as_mut().and_then(Iterator::next) {
+                Some(portion) => portion,
+                None => return Ok(None),
             }
         };
-        Ok(Some(self.maker.batch(Role::GRAD, images)))
+        Ok(Some(Batch { lane, ..self.maker.batch(Role::GRAD, images) }))
     }
 
     fn cursor(&self) -> Value {
@@ -355,6 +386,7 @@ impl Maker {
         ]);
         Batch {
             role,
+            lane: 0,
             tensors,
             samples,
             answers: vec![],

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use flatout_data::formats::ReadOptions;
 use flatout_data::{
-    Corpus, Cursor, Description, Floor, Layout, Loader, LoaderOptions, MixPart, OpenEvent, Rows, Segment,
-    Spec, Vocabulary, Waited, open_reporting,
+    Corpus, Cursor, Description, Floor, Lanes, Layout, Loader, LoaderOptions, MixPart, OpenEvent, Rows,
+    Segment, Spec, Vocabulary, Waited, open_reporting,
 };
 use flatout_ir::Role;
 use serde_json::Value;
@@ -86,12 +86,17 @@ pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
     }
 }
 
-/// Training rows from a cursor on, made ahead by as many threads as the config says.
-pub fn train_loader(config: &Config, corpus: &Corpus, cursor: &Cursor) -> Result<Loader, Failure> {
+/// Training rows of some lanes from a cursor on, made ahead by as many threads as the config says.
+pub fn train_loader(
+    config: &Config,
+    corpus: &Corpus,
+    cursor: &Cursor,
+    lanes: Lanes,
+) -> Result<Loader, Failure> {
     let threads = loader_threads(config);
     let batch_bytes = ROW_TOKEN_BYTES * config.train.batch * config.model.tokens();
     let queue_bytes = config.loader.prefetch * batch_bytes;
-    Ok(corpus.train_loader(cursor, LoaderOptions { threads, queue_bytes, ..LoaderOptions::default() })?)
+    Ok(corpus.train_loader(cursor, LoaderOptions { lanes, threads, queue_bytes })?)
 }
 
 impl Dataset for Corpus {
@@ -138,12 +143,13 @@ impl Dataset for Corpus {
         cursor: Option<Value>,
     ) -> Result<Box<dyn BatchSource>, Failure> {
         let cursor = read_cursor(cursor)?.unwrap_or_else(|| self.start());
-        let micro_batch = feeding.micro_batch;
+        let (micro_batch, lanes) = (feeding.micro_batch, feeding.lanes(config.train.batch));
         Ok(Box::new(RowSource {
-            loader: train_loader(config, self, &cursor)?,
+            loader: train_loader(config, self, &cursor, lanes)?,
             micro_batch,
-            batches: config.train.batch / micro_batch,
+            lanes,
             left: 0,
+            portions: None,
             inputs: feeding.inputs(),
         }))
     }
@@ -173,24 +179,36 @@ impl Dataset for Corpus {
 struct RowSource {
     loader: Loader,
     micro_batch: usize,
-    /// Of an update, and how many of this one are still to come.
-    batches: usize,
+    lanes: Lanes,
+    /// Rows of the update that are still to come from the loader.
     left: usize,
+    /// Its batches by lane, where there are several lanes.
+    portions: Option<std::vec::IntoIter<(usize, Rows)>>,
     inputs: Inputs,
 }
 
 impl BatchSource for RowSource {
     fn begin_update(&mut self) {
-        self.left = self.batches;
+        (self.left, self.portions) = (self.lanes.batch, None);
     }
 
     fn next_batch(&mut self) -> Result<Option<Batch>, Failure> {
-        if self.left == 0 {
-            return Ok(None);
-        }
-        self.left -= 1;
-        let rows = self.loader.next_rows(self.micro_batch)?;
-        Ok(Some(batch(Role::GRAD, &rows, 0, self.micro_batch, &self.inputs)))
+        let (lane, rows) = if self.lanes.of == 1 {
+            if self.left == 0 {
+                return Ok(None);
+            }
+            self.left -= self.micro_batch;
+            (0, self.loader.next_rows(self.micro_batch)?)
+        } else {
+            if self.portions.is_none() {
+                self.portions = Some(self.by_lane()?.into_iter());
+            }
+            match self.portions.as_mut().and_then(Iterator::next) {
+                Some(portion) => portion,
+                None => return Ok(None),
+            }
+        };
+        Ok(Some(Batch { lane, ..batch(Role::GRAD, &rows, 0, self.micro_batch, &self.inputs) }))
     }
 
     fn cursor(&self) -> Value {
@@ -203,6 +221,19 @@ impl BatchSource for RowSource {
 
     fn waited(&self) -> Waited {
         self.loader.waited()
+    }
+}
+
+impl RowSource {
+    /// The batches of the next update, lane by lane.
+    fn by_lane(&mut self) -> Result<Vec<(usize, Rows)>, Failure> {
+        let rows = self.loader.next_rows(self.lanes.batch)?;
+        let portions = self.lanes.portions(&rows.sample, self.micro_batch).into_iter();
+        let mut batches: Vec<(usize, Rows)> =
+            portions.map(|(lane, places)| (lane, rows.picked(&places))).collect();
+        // The whole update was waited for at once.
+        batches.iter_mut().take(1).for_each(|(_, first)| first.waited = rows.waited);
+        Ok(batches)
     }
 }
 
@@ -260,6 +291,7 @@ pub fn batch(role: Role, rows: &Rows, from: usize, capacity: usize, inputs: &Inp
     ]);
     Batch {
         role,
+        lane: 0,
         tensors,
         answers: vec![],
         unit: "rows",

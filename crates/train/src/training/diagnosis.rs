@@ -63,7 +63,14 @@ fn blame(
             return Ok(format!("in {samples} the loss is not finite, and every gradient is"));
         }
     }
-    Ok("each of its micro-batches is finite with the weights there are now".into())
+    Ok(ALL_FINITE.into())
+}
+
+const ALL_FINITE: &str = "each of its micro-batches is finite with the weights there are now";
+
+/// Whether a diagnosis found nothing.
+pub fn is_all_finite(found: &str) -> bool {
+    found == ALL_FINITE
 }
 
 fn is_finite(session: &Session, path: &str) -> Result<bool, RuntimeError> {

@@ -23,6 +23,11 @@ pub struct Sums {
 }
 
 impl Sums {
+    pub fn add(&mut self, results: &EvalResults) {
+        self.loss += results.loss as f64;
+        self.weight += results.weight as f64;
+    }
+
     pub fn mean(&self) -> f64 {
         self.loss / self.weight
     }
@@ -38,7 +43,11 @@ pub struct EvalResults {
     pub best_logp: Vec<f32>,
     /// Sums over samples beside the loss, by name, and the weight that they and the loss are of.
     pub sums: Vec<(String, f32)>,
+    pub loss: f32,
     pub weight: f32,
+    /// The class of every sample, and the example of every token that is read, as the batch has them.
+    pub labels: Vec<i32>,
+    pub answers: Vec<Option<u32>>,
 }
 
 /// Runs `eval` on a set in batches of `capacity` samples. `see` is shown each batch with its results. `before_each` may end it between two batches with a reason, which is given back then.
@@ -50,26 +59,55 @@ pub fn evaluate<Reason>(
     before_each: &mut dyn FnMut() -> Option<Reason>,
     see: &mut dyn FnMut(Batch, &EvalResults),
 ) -> Result<Result<Sums, Reason>, Failure> {
-    let inputs = Inputs::of(session.plans(), Role::Eval);
-    let has = |name: &str| session.plans().plan(Role::Eval).is_some_and(|plan| plan.result(name).is_some());
-    let has = [CLASS_LOGITS, LOGP, BEST_LOGP].map(has);
-    let named = update::sums(session.plans(), Role::Eval);
+    let evaluator = Evaluator::new(session);
     let mut sums = Sums::default();
     for number in 0..set.batches(capacity) {
         if let Some(reason) = before_each() {
             return Ok(Err(reason));
         }
-        let batch = set.batch(number, capacity, &inputs)?;
+        let (batch, results) = evaluator.run(session, set, number, capacity, draw)?;
+        sums.add(&results);
+        see(batch, &results);
+    }
+    Ok(Ok(sums))
+}
+
+/// Runs `eval` batch by batch.
+pub struct Evaluator {
+    inputs: Inputs,
+    /// Which of the results beside the loss the plan has.
+    has: [bool; 3],
+    sums: Vec<String>,
+}
+
+impl Evaluator {
+    pub fn new(session: &Session) -> Evaluator {
+        let plans = session.plans();
+        let has = |name: &str| plans.plan(Role::Eval).is_some_and(|plan| plan.result(name).is_some());
+        Evaluator {
+            inputs: Inputs::of(plans, Role::Eval),
+            has: [CLASS_LOGITS, LOGP, BEST_LOGP].map(has),
+            sums: update::sums(plans, Role::Eval),
+        }
+    }
+
+    pub fn run(
+        &self,
+        session: &mut Session,
+        set: &dyn EvalSet,
+        number: usize,
+        capacity: usize,
+        draw: Draw,
+    ) -> Result<(Batch, EvalResults), Failure> {
+        let batch = set.batch(number, capacity, &self.inputs)?;
         batch::write(session, &batch, draw)?;
         session.run(Role::Eval)?;
-        sums.loss += session.result(Role::Eval, "loss")?[0] as f64;
-        let weight = session.result(Role::Eval, "weight")?[0];
-        sums.weight += weight as f64;
-        let result = |number: usize, name: &str| match has[number] {
+        let result = |number: usize, name: &str| match self.has[number] {
             true => session.result(Role::Eval, name),
             false => Ok(vec![]),
         };
-        let of_names = named
+        let of_names = self
+            .sums
             .iter()
             .map(|name| Ok((name[SUM.len()..].to_string(), session.result(Role::Eval, name)?[0])));
         let results = EvalResults {
@@ -77,11 +115,13 @@ pub fn evaluate<Reason>(
             logp: result(1, LOGP)?,
             best_logp: result(2, BEST_LOGP)?,
             sums: of_names.collect::<Result<_, Failure>>()?,
-            weight,
+            loss: session.result(Role::Eval, "loss")?[0],
+            weight: session.result(Role::Eval, "weight")?[0],
+            labels: batch.i32s("labels").to_vec(),
+            answers: batch.answers.clone(),
         };
-        see(batch, &results);
+        Ok((batch, results))
     }
-    Ok(Ok(sums))
 }
 
 /// The same to its end.
@@ -112,11 +152,11 @@ impl Counted {
         Counted { classes: classes.map(Tally::new), answers, sums, weight: 0.0 }
     }
 
-    pub fn see(&mut self, batch: &Batch, results: &EvalResults) {
+    pub fn see(&mut self, results: &EvalResults) {
         if let Some(tally) = self.classes.as_mut().filter(|_| !results.class_logits.is_empty()) {
-            tally.see_all(&results.class_logits, batch.i32s("labels"));
+            tally.see_all(&results.class_logits, &results.labels);
         }
-        self.answers.see(&batch.answers, &results.logp, &results.best_logp);
+        self.answers.see(&results.answers, &results.logp, &results.best_logp);
         for (name, sum) in &results.sums {
             *self.sums.entry(name.clone()).or_default() += *sum as f64;
         }

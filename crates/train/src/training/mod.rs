@@ -7,6 +7,7 @@ pub mod opening;
 pub mod reference;
 pub mod resume;
 pub mod schedule;
+mod shared_eval;
 mod spike;
 pub mod trainer;
 pub mod update;

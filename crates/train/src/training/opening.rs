@@ -7,14 +7,16 @@ use flatout_runtime::{Laps, Session, cuda};
 use crate::config::{Config, Optimizer, Rate};
 use crate::device::kernels;
 use crate::machine;
+use crate::ranks::Ranks;
 use crate::resolve::compile::Compiled;
 use crate::resolve::fp8_layers;
 use crate::resolve::prediction;
-use crate::run::events::{DataFacts, Prepared, Start, now};
+use crate::run::events::{DataFacts, Prepared, Start, WorldFacts, now};
 use crate::switches::active;
 use crate::tasks::dataset::Dataset;
 
 pub fn opening(
+    ranks: &Ranks,
     config: &Config,
     compiled: &Compiled,
     data: &dyn Dataset,
@@ -72,7 +74,21 @@ pub fn opening(
             tokens: described.tokens,
             layout: compiled.settled.arrangement.as_ref().map(|arrangement| arrangement.words()),
         },
+        world: world(ranks, compiled),
     }
+}
+
+/// The ranks of the run, and how they share it.
+fn world(ranks: &Ranks, compiled: &Compiled) -> Option<WorldFacts> {
+    let options = &compiled.settled.options;
+    (ranks.are_many() || options.lanes > 1).then(|| WorldFacts {
+        ranks: ranks.count() as u64,
+        nodes: ranks.nodes() as u64,
+        mesh: options.mesh.to_string(),
+        wire: if ranks.are_many() { "sockets".into() } else { String::new() },
+        shard: options.shard.name().into(),
+        lanes: options.lanes as u64,
+    })
 }
 
 /// The update rule: how it runs, as read from the plans, and by which numbers.

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use flatout_data::{Layout, OpenEvent, Waited};
 use flatout_ir::Class;
+use flatout_ir::passes::lanes::lanes_a_rank;
 pub use flatout_runtime::Laps;
 use flatout_runtime::{Mark, Posted, Session};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::Failure;
 use crate::UserError;
@@ -20,11 +22,13 @@ use crate::config::resolved::Resolved;
 use crate::device::Device;
 use crate::metrics::Metrics;
 use crate::metrics::goal::Patience;
+use crate::ranks::{Ranks, Share as RankShare};
 use crate::resolve::arranged;
 use crate::resolve::compile::{self, Compiled};
+use crate::resolve::lanes;
 use crate::run::Run;
 use crate::run::checkpoint::{self, Retention, State};
-use crate::run::events::{self, DataWait, End, Event, EventLog, Status, Step};
+use crate::run::events::{self, DataWait, End, Event, EventLog, RankTimes, Status, Step};
 use crate::run::signal::StopFlag;
 use crate::run::state::{check_schema, load, saved_bytes};
 use crate::run::writer::Writer;
@@ -33,13 +37,14 @@ use crate::tasks::batch::{Batch, BatchSource, Draw, EvalSet};
 use crate::tasks::dataset::{Dataset, Share};
 use crate::tasks::preference::Side;
 use crate::tasks::{self, image_table};
-use crate::training::evaluate::{Counted, evaluate};
+use crate::training::evaluate::Counted;
 use crate::training::host;
 use crate::training::opening;
 use crate::training::reference;
 use crate::training::schedule::learning_rates;
+use crate::training::shared_eval::evaluate_among;
 use crate::training::spike::{Spike, Spikes};
-use crate::training::update::{Results, accumulate, apply, collect};
+use crate::training::update::{Results, accumulate, apply, ask_to_stop, collect, end_lanes};
 use crate::training::vision_cache;
 use crate::training::watch::Watch;
 use crate::weights::pretrained;
@@ -107,30 +112,61 @@ pub fn train(
     sinks: &mut [&mut dyn Sink],
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
+    train_among(&Ranks::alone(), asked, early, run, device, stop, sinks, notice)
+}
+
+/// The same as one of several ranks, each of which calls this.
+#[allow(clippy::too_many_arguments)]
+pub fn train_among(
+    ranks: &Ranks,
+    asked: &Config,
+    early: Option<Compiled>,
+    run: &Run,
+    device: &Device,
+    stop: &StopFlag,
+    sinks: &mut [&mut dyn Sink],
+    notice: &mut dyn FnMut(Notice<'_>),
+) -> Result<Outcome, Failure> {
     let mut laps = device.laps();
     let mut resolved = run.resolved()?;
     let config = &resolved.over(asked);
     // What cannot run is refused before data is opened.
     let early = match early {
         Some(compiled) => compiled,
-        None => compile::compile(config, &device.target(&config.switches))?,
+        None => compile::compile(config, &ranks.target(device.target(&config.switches)))?,
     };
     laps.lap("plans");
     let mut left_out = Vec::new();
-    let data = tasks::open(config, Some(run.dir()), &mut |said| match said {
-        OpenEvent::Note(said) => notice(Notice::Data(said)),
-        OpenEvent::LeftOut(said) => left_out.push(said),
+    // What rank 0 makes of the data and keeps, the others find.
+    let data = ranks.in_turn(|| {
+        tasks::open(config, Some(run.dir()), &mut |said| match said {
+            OpenEvent::Note(said) => notice(Notice::Data(said)),
+            OpenEvent::LeftOut(said) => left_out.push(said),
+        })
     })?;
     laps.lap("data");
     left_out.extend(data.changed(&resolved));
     data.measure(config, &mut resolved);
     let measured = resolved.over(asked);
-    let compiled = match measured == *config {
+    let target = || ranks.target(device.target(&config.switches));
+    let mut compiled = match measured == *config {
         true => early,
-        false => compile::compile(&measured, &device.target(&config.switches))?,
+        false => compile::compile(&measured, &target())?,
     };
+    if ranks.are_many() {
+        let own = compiled.pinned_over(&measured, &resolved);
+        let of_first = ranks.of_first(own.clone())?;
+        // `auto` may have come to something else here: rank 0's choices hold.
+        if of_first != own {
+            compiled = compile::compile(&of_first.over(asked), &target())?;
+        }
+        if !ranks.is_first() {
+            resolved = of_first;
+        }
+    }
     laps.lap("plans");
-    train_on(asked, Opened { data, resolved, compiled, left_out, laps }, run, device, stop, sinks, notice)
+    let opened = Opened { data, resolved, compiled, left_out, laps };
+    train_on_among(ranks, asked, opened, run, device, stop, sinks, notice)
 }
 
 /// What is open before a run's state is.
@@ -155,8 +191,29 @@ pub fn train_on(
     sinks: &mut [&mut dyn Sink],
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
+    train_on_among(&Ranks::alone(), asked, opened, run, device, stop, sinks, notice)
+}
+
+/// The same as one of several ranks.
+#[allow(clippy::too_many_arguments)]
+fn train_on_among(
+    ranks: &Ranks,
+    asked: &Config,
+    opened: Opened,
+    run: &Run,
+    device: &Device,
+    stop: &StopFlag,
+    sinks: &mut [&mut dyn Sink],
+    notice: &mut dyn FnMut(Notice<'_>),
+) -> Result<Outcome, Failure> {
     let Opened { mut data, mut resolved, compiled, mut left_out, mut laps } = opened;
     let config = &resolved.over(asked);
+    if ranks.are_many() && config.data.vision_cache.is_some() {
+        return Err(Failure::User(UserError(
+            "`data.vision_cache` is filled by one process so far: leave it out, or train with one rank"
+                .into(),
+        )));
+    }
     let steps = data.total_steps(config)?;
     data.check_classes(config)?;
     image_table::check(config)?;
@@ -165,15 +222,29 @@ pub fn train_on(
     let horizon = config.schedule.horizon_steps.unwrap_or(steps);
     resolved.horizon_steps = Some(horizon);
     resolved.warmup_steps = config.schedule.resolved_warmup(horizon).or(resolved.warmup_steps);
-    if !resolved.capacities.is_empty() && resolved.capacities != compiled.capacities {
+    // Where ranks cannot share out the run's lanes, bits are not promised, and what the run began with stays written down.
+    let is_begun = !resolved.capacities.is_empty();
+    let (began_lanes, lanes) = (config.train.lanes.given(), compiled.settled.options.lanes);
+    let began_lanes = began_lanes.unwrap_or(if is_begun { 1 } else { lanes });
+    left_out.extend(lanes::other_bits(began_lanes, ranks.count(), lanes));
+    let has_its_lanes = began_lanes == lanes;
+    if has_its_lanes && is_begun && resolved.capacities != compiled.capacities {
         return Err(Failure::User(UserError(
             "the plans of this run have other capacities than those it began with (resolved.toml): the version that began \
              it lays examples out otherwise; go on with that one"
                 .into(),
         )));
     }
-    compiled.pin(config, &mut resolved);
+    if has_its_lanes {
+        compiled.pin(config, &mut resolved);
+    }
     pretrained::pin(config, &mut resolved, run.dir())?;
+    resolved = ranks.of_first(resolved)?;
+    ranks.check_equal(
+        "the plans",
+        xxh3_64(compiled.plans.to_string().as_bytes()),
+        "start the same program with the same settings on like hosts",
+    )?;
     let config = &resolved.over(asked);
     let say = &mut |said| notice(Notice::Data(said));
     let tower = vision_cache::prepare(config, &mut *data, Some(run.dir()), device, say)?;
@@ -186,16 +257,27 @@ pub fn train_on(
         0 => None,
         _ => Some(data.eval_set(config, Share::HeldOut, config.eval.rows, layout.as_ref())?),
     };
-    let found = checkpoint::latest(&run.checkpoints_dir())?;
-    checkpoint::clean(&run.checkpoints_dir()).map_err(Failure::io("cleaning up"))?;
+    let mut found = checkpoint::Latest::default();
+    if ranks.is_first() {
+        found = checkpoint::latest(&run.checkpoints_dir())?;
+        checkpoint::clean(&run.checkpoints_dir()).map_err(Failure::io("cleaning up"))?;
+    }
+    let newest = ranks.of_first(found.whole.as_ref().map(|whole| whole.step))?;
+    if let Some(step) = newest.filter(|_| !ranks.is_first()) {
+        found.whole = Some(checkpoint::at(&run.checkpoints_dir(), step)?);
+    }
     if let Some(whole) = &found.whole {
         let (_, file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
         check_schema(&compiled.plans, &file)?;
     }
     let say = &mut |said: String| notice(Notice::Data(said));
-    let scores = reference::by_another(config, data, run.dir(), layout.as_ref(), device, say)?;
+    let scores = match ranks.is_first() {
+        true => reference::by_another(config, data, run.dir(), layout.as_ref(), device, say)?,
+        // Rank 0 keeps them for all.
+        false => None,
+    };
     laps.lap("data");
-    let mut session = device.session(compiled.plans.clone(), &compiled.settled)?;
+    let mut session = device.session_among(compiled.plans.clone(), &compiled.settled, ranks.wire())?;
     match session.as_cuda() {
         Some(cuda) => laps.take(cuda.laps()),
         None => laps.lap("session"),
@@ -205,7 +287,12 @@ pub fn train_on(
     let (progress, source, skips, patience) = match &found.whole {
         Some(whole) => {
             let (progress, cursor, skips, patience) = resume(config, &mut session, run.dir(), &whole.path)?;
-            (progress, data.source(config, compiled.feeding(), Some(cursor))?, skips, patience)
+            (
+                progress,
+                data.source(config, compiled.feeding_rank(ranks.rank()), Some(cursor))?,
+                skips,
+                patience,
+            )
         }
         None => {
             origin = pretrained::begin(config, &mut session)?;
@@ -213,10 +300,15 @@ pub fn train_on(
             if let (Some(origin), Some(tower)) = (&mut origin, tower) {
                 origin.frozen.extend(tower.hashes);
             }
-            let source = data.source(config, compiled.feeding(), None)?;
+            let source = data.source(config, compiled.feeding_rank(ranks.rank()), None)?;
             (Progress::default(), source, Skips::default(), Patience::default())
         }
     };
+    ranks.check_equal(
+        "the data",
+        xxh3_64(source.cursor().to_string().as_bytes()),
+        "the same files must lie on every host",
+    )?;
     laps.lap("weights");
     left_out.extend(origin.as_ref().and_then(|origin| origin.left_out.clone()));
     if progress.step > steps {
@@ -226,8 +318,17 @@ pub fn train_on(
         ))));
     }
     // First of all, so that whatever is written after it lies in a run that can be continued.
-    run.save_config(asked, &resolved)?;
-    let (log, earlier) = EventLog::reopen(&run.events_path()).map_err(unreadable_log)?;
+    if ranks.is_first() {
+        run.save_config(asked, &resolved)?;
+    }
+    let (log, earlier) = ranks.in_turn(|| {
+        let path = run.events_path();
+        match ranks.is_first() {
+            true => EventLog::reopen(&path).map(|(log, earlier)| (Some(log), earlier)),
+            false => events::read(&path).map(|earlier| (None, earlier)),
+        }
+        .map_err(unreadable_log)
+    })?;
     let mut lines = events::steps(&earlier);
     lines.retain(|line| line.step <= progress.step);
     let last_loss = lines.last().filter(|s| s.step == progress.step).map_or(f32::NAN, |s| s.loss);
@@ -235,18 +336,30 @@ pub fn train_on(
     for line in &lines {
         spikes.see(line.loss, 0.0);
     }
-    let writer = Writer::new(run.checkpoints_dir()).map_err(Failure::io("the writer of checkpoints"))?;
+    let writer = match ranks.is_first() {
+        true => Some(Writer::new(run.checkpoints_dir()).map_err(Failure::io("the writer of checkpoints"))?),
+        false => None,
+    };
     let newest = found.whole.map(|whole| (whole.step, whole.path));
     let is_resumed = newest.is_some();
     let best = checkpoint::best(&run.checkpoints_dir()).filter(|best| best.step <= progress.step);
     let kept = Retention::of(config, best, skips.in_a_row);
-    checkpoint::prune(&run.checkpoints_dir(), progress.step, &kept).map_err(Failure::io("cleaning up"))?;
-    if let Some(vocabulary) = data.vocabulary() {
-        run.keep_tokenizer(vocabulary)?;
+    if ranks.is_first() {
+        checkpoint::prune(&run.checkpoints_dir(), progress.step, &kept)
+            .map_err(Failure::io("cleaning up"))?;
+        if let Some(vocabulary) = data.vocabulary() {
+            run.keep_tokenizer(vocabulary)?;
+        }
+        origin.map_or(Ok(()), |origin| origin.keep(run.dir()))?;
     }
-    origin.map_or(Ok(()), |origin| origin.keep(run.dir()))?;
-    let (scoring, say) = ((&mut session, layout.as_ref()), &mut |said: String| notice(Notice::Data(said)));
-    reference::give(config, data, run.dir(), scoring, scores, !is_resumed, say)?;
+    let mut scored = 0;
+    let say = &mut |said: String| {
+        scored += 1;
+        ranks.at(progress.step, "scoring answers by the reference", scored);
+        notice(Notice::Data(said));
+    };
+    let scoring = (&mut session, layout.as_ref());
+    ranks.in_turn(|| reference::give(config, data, run.dir(), scoring, scores, !is_resumed, say))?;
     if config.has_reference() {
         laps.lap("reference");
     }
@@ -259,6 +372,7 @@ pub fn train_on(
     let draw = Draw { seed: config.train.seed, step: 0 };
     let evaluation = events::eval_at(&earlier, progress.step);
     let mut trainer = Trainer {
+        ranks,
         config,
         run,
         compiled: &compiled,
@@ -285,6 +399,7 @@ pub fn train_on(
         pending: None,
         is_past_peak: false,
         samples_left_out: 0,
+        agreed_stop: None,
         ended: None,
         evaluated: evaluation.as_ref().map(|(loss, _)| (progress.step, *loss)),
         score: evaluation.as_ref().and_then(|(loss, metrics)| config.eval.metric.of(*loss, metrics.as_ref())),
@@ -293,6 +408,7 @@ pub fn train_on(
         began: Instant::now(),
         began_tokens: progress.tokens,
     };
+    ranks.begin_steps()?;
     for (path, why) in found.skipped {
         trainer.say(Event::Warning { message: format!("{} is not used: {why}", path.display()) })?;
     }
@@ -380,11 +496,15 @@ struct Pending {
     /// Tokens of this update, and the share of what it computed that is padding, where lengths vary.
     real_tokens: usize,
     padding: Option<f64>,
+    /// Tokens of this rank, and how long all ranks took for theirs, where there are several.
+    own_tokens: usize,
+    times: Option<RankTimes>,
     /// The step's micro-batches, until it is known to be finite.
     batches: Vec<Batch>,
 }
 
 struct Trainer<'a, 'n, 's> {
+    ranks: &'a Ranks,
     config: &'a Config,
     run: &'a Run,
     compiled: &'a Compiled,
@@ -394,7 +514,8 @@ struct Trainer<'a, 'n, 's> {
     held_out: Option<Box<dyn EvalSet>>,
     /// How the plan `eval` is laid out, where examples have lengths.
     layout: Option<Layout>,
-    log: EventLog,
+    /// Of rank 0.
+    log: Option<EventLog>,
     sinks: &'n mut [&'s mut dyn Sink],
     watch: Watch,
     notice: &'n mut dyn FnMut(Notice<'_>),
@@ -417,6 +538,8 @@ struct Trainer<'a, 'n, 's> {
     is_past_peak: bool,
     /// Samples of which nothing was learned since this process began.
     samples_left_out: u64,
+    /// Why all ranks stop, where there are several and one was asked to.
+    agreed_stop: Option<&'static str>,
     /// The end of the newest update, as long as nothing but updates was run behind it.
     ended: Option<Rc<Mark>>,
     /// The newest evaluation.
@@ -432,7 +555,8 @@ struct Trainer<'a, 'n, 's> {
 
 impl Trainer<'_, '_, '_> {
     fn say(&mut self, event: Event) -> Result<(), Failure> {
-        let written = self.log.write(&event);
+        let Some(log) = &mut self.log else { return Ok(()) };
+        let written = log.write(&event);
         (self.notice)(Notice::Event(&event));
         let warnings: Vec<String> = self.sinks.iter_mut().filter_map(|sink| sink.record(&event)).collect();
         for message in warnings {
@@ -449,8 +573,8 @@ impl Trainer<'_, '_, '_> {
     }
 
     fn start(&mut self, is_resumed: bool, laps: &Laps) -> Result<(), Failure> {
-        let Trainer { config, compiled, data, ref session, steps, .. } = *self;
-        self.say(Event::Start(opening::opening(config, compiled, data, session, steps, laps)))?;
+        let Trainer { ranks, config, compiled, data, ref session, steps, .. } = *self;
+        self.say(Event::Start(opening::opening(ranks, config, compiled, data, session, steps, laps)))?;
         let notes: Vec<String> = self.session.notes().iter().chain(self.watch.note()).cloned().collect();
         for message in notes {
             self.say(Event::Warning { message })?;
@@ -511,7 +635,10 @@ impl Trainer<'_, '_, '_> {
 
     /// Why to stop, if there is a reason: a signal, or so little time left that it is what a step and a save may take.
     fn stop_asked(&self) -> Option<&'static str> {
-        self.stop.asked(self.time_to_stop())
+        match self.ranks.are_many() {
+            true => self.agreed_stop,
+            false => self.stop.asked(self.time_to_stop()),
+        }
     }
 
     /// The time that a step and a save may take.
@@ -530,12 +657,15 @@ impl Trainer<'_, '_, '_> {
         self.draw.step = self.progress.step;
         let (mut epoch, mut waited) = (0.0, Waited::default());
         let (mut real_tokens, mut computed_tokens) = (0, 0);
+        let since = Instant::now();
         self.source.begin_update();
         if let Some(compared) = self.data.compared() {
             let (numbers, layout) = (self.source.numbers(), self.layout.as_ref());
             compared.take_baseline(&mut self.session, Side::Train, &numbers, layout)?;
         }
-        let mut batches = vec![];
+        let (mut batches, mut warnings) = (vec![], vec![]);
+        let mut lane = 0;
+        let lanes = lanes_a_rank(&self.compiled.settled.options);
         while let Some(batch) = self.source.next_batch()? {
             #[cfg(test)]
             let batch = tests::disturbed(batch);
@@ -543,9 +673,32 @@ impl Trainer<'_, '_, '_> {
             waited += batch.waited;
             real_tokens += batch.real_tokens;
             computed_tokens += batch.computed_tokens;
-            self.tell_left_out(&batch)?;
+            match self.ranks.are_many() {
+                true => warnings.extend(batch.left_out.iter().cloned()),
+                false => self.tell_left_out(&batch.left_out)?,
+            }
+            end_lanes(&mut self.session, lane..batch.lane, lanes)?;
+            lane = batch.lane;
             accumulate(&mut self.session, &batch, self.draw)?;
             batches.push(batch);
+        }
+        end_lanes(&mut self.session, lane..lanes, lanes)?;
+        let (own_tokens, mut times) = (real_tokens, None);
+        if self.ranks.are_many() {
+            let compute_ms = 1e3 * since.elapsed().as_secs_f64();
+            let own = RankShare { real_tokens, computed_tokens, compute_ms, epoch, warnings };
+            let all = self.ranks.gather(&own)?;
+            real_tokens = all.iter().map(|share| share.real_tokens).sum();
+            computed_tokens = all.iter().map(|share| share.computed_tokens).sum();
+            epoch = all[0].epoch;
+            times = Some(RankTimes::of(&all.iter().map(|share| share.compute_ms).collect::<Vec<_>>()));
+            for share in &all {
+                self.tell_left_out(&share.warnings)?;
+            }
+            let asked = self.stop.asked(self.time_to_stop());
+            ask_to_stop(&mut self.session, asked)?;
+            self.ranks.at(self.progress.step + 1, "training", 0);
+            self.ranks.called("apply");
         }
         let has_lengths = self.compiled.settled.arrangement.is_some();
         let padding = has_lengths.then(|| 1.0 - real_tokens as f64 / computed_tokens as f64);
@@ -557,7 +710,19 @@ impl Trainer<'_, '_, '_> {
         let ended = Rc::new(self.session.mark()?);
         self.ended = Some(Rc::clone(&ended));
         let (progress, span) = (self.progress, [began, ended]);
-        let now = Pending { progress, epoch, waited, rates, posted, span, real_tokens, padding, batches };
+        let now = Pending {
+            progress,
+            epoch,
+            waited,
+            rates,
+            posted,
+            span,
+            real_tokens,
+            own_tokens,
+            padding,
+            times,
+            batches,
+        };
         if let Some(before) = self.pending.replace(now) {
             self.report(before)?;
         }
@@ -568,8 +733,8 @@ impl Trainer<'_, '_, '_> {
     }
 
     /// Warns of samples of which nothing is learned, the first ones by name.
-    fn tell_left_out(&mut self, batch: &Batch) -> Result<(), Failure> {
-        for words in &batch.left_out {
+    fn tell_left_out(&mut self, left_out: &[String]) -> Result<(), Failure> {
+        for words in left_out {
             self.samples_left_out += 1;
             let message = match self.samples_left_out {
                 1..WARNED => format!("nothing is learned from a sample: {words}"),
@@ -589,9 +754,11 @@ impl Trainer<'_, '_, '_> {
     }
 
     fn report(&mut self, update: Pending) -> Result<(), Failure> {
-        let Pending { progress, epoch, waited, rates, posted, span, real_tokens, padding, batches } = update;
+        let Pending { progress, epoch, waited, rates, posted, span, real_tokens, .. } = update;
+        let Pending { own_tokens, padding, times, batches, .. } = update;
         let Progress { step, tokens, samples } = progress;
-        let Results { loss, grad_norm, is_applied, rewards } = collect(&mut self.session, posted)?;
+        let Results { loss, grad_norm, is_applied, rewards, stop } = collect(&mut self.session, posted)?;
+        self.agreed_stop = self.agreed_stop.or(stop);
         let [began, ended] = &span;
         let seconds = self.session.between(began, ended)?.as_secs_f64();
         // Slow steps are forgotten by and by.
@@ -610,7 +777,7 @@ impl Trainer<'_, '_, '_> {
             return Ok(());
         }
         let batch = self.config.train.batch;
-        let seen = self.watch.see(real_tokens, seconds);
+        let seen = self.watch.see(own_tokens, seconds);
         if let Some(message) = self.watch.doubt(&seen, waited.total.as_secs_f64() / seconds) {
             self.say(Event::Warning { message })?;
         }
@@ -645,6 +812,7 @@ impl Trainer<'_, '_, '_> {
             padding,
             gpu: seen.gpu,
             metrics: rewards.map(Metrics::Rewards),
+            ranks: times,
         }))
     }
 
@@ -679,13 +847,13 @@ impl Trainer<'_, '_, '_> {
         let mut counted = Counted::new(self.config.model.classes());
         let (set, capacity, draw) = (&**held_out, self.compiled.eval_batch, self.draw);
         let (stop, within) = (self.stop, self.time_to_stop());
-        let sums = evaluate(
+        let sums = evaluate_among(
+            self.ranks,
             &mut self.session,
-            set,
-            capacity,
-            draw,
+            (set, capacity, draw),
+            self.progress.step,
             &mut || stop.asked(within),
-            &mut |batch, results| counted.see(&batch, results),
+            &mut |results| counted.see(results),
         )?;
         let loss = match sums {
             Ok(sums) => sums.mean() as f32,

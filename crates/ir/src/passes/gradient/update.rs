@@ -1,7 +1,10 @@
 //! The update: lays trained parameters, gradient sums and the optimiser's state into one flat region a group, and builds
 //! `apply`: norm, finite check, clip, update, clear. A region is updated by one launch.
+//!
+//! Where a step has several lanes, the parameters of a layer begin at a multiple of `CHUNK` elements, and the norm is taken
+//! of chunks first: neither depends on how many ranks there are, nor on which of them has a chunk.
 
-use crate::builder::Builder;
+use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, Init, Part, Slot, SlotId};
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::reduce::Fold;
@@ -11,8 +14,10 @@ use crate::passes::gradient::average::{self, average_path};
 use crate::passes::gradient::differentiate::{
     CARRIED_SUM, LOSS_SUM, SUM, Trained, WEIGHT_SUM, flat, gradient_path,
 };
+use crate::passes::gradient::recompute::layer_of;
+use crate::passes::gradient::totals::Totals;
 use crate::passes::input_path;
-use crate::passes::options::{Rule, Update};
+use crate::passes::options::{Options, Rule, Update};
 use crate::plan::Role;
 use crate::types::{DType, TensorType};
 
@@ -20,6 +25,17 @@ pub const UPDATES: &str = "optimizer.updates";
 pub const SKIPPED: &str = "optimizer.skipped";
 /// The input that carries the learning rates, one or `Update::rates` of them.
 pub const LR: &str = "lr";
+/// Elements whose squares are summed together where a step has several lanes. A reduction of this many elements is one piece
+/// on every backend, so its bits do not depend on how many chunks there are.
+pub const CHUNK: usize = 4096;
+
+/// Whether a slot holds the gradient sums of a region.
+pub(super) fn is_gradient_region(path: &str) -> bool {
+    path.starts_with(REGION) && path.ends_with(GRADIENTS)
+}
+
+const REGION: &str = "region.";
+const GRADIENTS: &str = ".grads";
 
 /// The parameters of a group, side by side.
 struct Region {
@@ -57,8 +73,9 @@ struct Slots {
 }
 
 /// Lays the regions out (slots of `trained` become parts of them) and returns the graph of `apply`.
-pub fn update(trained: &mut Trained, how: &Update, fused: bool) -> (Graph, usize) {
-    let regions = regions(&trained.graph, &trained.weights, how);
+pub fn update(trained: &mut Trained, o: &Options, fused: bool) -> (Graph, usize) {
+    let how = &o.update;
+    let regions = regions(&trained.graph, &trained.weights, o);
     let (mut sums, mut pieces, mut first) = (vec![], vec![], 0);
     for (i, region) in regions.iter().enumerate() {
         let (whole, members) = lay_out(&mut trained.graph, i, region, how);
@@ -78,14 +95,16 @@ pub fn update(trained: &mut Trained, how: &Update, fused: bool) -> (Graph, usize
         trained.graph.add_slot(slot(path, TensorType::new(DType::F32, [1]), Class::Moment));
     }
     let slots = trained.graph.slots.clone();
-    (apply(Graph { slots, ..Graph::default() }, &sums, &pieces, how), launches)
+    (apply(Graph { slots, ..Graph::default() }, &sums, &pieces, o), launches)
 }
 
 fn slot(path: &str, ty: TensorType, class: Class) -> Slot {
     Slot { path: path.into(), ty, class, init: Init::Zeros, part: None }
 }
 
-fn regions(g: &Graph, weights: &[(SlotId, SlotId)], how: &Update) -> Vec<Region> {
+fn regions(g: &Graph, weights: &[(SlotId, SlotId)], o: &Options) -> Vec<Region> {
+    let how = &o.update;
+    let layer = |member: &Member| layer_of(&g.slot(member.weight).path);
     let mut regions: Vec<Region> = vec![];
     for &(weight, gradient) in weights {
         let adapts = g.slot(weight).path.starts_with(adapter::SCOPE);
@@ -96,9 +115,17 @@ fn regions(g: &Graph, weights: &[(SlotId, SlotId)], how: &Update) -> Vec<Region>
             regions.len() - 1
         });
         let region = &mut regions[known];
-        region.members.push(Member { weight, gradient, start: region.elements });
+        let own = Member { weight, gradient, start: region.elements };
+        let begins = region.members.last().is_some_and(|last| layer(last) != layer(&own));
+        if o.lanes > 1 && begins {
+            region.elements = region.elements.next_multiple_of(CHUNK);
+        }
+        region.members.push(Member { start: region.elements, ..own });
         let align = align(&(region.optimizer.state)(how));
         region.elements += g.slot(weight).ty.elements().next_multiple_of(align);
+    }
+    if o.lanes > 1 {
+        regions.iter_mut().for_each(|region| region.elements = region.elements.next_multiple_of(CHUNK));
     }
     regions
 }
@@ -117,10 +144,10 @@ fn lay_out(g: &mut Graph, index: usize, region: &Region, how: &Update) -> (Slots
         state.iter().zip(values).filter_map(|(state, value)| Some((*value, state.block?))).collect()
     };
     let mut add = |name: &str, dtype: DType, class: Class| {
-        g.add_slot(slot(&format!("region.{index}.{name}"), flat(region.elements).with(dtype), class))
+        g.add_slot(slot(&format!("{REGION}{index}.{name}"), flat(region.elements).with(dtype), class))
     };
     let weight = add("weights", DType::F32, Class::Weight);
-    let gradient = add("grads", DType::F32, Class::Carry);
+    let gradient = add(&GRADIENTS[1..], DType::F32, Class::Carry);
     let values: Vec<SlotId> =
         state.iter().map(|state| add(state.of_region, state.dtype, Class::Moment)).collect();
     let average = how.average.map(|_| add("averages", DType::F32, Class::Average));
@@ -180,7 +207,8 @@ fn name_parts(g: &mut Graph, weight: SlotId, whole: SlotId, path: impl Fn(&str) 
 
 /// The graph of one update. Its results are what a step reports. The norm is taken over whole regions of gradient
 /// `sums` however the update is cut, so that cutting it changes no bit.
-fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece<'_>], how: &Update) -> Graph {
+fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece<'_>], o: &Options) -> Graph {
+    let how = &o.update;
     let find = |path: &str| slots.find_slot(path).expect("laid out before");
     let (loss_sum, weight_sum) = (find(LOSS_SUM), find(WEIGHT_SUM));
     let (updates, skipped) = (find(UPDATES), find(SKIPPED));
@@ -189,11 +217,13 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece<'_>], how: &Update) -> G
     let b = Builder::from_graph(slots);
     let rates = b.input(&input_path(Role::Apply, LR), DType::F32, &[how.rates]);
     b.scope("apply", || {
-        let per_weight = b.read(weight_sum).recip();
-        let norms = sums.iter().map(|s| b.read(*s).reduce(0, Fold::SumSquares));
-        let squares = norms.reduce(|a, b| a + b).expect("something is trained");
+        let carried = named.iter().map(|(slot, _)| *slot);
+        let small: Vec<SlotId> = [loss_sum, weight_sum].into_iter().chain(carried).collect();
+        let totals = Totals::new(&b, sums, &small, o);
+        let per_weight = totals.of(weight_sum).recip();
+        let squares = if o.lanes > 1 { squares_by_chunks(&b, &totals, sums) } else { squares(&totals, sums) };
         let norm = squares.sqrt() * per_weight;
-        let loss = b.read(loss_sum) * per_weight;
+        let loss = totals.of(loss_sum) * per_weight;
         let is_finite = norm.map(E::Finite) * loss.map(E::Finite);
         let scale = match how.clip {
             0.0 => per_weight,
@@ -205,7 +235,7 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece<'_>], how: &Update) -> G
         let rate = how.average.map(|decay| average::rate(decay, count, is_finite));
         for Piece { region: Region { group, optimizer, .. }, slots, first } in pieces {
             let state: Vec<SlotId> = slots.values.iter().chain(&slots.scales).copied().collect();
-            let (weights, gradients) = (b.read(slots.weight), b.read(slots.gradient));
+            let (weights, gradients) = (b.read(slots.weight), totals.of(slots.gradient));
             let kept = state.iter().map(|slot| b.read(*slot)).collect();
             let piece = optimizers::Piece { weights, gradients, state: kept, first: *first };
             // In a plan a slice is a view: the kernel reads its own rate where the host wrote it.
@@ -221,16 +251,33 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece<'_>], how: &Update) -> G
         }
         b.result("loss", loss);
         b.result("grad_norm", norm);
-        b.result("weight", b.read(weight_sum).scale(1.0));
+        b.result("weight", totals.of(weight_sum).scale(1.0));
         b.result("is_finite", is_finite);
         for (slot, name) in &named {
-            b.result(name, b.read(*slot) * per_weight);
+            b.result(name, totals.of(*slot) * per_weight);
         }
-        let carried = named.iter().map(|(slot, _)| *slot);
-        for slot in sums.iter().copied().chain([loss_sum, weight_sum]).chain(carried) {
+        totals.give_stops();
+        for slot in sums.iter().copied().chain(small) {
             let ty = b.with_graph(|g| g.slot(slot).ty.clone());
             b.write(slot, b.fill(0.0, ty.dtype, &ty.dims));
         }
     });
     b.finish()
+}
+
+/// The sum of the squares of all gradients.
+fn squares<'g>(totals: &Totals<'g>, sums: &[SlotId]) -> Tensor<'g> {
+    let of_regions = sums.iter().map(|sum| totals.of(*sum).reduce(0, Fold::SumSquares));
+    of_regions.reduce(|a, b| a + b).expect("something is trained")
+}
+
+/// The same by chunks, in the order in which regions lay them out.
+fn squares_by_chunks<'g>(b: &'g Builder, totals: &Totals<'g>, sums: &[SlotId]) -> Tensor<'g> {
+    let chunks = |sum: &SlotId| {
+        let gradients = totals.of(*sum);
+        let count = gradients.dims()[0] / CHUNK;
+        gradients.reshape(&[count, CHUNK]).reduce(1, Fold::SumSquares).reshape(&[count])
+    };
+    let all: Vec<Tensor<'g>> = sums.iter().map(chunks).collect();
+    b.concat(&all, 0).sum(0)
 }

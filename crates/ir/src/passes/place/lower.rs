@@ -548,8 +548,9 @@ impl Lowering<'_> {
         }
         let bytes = (row.workspace)(&Shapes::of(self.g, node, self.target.cores));
         let workspace = (bytes > 0).then(|| {
-            let storage =
-                self.storage(&format!("{} scratch", node.path), Category::Workspace, bytes, id.0 as usize);
+            let is_wire = node.op.kind().is_collective();
+            let category = if is_wire { Category::Wire } else { Category::Workspace };
+            let storage = self.storage(&format!("{} scratch", node.path), category, bytes, id.0 as usize);
             Place { storage, view: View::dense(0, &TensorType::new(DType::F32, [bytes.div_ceil(4)])) }
         });
         if let Some(place) = &workspace {
@@ -576,13 +577,32 @@ impl Lowering<'_> {
         pairs.into_iter().filter(|(_, o)| *o == out).find_map(|(i, _)| {
             let place = ins.get(i)?;
             let storage = &self.out.storages[place.storage];
-            let is_last = storage.fixed.is_none() && storage.last_use <= id.0 as usize;
+            let is_last = match storage.fixed {
+                None => storage.last_use <= id.0 as usize,
+                Some(_) => self.is_cleared_sum(id, i),
+            };
             let is_whole =
                 place.view.is_dense() && storage.bytes == ty.bytes() && place.view.dtype == ty.dtype;
             let is_only = ins.iter().enumerate().all(|(j, other)| j == i || other.storage != place.storage);
             let is_free = is_last && is_whole && is_only && !taken.contains(&place.storage);
             is_free.then(|| Place { storage: place.storage, view: View::dense(0, ty) })
         })
+    }
+
+    /// Whether an input of a collective is a slot that the graph clears in the end and that nothing else reads, or the total of
+    /// such a slot over another axis: the total then lies where a rank's own sum did, and gradients need no memory but their slots.
+    fn is_cleared_sum(&self, id: NodeId, input: usize) -> bool {
+        let node = self.g.node(id);
+        let from = node.ins[input];
+        let clears = |slot: SlotId| {
+            let is_fill = |v: &Value| matches!(self.g.node(v.node).op, Op::Fill { .. });
+            self.g.writes.iter().any(|(to, v)| *to == slot && is_fill(v))
+        };
+        node.op.kind().is_collective()
+            && match self.g.node(from.node).op {
+                Op::Read { slot } => clears(slot) && self.may_overwrite(slot, id, Some(input)),
+                ref op => op.kind().is_collective() && self.used_once(from),
+            }
     }
 
     fn dense_copy(&mut self, from: Place, id: NodeId) -> Place {

@@ -62,6 +62,7 @@ pub(super) fn plan(
         inputs,
         landings,
         plans,
+        mesh: o.mesh,
         done: reports.0,
     })
 }

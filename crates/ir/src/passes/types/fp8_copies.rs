@@ -3,14 +3,17 @@
 //!
 //! `apply` does both after an update and `derive` after a load, with the same operations, so the bits are the same. The
 //! history is state and comes back with a checkpoint. An update that is left out leaves it alone, and a magnitude that
-//! is not finite counts as unknown.
+//! is not finite counts as unknown. Magnitudes are those of all ranks, so that the history is the same on each.
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
 use crate::ops::Op;
+use crate::ops::collective::Combine;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::quantize::Source;
 use crate::ops::reduce::Fold;
+use crate::passes::gradient::totals::total;
+use crate::passes::options::Options;
 use crate::passes::types::fp8::{TYPES, shared_path, weight_name, weight_path};
 use crate::plan::Role;
 use crate::types::{DType, TensorType};
@@ -19,7 +22,7 @@ use crate::types::{DType, TensorType};
 pub const HISTORY: usize = 16;
 
 /// Adds the writes to `apply` and `derive`.
-pub fn fp8_copies(graphs: &mut Vec<(Role, Graph)>) {
+pub fn fp8_copies(graphs: &mut Vec<(Role, Graph)>, o: &Options) {
     let Some(grad) = graphs.iter().find(|(role, _)| *role == Role::GRAD).map(|(_, g)| g.clone()) else {
         return;
     };
@@ -31,7 +34,7 @@ pub fn fp8_copies(graphs: &mut Vec<(Role, Graph)>) {
         b.scope("fp8", || {
             for dtype in TYPES {
                 if let Some(scale) = grad.find_slot(&shared_path("scale", dtype)) {
-                    scales(&b, &grad, scale, dtype, *role);
+                    scales(&b, &grad, (scale, dtype), *role, o);
                 }
             }
             for copy in &grad.slots {
@@ -50,7 +53,7 @@ pub(super) fn slot(b: &Builder, slot: Slot) -> SlotId {
 }
 
 /// The scales of a type from its history; in `apply` from the history with this step's magnitudes in front.
-fn scales(b: &Builder, grad: &Graph, scale: SlotId, dtype: DType, role: Role) {
+fn scales(b: &Builder, grad: &Graph, (scale, dtype): (SlotId, DType), role: Role, o: &Options) {
     let scale = grad.slot(scale).clone();
     let n = scale.ty.elements();
     let state = Slot { class: Class::Moment, init: Init::Zeros, ..scale.clone() };
@@ -61,7 +64,8 @@ fn scales(b: &Builder, grad: &Graph, scale: SlotId, dtype: DType, role: Role) {
         let amax = grad.find_slot(&shared_path("amax", dtype)).expect("a scale has a magnitude");
         let amax = slot(b, grad.slot(amax).clone());
         let (seen, nothing) = (b.read(amax), b.fill(0.0, DType::F32, &[n]));
-        let seen = seen.map(E::Finite).select(seen, nothing).reshape(&[1, n]);
+        let seen = seen.map(E::Finite).select(seen, nothing);
+        let seen = total(seen, Combine::Max, o).reshape(&[1, n]);
         let moved = b.concat(&[seen, known.slice(0, 0, HISTORY - 1)], 0);
         let is_finite =
             b.tensor(b.with_graph(|g| g.result("is_finite")).expect("an update says whether it was made"));

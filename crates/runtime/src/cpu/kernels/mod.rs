@@ -1,6 +1,7 @@
 //! The kernels of the CPU backend: one folder per group of operations, and the table of every kernel.
 
 pub mod attention;
+pub mod collective;
 pub mod linear_attention;
 
 pub mod elementwise {
@@ -57,6 +58,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     optimizers::adamw::KERNELS,
     optimizers::adamw8::KERNELS,
     attention::KERNELS,
+    collective::KERNELS,
     movement::copy::KERNELS,
     elementwise::dropout::KERNELS,
     elementwise::map::KERNELS,

@@ -315,6 +315,7 @@ pub(crate) fn described(
         memory_bytes,
         driver_bytes,
         cores: 1,
+        ranks: 1,
         landings: LANDINGS,
         rates,
         timings: Timings::default(),

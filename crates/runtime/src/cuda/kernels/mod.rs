@@ -95,11 +95,11 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Plans compile for either backend: what the CPU runs, in every type, a GPU runs too.
+    /// Plans of one rank compile for either backend: what the CPU runs, in every type, a GPU runs too.
     #[test]
     fn every_operation_and_type_of_the_cpu_has_a_kernel() {
         let rows = || KERNELS.iter().copied().flatten().map(|k| &k.row);
-        for cpu in crate::cpu::target(1).kernels {
+        for cpu in crate::cpu::target(1).kernels.into_iter().filter(|row| !row.op.is_collective()) {
             for dtype in cpu.dtypes {
                 let has = rows().any(|row| row.op == cpu.op && row.dtypes.contains(dtype));
                 assert!(has, "no CUDA kernel runs {} in {}", cpu.op.name(), dtype.name());

@@ -9,7 +9,7 @@ use crate::run::checkpoint;
 use crate::run::events::Event;
 use crate::run::state::load;
 use crate::tasks::batch::{Batch, Draw};
-use crate::training::diagnosis::diagnose;
+use crate::training::diagnosis::{diagnose, is_all_finite};
 
 /// Updates that were left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +35,9 @@ impl Trainer<'_, '_, '_> {
         if count == 1 {
             let draw = Draw { step: step - 1, ..self.draw };
             let found = diagnose(&mut self.session, parts, draw)?;
+            let all = self.ranks.gather(&found)?;
+            // Of the first rank whose rows are not finite.
+            let found = all.iter().find(|found| !is_all_finite(found)).unwrap_or(&all[0]);
             let message = format!("step {step} is not finite, so its update was left out: {found}");
             return self.say(Event::Warning { message });
         }
@@ -66,7 +69,19 @@ impl Trainer<'_, '_, '_> {
         self.collect_saved(true)?;
         let is_sound = |state: &checkpoint::State| state.counters.get("skipped_in_a_row") == Some(&0);
         let folder = self.run.checkpoints_dir();
-        let Some(whole) = checkpoint::latest_where(&folder, is_sound)?.whole else {
+        // Rank 0 chooses, since it alone saves.
+        let whole = match self.ranks.is_first() {
+            true => checkpoint::latest_where(&folder, is_sound)?.whole,
+            false => None,
+        };
+        let chosen = (whole.as_ref().map(|whole| whole.step), self.skips.rollbacks);
+        let (step, rollbacks) = self.ranks.of_first(chosen)?;
+        self.skips.rollbacks = rollbacks;
+        let whole = match (whole, step) {
+            (None, Some(step)) => Some(checkpoint::at(&folder, step)?),
+            (whole, _) => whole,
+        };
+        let Some(whole) = whole else {
             return Err(Failure::Environment(format!(
                 "{what}, and there is no checkpoint to go back to: {advice}"
             )));
@@ -88,7 +103,11 @@ impl Trainer<'_, '_, '_> {
         load(&mut self.session, &mut file, Class::is_saved)?;
         self.ended = None;
         let folder = self.run.checkpoints_dir();
-        checkpoint::forget_after(&folder, whole.step).map_err(Failure::io("removing newer checkpoints"))?;
+        self.ranks.meet()?;
+        if self.ranks.is_first() {
+            checkpoint::forget_after(&folder, whole.step)
+                .map_err(Failure::io("removing newer checkpoints"))?;
+        }
         let row = self.source.sample();
         let message = format!("{what}: going back to step {} and on with row {row}", whole.step);
         self.say(Event::Warning { message })?;

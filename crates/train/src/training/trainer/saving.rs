@@ -13,7 +13,8 @@ use crate::run::writer::Writer;
 
 /// What a run has saved, and is saving.
 pub(super) struct Saving {
-    pub writer: Writer,
+    /// Of rank 0, which alone writes.
+    pub writer: Option<Writer>,
     /// The newest whole checkpoint.
     pub newest: Option<(u64, PathBuf)>,
     /// The whole checkpoint whose evaluation was best, where that is kept.
@@ -30,7 +31,7 @@ pub(super) struct Saving {
 }
 
 impl Saving {
-    pub fn new(writer: Writer, newest: Option<(u64, PathBuf)>, best: Option<Best>) -> Saving {
+    pub fn new(writer: Option<Writer>, newest: Option<(u64, PathBuf)>, best: Option<Best>) -> Saving {
         Saving {
             writer,
             newest,
@@ -66,6 +67,9 @@ impl Trainer<'_, '_, '_> {
 
     /// Saves the state as it is and waits until it is on disk.
     pub(super) fn save_now(&mut self) -> Result<(), Failure> {
+        if self.saving.writer.is_none() {
+            return self.flush();
+        }
         self.begin_save()?;
         self.collect_saved(true)?;
         let step = self.progress.step;
@@ -86,6 +90,9 @@ impl Trainer<'_, '_, '_> {
     fn begin_save(&mut self) -> Result<(), Failure> {
         self.flush()?;
         self.saving.is_due = false;
+        if self.saving.writer.is_none() {
+            return Ok(());
+        }
         let began = Instant::now();
         self.collect_saved(true)?;
         let (step, waited) = (self.progress.step, began.elapsed().as_secs_f64());
@@ -104,7 +111,10 @@ impl Trainer<'_, '_, '_> {
         self.ended = None;
         let snapshot = self.snapshot()?;
         self.saving.copy_seconds = began.elapsed().as_secs_f64();
-        self.saving.writer.begin(snapshot, Retention::of(self.config, best, self.skips.in_a_row));
+        let kept = Retention::of(self.config, best, self.skips.in_a_row);
+        if let Some(writer) = &mut self.saving.writer {
+            writer.begin(snapshot, kept);
+        }
         Ok(())
     }
 
@@ -141,7 +151,8 @@ impl Trainer<'_, '_, '_> {
     /// run goes on, and the next save tries again.
     pub(super) fn collect_saved(&mut self, wait: bool) -> Result<(), Failure> {
         let saving = &mut self.saving;
-        let written = if wait { saving.writer.wait() } else { saving.writer.finished() };
+        let Some(writer) = &mut saving.writer else { return Ok(()) };
+        let written = if wait { writer.wait() } else { writer.finished() };
         let Some(written) = written else { return Ok(()) };
         let step = written.step;
         let seconds = saving.copy_seconds + written.seconds;

@@ -81,6 +81,11 @@ pub(crate) fn add_across(row: &[f32], so_far: &mut [f32]) {
     piece_across(Fold::Sum, row, so_far);
 }
 
+/// Raises the maxima of columns to a row.
+pub(crate) fn max_across(row: &[f32], so_far: &mut [f32]) {
+    piece_across(Fold::Max, row, so_far);
+}
+
 /// The value of an empty fold.
 fn nothing(by: Fold) -> f32 {
     if by == Fold::Max { f32::NEG_INFINITY } else { 0.0 }

@@ -1,0 +1,116 @@
+//! Several processes of one command: starts copies of it, or joins those that someone else started.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use flatout_train::Failure;
+use flatout_train::UserError;
+use flatout_train::run::signal;
+use flatout_world::launch::{GRACE, own_command};
+use flatout_world::place::SECRET;
+use flatout_world::{Copies, Flags, Joining, Launch, Place, Start, Timing, World};
+
+use crate::screen::{Screen, complain};
+use crate::time_limit;
+
+#[derive(Args)]
+pub struct Ranks {
+    /// Start this number of processes, the ranks of the run; with --nodes, on every node.
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
+    /// The number of nodes, on each of which this command is given with its own --node.
+    #[arg(long, value_name = "M")]
+    nodes: Option<usize>,
+    /// With --nodes: the number of this node, from 0.
+    #[arg(long, value_name = "I")]
+    node: Option<usize>,
+    /// With --nodes: the host and port of node 0 at which rank 0 listens.
+    #[arg(long, value_name = "HOST:PORT")]
+    address: Option<String>,
+    /// How long the ranks wait for one another at the start.
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = time_limit::parse)]
+    join_timeout: Duration,
+}
+
+/// The part that this process has.
+pub enum Begun {
+    /// The parent of ranks that have all ended, or a rank whose failure another process says.
+    Ended(ExitCode),
+    Rank(World),
+}
+
+/// Starts the ranks that are asked for, or joins as one. `folder` is the run's, by which ranks meet where nothing names rank 0's address.
+/// `advice` ends the sentence of a later failure: what was saved, and how to go on.
+pub fn begin(
+    ranks: &Ranks,
+    folder: Option<&Path>,
+    screen: &Screen,
+    advice: impl Fn() -> Option<String> + Send + Sync + 'static,
+) -> Result<Begun, Failure> {
+    match start(ranks)? {
+        Start::Copies(copies) => look_after(copies, screen, advice).map(Begun::Ended),
+        Start::Rank(place) => join(&place, ranks, folder, screen, advice),
+    }
+}
+
+/// Whether this process starts ranks or is one.
+pub fn start(ranks: &Ranks) -> Result<Start, Failure> {
+    let Ranks { ranks, nodes, node, address, .. } = ranks;
+    let flags = Flags { ranks: *ranks, nodes: *nodes, node: *node, address: address.clone() };
+    let env = |name: &str| std::env::var(name).ok();
+    let start = flatout_world::place(&flags, &env, std::os::unix::process::parent_id());
+    start.map_err(|sentence| Failure::User(UserError(sentence)))
+}
+
+/// Starts ranks and waits for them.
+pub fn look_after(
+    copies: Copies,
+    screen: &Screen,
+    advice: impl Fn() -> Option<String>,
+) -> Result<ExitCode, Failure> {
+    let say = |sentence: &str| complain(advised(sentence, advice()));
+    let launch = Launch { copies, command: &own_command, shows_all: screen.verbose, grace: GRACE, say: &say };
+    flatout_world::launch(&launch).map(ExitCode::from).map_err(Failure::Environment)
+}
+
+/// Joins the other ranks.
+pub fn join(
+    place: &Place,
+    ranks: &Ranks,
+    folder: Option<&Path>,
+    screen: &Screen,
+    advice: impl Fn() -> Option<String> + Send + Sync + 'static,
+) -> Result<Begun, Failure> {
+    let build = flatout_world::program::hash().map_err(Failure::io("the program's own file"))?;
+    let screen = *screen;
+    let joining = Joining {
+        version: format!("{} (build {build:016x})", env!("CARGO_PKG_VERSION")),
+        secret: std::env::var(SECRET).ok(),
+        device: None,
+        folder,
+        timing: Timing { join: ranks.join_timeout, ..Timing::default() },
+        note: Arc::new(move |line| screen.note(line)),
+        leave: Arc::new(move |failure| {
+            if failure.is_mine_to_say {
+                complain(advised(&failure.sentence, advice()));
+            }
+            signal::leave(1)
+        }),
+    };
+    match World::join(place, joining) {
+        Ok(world) => Ok(Begun::Rank(world)),
+        Err(failure) if failure.is_mine_to_say => Err(Failure::Environment(failure.sentence)),
+        Err(_) => Ok(Begun::Ended(ExitCode::FAILURE)),
+    }
+}
+
+/// A sentence about a failure, with what to do about it.
+fn advised(sentence: &str, advice: Option<String>) -> String {
+    match advice {
+        Some(advice) => format!("{sentence}; {advice}"),
+        None => sentence.into(),
+    }
+}

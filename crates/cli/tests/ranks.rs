@@ -1,0 +1,75 @@
+//! Ranks of the real program: started by it, as torchrun and MPI start them, and refused.
+
+use std::net::TcpListener;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::program::{flatout, say};
+
+fn ranks_of(told: &str) -> usize {
+    let told: Value = serde_json::from_str(told).expect("an object");
+    assert_eq!(told["members"].as_array().map(Vec::len), told["ranks"].as_u64().map(|ranks| ranks as usize));
+    assert!(
+        told["exchanges"].as_array().expect("a list").iter().all(|one| one["median_us"].as_f64() > Some(0.0))
+    );
+    told["ranks"].as_u64().expect("a number") as usize
+}
+
+#[test]
+fn the_program_starts_copies_of_itself() {
+    let folder = TempDir::new().unwrap();
+    let said = say(folder.path(), &["ranks", "--ranks", "3", "--json"]);
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    assert_eq!(ranks_of(&said.out), 3);
+    let said = say(folder.path(), &["ranks", "--ranks", "2"]);
+    assert!(said.out.starts_with("2 ranks on 1 node\n  rank 0: "), "{}", said.out);
+}
+
+#[test]
+fn ranks_meet_as_torchrun_and_mpi_start_them() {
+    let folder = TempDir::new().unwrap();
+    // The agent of torchrun holds the port that it names.
+    let agent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = agent.local_addr().unwrap().port().to_string();
+    let torchrun = vec![("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+    let starters = [("RANK", torchrun), ("OMPI_COMM_WORLD_RANK", vec![("OMPI_COMM_WORLD_SIZE", "2")])];
+    for (variable, others) in &starters {
+        let start = |rank: &str| {
+            let mut command =
+                flatout(folder.path(), &["ranks", "--json", "--run", "run", "--join-timeout", "30s"]);
+            command.env(variable, rank).envs(others.iter().copied()).spawn().expect("the program starts")
+        };
+        let ends = [start("1"), start("0")].map(|child| child.wait_with_output().expect("an end"));
+        let told = |at: usize| String::from_utf8_lossy(&ends[at].stdout).into_owned();
+        let errors = |at: usize| String::from_utf8_lossy(&ends[at].stderr).into_owned();
+        assert!(ends.iter().all(|end| end.status.success()), "{}{}", errors(0), errors(1));
+        assert_eq!((told(0).as_str(), ranks_of(&told(1))), ("", 2));
+    }
+    assert!(!folder.path().join("run/rendezvous.json").exists());
+}
+
+#[test]
+fn contradictions_are_one_sentence_and_code_2() {
+    let folder = TempDir::new().unwrap();
+    let output = flatout(folder.path(), &["ranks", "--ranks", "4"])
+        .envs([("RANK", "0"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "gpu-a")])
+        .output()
+        .expect("the program starts");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let sentence = "flatout: --ranks starts processes, and torchrun has started 8 already (WORLD_SIZE): leave one of the two out\n";
+    assert_eq!((output.status.code(), told.as_str()), (Some(2), sentence));
+    let said = say(folder.path(), &["ranks", "--ranks", "2", "--nodes", "2", "--node", "0"]);
+    let sentence = "flatout: --nodes 2 needs --address HOST:PORT, at which rank 0 listens on node 0\n";
+    assert_eq!((said.code, said.err.as_str()), (Some(2), sentence));
+}
+
+#[test]
+fn a_rank_that_never_comes_ends_the_others_with_its_number() {
+    let folder = TempDir::new().unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let words = format!("ranks --ranks 2 --nodes 2 --node 0 --address 127.0.0.1:{port} --join-timeout 1s");
+    let said = say(folder.path(), &words.split(' ').collect::<Vec<_>>());
+    let sentence = "flatout: ranks 2-3 of 4 did not join within 1 s: see that they were started, or raise --join-timeout\n";
+    assert_eq!((said.code, said.err.as_str()), (Some(1), sentence));
+}

@@ -1,0 +1,283 @@
+//! Training on ranks that are processes: the same bits for every number of ranks that divides the lanes, also across a resume, a
+//! signal and a rank that is killed.
+
+use std::fs;
+use std::net::TcpListener;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant, SystemTime};
+
+use flatout_train::run::events::{self, Event, Step};
+
+use crate::program::{flatout, say};
+use crate::scene::{Scene, checkpoints, wait_until};
+
+const STEPS: u64 = 20;
+
+/// A run that takes a moment, of eight lanes.
+const SMALL: &str = "model.width=32 model.layers=1 model.heads=2 model.kv_heads=1 model.ffn=48 train.batch=16 train.lanes=8 \
+                     train.steps=20 schedule.warmup_steps=2 eval.rows=12 eval.every=10 checkpoint.every=10 backend=cpu -q";
+const TEXT: &str = "tiny model.context=32 model.dropout=0.1 optimizer.clip=0.5 train.ema=0.9";
+
+/// What is trained, by name, on which numbers of ranks beside one.
+const KINDS: [(&str, &str, &[usize]); 8] = [
+    ("text", TEXT, &[2, 4, 8]),
+    ("bf16", "tiny model.context=32 optimizer.state=bf16 train.micro_batch=1", &[4]),
+    ("int8", "tiny model.context=32 optimizer.state=int8", &[2]),
+    ("chat", "tiny data.task=chat model.context=64 data.synthetic_rows=200", &[2, 4]),
+    ("trees", "tiny data.task=chat model.context=64 data.synthetic_rows=200 shared_prefix=on", &[4]),
+    ("pairs", "tiny data.task=preference model.context=64 data.synthetic_rows=200", &[2, 4]),
+    (
+        "judged",
+        "tiny data.task=preference preference.loss=kto model.context=64 data.synthetic_rows=200",
+        &[2],
+    ),
+    ("images", "vision-tiny data.synthetic_rows=200 train.mixup=0.4 image_table=off", &[2, 4]),
+];
+
+fn words<'w>(command: &'w str, run: &'w str, ranks: &'w str) -> Vec<&'w str> {
+    let (recipe, more) = command.split_once(' ').unwrap_or((command, ""));
+    let of_images = recipe.starts_with("vision");
+    let is_text_key = |word: &&str| !(of_images && (word.contains("kv_heads") || word.contains("ffn")));
+    let small = SMALL.split(' ').filter(|word| !word.is_empty()).filter(is_text_key);
+    let more = more.split(' ').filter(|word| !word.is_empty());
+    ["train", recipe].into_iter().chain(small).chain(more).chain(["--run", run, "--ranks", ranks]).collect()
+}
+
+fn train(scene: &Scene, command: &str, run: &str, ranks: usize) {
+    let said = say(scene.folder.path(), &words(command, run, &ranks.to_string()));
+    assert_eq!(said.code, Some(0), "{run}: {}", said.err);
+}
+
+/// Everything that is said of steps and evaluations apart from times.
+fn told(scene: &Scene, run: &str) -> Vec<String> {
+    let of = |event: Event| match event {
+        Event::Step(step) => {
+            let timeless = Step {
+                step_ms: 0.0,
+                tokens_per_second: 0.0,
+                samples_per_second: 0.0,
+                time: 0.0,
+                of_predicted: None,
+                data_wait_ms: None,
+                ranks: None,
+                ..step
+            };
+            Some(Event::Step(timeless).to_json())
+        }
+        Event::Eval { .. } => Some(event.to_json()),
+        _ => None,
+    };
+    scene.events(run).into_iter().filter_map(of).collect()
+}
+
+#[test]
+fn every_number_of_ranks_that_divides_the_lanes_has_the_same_bits() {
+    let scene = Scene::new();
+    for (kind, command, numbers) in KINDS {
+        let one = format!("{kind}-1");
+        train(&scene, command, &one, 1);
+        assert_eq!(scene.losses(&one).len() as u64, STEPS);
+        for ranks in numbers {
+            let run = format!("{kind}-{ranks}");
+            train(&scene, command, &run, *ranks);
+            assert_eq!(told(&scene, &run), told(&scene, &one), "{run}");
+            for step in [10, 20] {
+                assert!(scene.state(&run, step) == scene.state(&one, step), "{run} at step {step}");
+            }
+            let steps = events::steps(&scene.events(&run));
+            let slowest = steps[0].ranks.as_ref().expect("times of ranks").slowest;
+            assert!(slowest < *ranks as u64);
+        }
+    }
+    let losses = events::steps(&scene.events("text-1"));
+    assert!(losses[STEPS as usize - 1].loss < losses[0].loss - 0.5, "something is learned");
+    let world = |run: &str| match &scene.events(run)[0] {
+        Event::Start(start) => start.world.clone().map(|world| [world.ranks, world.nodes, world.lanes]),
+        event => panic!("{event:?} is first"),
+    };
+    assert_eq!([world("text-1"), world("text-4")], [Some([1, 1, 8]), Some([4, 1, 8])]);
+}
+
+#[test]
+fn ranks_that_do_not_divide_the_lanes_stay_close_and_say_so() {
+    let scene = Scene::new();
+    // Sixteen rows do not divide by three either.
+    let commands = [("text", TEXT), ("chat", "tiny data.task=chat model.context=64 data.synthetic_rows=200")];
+    for (kind, command) in commands {
+        let runs = [1, 3].map(|ranks| (ranks, format!("{kind}-{ranks}")));
+        for (ranks, run) in &runs {
+            train(&scene, command, run, *ranks);
+        }
+        let [one, three] = runs.each_ref().map(|(_, run)| events::steps(&scene.events(run)));
+        assert_eq!((one.len(), three.len()), (20, 20));
+        for (one, three) in one.iter().zip(&three) {
+            assert!((three.loss / one.loss - 1.0).abs() < 1e-5, "{kind}: {} and {}", one.loss, three.loss);
+            assert_eq!(one.tokens, three.tokens);
+        }
+        let warned = |run: &str| {
+            let warnings = scene.events(run).into_iter();
+            let of = |event| matches!(event, Event::Warning { message } if message.contains("8 lanes, which 3 ranks cannot share out"));
+            warnings.filter_map(|event| of(event).then_some(())).count()
+        };
+        assert_eq!(runs.each_ref().map(|(_, run)| warned(run)), [0, 1], "{kind}");
+    }
+    let mut refused = words(TEXT, "refused", "3");
+    refused.push("deterministic=on");
+    let said = say(scene.folder.path(), &refused);
+    assert_eq!(said.code, Some(2));
+    assert!(
+        said.err.starts_with("flatout: `deterministic=on` promises the bits of `train.lanes` = 8"),
+        "{}",
+        said.err
+    );
+    assert!(!scene.dir("refused").exists());
+}
+
+#[test]
+fn another_number_of_ranks_goes_on_with_the_unbroken_bits() {
+    let scene = Scene::new();
+    train(&scene, TEXT, "unbroken", 1);
+    let mut half = words(TEXT, "run", "4");
+    half.extend(["train.steps=7", "schedule.horizon_steps=20"]);
+    assert_eq!(say(scene.folder.path(), &half).code, Some(0));
+    for (steps, ranks) in [("train.steps=12", "1"), ("train.steps=15", "8"), ("train.steps=20", "2")] {
+        let said = say(scene.folder.path(), &["resume", "run", steps, "--ranks", ranks, "-q"]);
+        assert_eq!(said.code, Some(0), "{}", said.err);
+    }
+    scene.assert_same("unbroken", "run", STEPS);
+}
+
+/// The processes that a process has started and that are still there.
+fn children(parent: u32) -> Vec<u32> {
+    let of = |entry: fs::DirEntry| {
+        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+        let mut behind_name = stat.rsplit(')').next()?.split_whitespace();
+        let (state, own) = (behind_name.next()?.to_string(), behind_name.next()?.parse::<u32>().ok()?);
+        let number = entry.file_name().to_string_lossy().parse::<u32>().ok()?;
+        (own == parent && state != "Z").then_some(number)
+    };
+    let mut found: Vec<u32> = fs::read_dir("/proc").expect("processes").flatten().filter_map(of).collect();
+    found.sort_unstable();
+    found
+}
+
+fn send_to(signal: &str, process: u32) {
+    let sent = Command::new("kill").args([signal, &process.to_string()]).status().expect("kill");
+    assert!(sent.success());
+}
+
+fn wait_for(child: Child, most: Duration) -> (Option<i32>, String) {
+    let began = Instant::now();
+    let output = child.wait_with_output().expect("an end");
+    assert!(began.elapsed() < most, "{:?}", began.elapsed());
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// A run with time to be killed in.
+fn long(run: &str) -> Vec<&str> {
+    let mut words = words(TEXT, run, "4");
+    words.extend(["train.steps=60", "checkpoint.every=3", "eval.every=0"]);
+    words
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_all_and_the_run_goes_on_exactly() {
+    let scene = Scene::new();
+    assert_eq!(say(scene.folder.path(), &long("unbroken")).code, Some(0));
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock");
+    let seed = since_1970.as_nanos() as usize;
+    for round in 0..3 {
+        let run = format!("run-{round}");
+        let (victim, first) = ((seed >> (3 * round)) % 4, 3 + (seed >> (5 * round)) as u64 % 20);
+        let ranks = ["1", "2", "4", "8"][(seed >> (2 * round)) % 4];
+        let mut child = scene.start(&long(&run));
+        wait_until(&mut child, || checkpoints(&scene.dir(&run)).whole >= Some(first));
+        let all = children(child.id());
+        assert_eq!(all.len(), 4);
+        send_to("-KILL", all[victim]);
+        let (code, told) = wait_for(child, Duration::from_secs(5));
+        assert_eq!((code, told.lines().count()), (Some(1), 1), "seed {seed}: {told}");
+        assert!(told.contains("was killed by signal 9 (SIGKILL)"), "{told}");
+        let newest = checkpoints(&scene.dir(&run)).whole.expect("a checkpoint");
+        let advice = format!(
+            "; the newest whole checkpoint is step {newest}; continue with: flatout resume {run} --ranks 4\n"
+        );
+        assert!(told.ends_with(&advice), "{told}");
+        assert!(!all.iter().any(|rank| fs::exists(format!("/proc/{rank}")).unwrap_or(true)), "all are gone");
+        let said = say(scene.folder.path(), &["resume", &run, "--ranks", ranks, "-q"]);
+        assert_eq!(said.code, Some(0), "seed {seed}: {}", said.err);
+        scene.assert_same("unbroken", &run, 60);
+    }
+}
+
+#[test]
+fn one_rank_that_is_asked_to_stop_stops_all_after_the_same_step() {
+    let scene = Scene::new();
+    train(&scene, TEXT, "unbroken", 2);
+    let mut slow = words(TEXT, "run", "4");
+    slow.extend(["train.steps=5000", "schedule.horizon_steps=20", "checkpoint.every=0", "eval.every=0"]);
+    let mut child = scene.start(&slow);
+    wait_until(&mut child, || !events::steps(&scene.events("run")).is_empty());
+    send_to("-TERM", children(child.id())[2]);
+    let (code, told) = wait_for(child, Duration::from_secs(20));
+    assert_eq!(code, Some(3), "{told}");
+    let Some(Event::End(end)) = scene.events("run").last().cloned() else { panic!("an end") };
+    assert_eq!(checkpoints(&scene.dir("run")).whole, Some(end.steps));
+    let both = [scene.losses("unbroken"), scene.losses("run")];
+    let shared = both[0].len().min(both[1].len());
+    assert_eq!(both[0][..shared], both[1][..shared]);
+}
+
+#[test]
+fn ranks_that_others_started_train_alike() {
+    let scene = Scene::new();
+    train(&scene, TEXT, "one", 1);
+    let agent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = agent.local_addr().unwrap().port().to_string();
+    let start = |rank: &str| {
+        let mut words = words(TEXT, "run", "2");
+        words.retain(|word| !["--ranks", "2"].contains(word));
+        let mut command = flatout(scene.folder.path(), &words);
+        let of = [("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+        command.envs(of).spawn().expect("the program starts")
+    };
+    let ends = [start("1"), start("0")].map(|child| wait_for(child, Duration::from_secs(60)));
+    assert_eq!(ends, [(Some(0), String::new()), (Some(0), String::new())]);
+    scene.assert_same("one", "run", STEPS);
+}
+
+#[test]
+fn what_ranks_cannot_do_is_one_sentence_and_code_2() {
+    let scene = Scene::new();
+    for (more, sentence) in [
+        ("backend=cuda", "several ranks compute on CPUs so far: give backend=cpu"),
+        ("data.path=-", "standard input cannot be read by several ranks"),
+        ("data.path=nowhere.txt", "There is no file or folder nowhere.txt"),
+        ("train.lanes=32", "`train.lanes` = 32 is more than the rows of `train.batch` = 16"),
+        ("train.lanes=5", "`train.lanes` = 5 is no power of two"),
+    ] {
+        let mut all = words(TEXT, "run", "2");
+        all.push(more);
+        let said = say(scene.folder.path(), &all);
+        assert_eq!((said.code, said.err.lines().count()), (Some(2), 1), "{more}: {}", said.err);
+        assert!(said.err.contains(sentence), "{more}: {}", said.err);
+        assert!(!scene.dir("run").exists(), "{more}");
+    }
+}
+
+/// A run of one rank and one lane is what it was before there were ranks.
+#[test]
+fn one_rank_with_one_lane_says_nothing_of_ranks() {
+    let scene = Scene::new();
+    let mut plain = words(TEXT, "plain", "1");
+    plain.retain(|word| !["--ranks", "1", "train.lanes=8"].contains(word));
+    assert_eq!(say(scene.folder.path(), &plain).code, Some(0));
+    let mut one = words(TEXT, "one", "1");
+    one.push("train.lanes=1");
+    assert_eq!(say(scene.folder.path(), &one).code, Some(0));
+    scene.assert_same("plain", "one", STEPS);
+    let log = fs::read_to_string(scene.dir("plain").join("events.jsonl")).expect("a log");
+    assert!(!log.contains("\"world\"") && !log.contains("\"ranks\""));
+    let resolved = |run: &str| fs::read_to_string(scene.dir(run).join("resolved.toml")).expect("a file");
+    assert!(!resolved("plain").contains("lanes") && resolved("plain") == resolved("one"));
+}

@@ -1,0 +1,135 @@
+//! Lanes: a step's rows are dealt to lanes and summed lane by lane, and the sums of lanes are added by one balanced tree
+//! over all of them. So the bits of an update do not depend on how many ranks the lanes lie on.
+//!
+//! A rank has the lanes of a subtree. It computes them one after the other and counts them in binary: the sums of a lane that
+//! is done are put aside (`keep`), and those of a lane, or of several, that complete a pair are added to what was put aside
+//! at their level (`fold`). That takes another copy of the sums for each level.
+
+use std::ops::Range;
+
+use crate::builder::Builder;
+use crate::graph::{Class, Graph, Init, Slot};
+use crate::passes::gradient::differentiate::{CARRIED_SUM, LOSS_SUM, WEIGHT_SUM};
+use crate::passes::gradient::update::is_gradient_region;
+use crate::passes::options::Options;
+use crate::plan::{Refusal, Role};
+
+/// The slot that keeps the sums of a slot at a level.
+pub fn lane_path(level: usize, slot: &str) -> String {
+    format!("lane.{level}.{slot}")
+}
+
+/// Refuses lanes that ranks cannot share out as subtrees of one tree.
+pub fn check(o: &Options) -> Result<(), Refusal> {
+    let (lanes, ranks) = (o.lanes, o.mesh.ranks_of_rows());
+    match lanes {
+        0 => Err(Refusal("a run has one lane at least".into())),
+        _ if lanes == 1 || lanes == ranks || (lanes.is_power_of_two() && lanes.is_multiple_of(ranks)) => {
+            Ok(())
+        }
+        _ if lanes.is_power_of_two() => Err(Refusal(format!(
+            "{lanes} lanes do not divide among {ranks} ranks: take as many lanes as ranks, or ranks that divide the lanes"
+        ))),
+        _ => Err(Refusal(format!(
+            "{lanes} lanes on {ranks} ranks: where a rank has several lanes, their number is a power of two"
+        ))),
+    }
+}
+
+/// How many lanes a rank computes. Where lanes are not kept apart, a rank's rows are one.
+pub fn lanes_a_rank(o: &Options) -> usize {
+    (o.lanes / o.mesh.ranks_of_rows()).max(1)
+}
+
+/// The lanes of a rank. Row i of a step belongs to lane i modulo the number of all ranks' lanes.
+pub fn lanes_of(rank: usize, o: &Options) -> Range<usize> {
+    let each = lanes_a_rank(o);
+    rank * each..(rank + 1) * each
+}
+
+/// The plans to run, in order, when the gradients of one of a rank's lanes are summed: the n-th of `each`, from 0. Behind the
+/// last one the sums are those of all lanes of the rank, and `apply` follows.
+pub fn roles_after(lane: usize, each: usize) -> Vec<Role> {
+    let pairs = lane.trailing_ones() as usize;
+    let folds = (0..pairs).map(Role::Fold);
+    folds.chain((lane + 1 < each).then_some(Role::Keep(pairs))).collect()
+}
+
+/// The graphs of `keep` and `fold`, for the sums that `apply` reads; none where a rank has one lane.
+pub fn lanes(apply: &Graph, o: &Options) -> Vec<(Role, Graph)> {
+    let is_sum = |slot: &&Slot| {
+        let is_small = slot.path == LOSS_SUM || slot.path == WEIGHT_SUM || slot.path.starts_with(CARRIED_SUM);
+        slot.class == Class::Carry && (is_small || is_gradient_region(&slot.path))
+    };
+    let sums: Vec<&Slot> = apply.slots.iter().filter(is_sum).collect();
+    let levels = lanes_a_rank(o).ilog2() as usize;
+    let roles = (0..levels).flat_map(|level| [Role::Keep(level), Role::Fold(level)]);
+    roles.map(|role| (role, graph(&sums, role))).collect()
+}
+
+fn graph(sums: &[&Slot], role: Role) -> Graph {
+    let (Role::Keep(level) | Role::Fold(level)) = role else { unreachable!("asked for lanes") };
+    let b = Builder::new();
+    b.scope(&role.name(), || {
+        for sum in sums {
+            let kept =
+                Slot { path: lane_path(level, &sum.path), init: Init::Zeros, part: None, ..(*sum).clone() };
+            let [own, kept] = [(*sum).clone(), kept].map(|slot| b.edit(|g| g.add_slot(slot)));
+            if role == Role::Fold(level) {
+                b.write(own, b.read(kept) + b.read(own));
+            } else {
+                b.write(kept, b.read(own));
+                b.write(own, b.fill(0.0, sum.ty.dtype, &sum.ty.dims));
+            }
+        }
+    });
+    b.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::Mesh;
+    use crate::ops::collective::tree;
+
+    /// Sums written down as the plans of a rank add them.
+    fn counted(lanes: usize) -> String {
+        let mut kept: Vec<String> = vec![String::new(); 8];
+        let mut sums = String::new();
+        for lane in 0..lanes {
+            sums = lane.to_string();
+            for role in roles_after(lane, lanes) {
+                match role {
+                    Role::Keep(level) => kept[level] = std::mem::take(&mut sums),
+                    Role::Fold(level) => sums = format!("({}+{sums})", std::mem::take(&mut kept[level])),
+                    _ => unreachable!("no other plan"),
+                }
+            }
+        }
+        assert!(kept.iter().all(String::is_empty), "nothing stays behind: {kept:?}");
+        sums
+    }
+
+    #[test]
+    fn counting_lanes_is_the_balanced_tree() {
+        for lanes in [1, 2, 4, 8, 16] {
+            let mut sums: Vec<String> = (0..lanes).map(|i| i.to_string()).collect();
+            tree(lanes, |onto, term| sums[onto] = format!("({}+{})", sums[onto], sums[term]));
+            assert_eq!(counted(lanes), sums[0]);
+        }
+    }
+
+    #[test]
+    fn lanes_that_cannot_be_dealt_are_refused() {
+        let options =
+            |lanes: usize, ranks: usize| Options { lanes, mesh: Mesh::new(1, ranks), ..Options::default() };
+        for (lanes, ranks) in [(1, 1), (8, 1), (8, 4), (8, 8), (3, 3), (1, 5)] {
+            assert_eq!(check(&options(lanes, ranks)), Ok(()), "{lanes} on {ranks}");
+        }
+        for (lanes, ranks) in [(0, 1), (8, 3), (6, 3), (6, 1), (4, 8)] {
+            assert!(check(&options(lanes, ranks)).is_err(), "{lanes} on {ranks}");
+        }
+        assert_eq!(lanes_of(1, &options(8, 4)), 2..4);
+        assert_eq!(lanes_of(2, &options(3, 3)), 2..3);
+    }
+}

@@ -1,0 +1,88 @@
+//! Totals over ranks: each rank sums gradients, losses and weights of its own rows, and an update is made of the sums of all.
+//!
+//! A region of gradients is exchanged as it lies, because joining regions first would be another copy of all gradients.
+//! Everything small goes together: losses, weights, named sums and the flags by which ranks ask each other to stop.
+
+use std::collections::HashMap;
+
+use crate::builder::{Builder, Tensor};
+use crate::graph::SlotId;
+use crate::ops::Op;
+use crate::ops::collective::Combine;
+use crate::passes::input_path;
+use crate::passes::options::Options;
+use crate::plan::Role;
+use crate::types::DType;
+
+/// The input of `apply` that carries a number for each of `STOP_FLAGS`: not 0 where this rank was asked to stop so.
+pub const STOP: &str = "stop";
+/// Each is also a result of `apply`, by `stop_path`: the sum of the flag over ranks, so that all stop after one step.
+pub const STOP_FLAGS: [&str; 5] = ["interrupt", "terminate", "user", "hangup", "time"];
+
+/// The result that holds the sum of a flag.
+pub fn stop_path(flag: &str) -> String {
+    format!("{STOP}.{flag}")
+}
+
+/// The sum, or the maximum, of a flat tensor over all ranks that have rows of their own.
+pub fn total<'g>(x: Tensor<'g>, by: Combine, o: &Options) -> Tensor<'g> {
+    let over = |x: Tensor<'g>, axis| {
+        x.b.op(Op::AllReduce { axis, ways: o.mesh.ways(axis), by, order: o.order }, &[x])
+    };
+    o.mesh.axes_of_rows().fold(x, over)
+}
+
+/// The sums of a step over all ranks, by the slots that hold those of one rank.
+pub(super) struct Totals<'g> {
+    b: &'g Builder,
+    /// Empty where there is one rank: what is in the slots is all there is.
+    by_slot: HashMap<SlotId, Tensor<'g>>,
+    /// Of the flags.
+    stops: Vec<Tensor<'g>>,
+}
+
+impl<'g> Totals<'g> {
+    pub fn new(b: &'g Builder, gradients: &[SlotId], small: &[SlotId], o: &Options) -> Totals<'g> {
+        let mut totals = Totals { b, by_slot: HashMap::new(), stops: vec![] };
+        if o.mesh.ranks_of_rows() == 1 {
+            return totals;
+        }
+        let flags = b.input(&input_path(Role::Apply, STOP), DType::F32, &[STOP_FLAGS.len()]);
+        let own: Vec<Tensor<'g>> = small.iter().map(|slot| flat(b.read(*slot))).chain([flags]).collect();
+        let all = total(b.concat(&own, 0), Combine::Sum, o);
+        let mut at = 0;
+        for (slot, own) in small.iter().zip(&own) {
+            let (dims, extent) = (b.with_graph(|g| g.slot(*slot).ty.dims.clone()), own.dims()[0]);
+            totals.by_slot.insert(*slot, all.slice(0, at, extent).reshape(&dims));
+            at += extent;
+        }
+        totals.stops = (0..STOP_FLAGS.len()).map(|flag| all.slice(0, at + flag, 1)).collect();
+        for slot in gradients {
+            totals.by_slot.insert(*slot, total(b.read(*slot), Combine::Sum, o));
+        }
+        totals
+    }
+
+    /// The total of what a slot holds, or of a part of such a slot.
+    pub fn of(&self, slot: SlotId) -> Tensor<'g> {
+        if let Some(total) = self.by_slot.get(&slot) {
+            return *total;
+        }
+        let (ty, part) = self.b.with_graph(|g| (g.slot(slot).ty.clone(), g.slot(slot).part));
+        match part.and_then(|part| Some((self.by_slot.get(&part.of)?, part.offset))) {
+            Some((whole, offset)) => whole.slice(0, offset, ty.elements()).reshape(&ty.dims),
+            None => self.b.read(slot),
+        }
+    }
+
+    /// Makes the sums of the flags results.
+    pub fn give_stops(&self) {
+        for (flag, sum) in STOP_FLAGS.iter().zip(&self.stops) {
+            self.b.result(&stop_path(flag), *sum);
+        }
+    }
+}
+
+fn flat(x: Tensor<'_>) -> Tensor<'_> {
+    x.reshape(&[x.ty().elements()])
+}

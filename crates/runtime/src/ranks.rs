@@ -1,0 +1,65 @@
+//! The other ranks, as a session sees them: the mesh its plans were made for, and a wire that moves bytes between its ranks.
+
+use std::sync::Arc;
+
+use flatout_ir::{Axis, Launch, Mesh, PlanSet};
+use flatout_world::Wire;
+
+use crate::{RuntimeError, launch};
+
+/// A wire between all ranks of a mesh. A collective exchanges within the group along its axis: to all others it sends
+/// nothing, so that every rank takes part in every exchange.
+pub struct Ranks {
+    mesh: Mesh,
+    wire: Option<Arc<dyn Wire>>,
+}
+
+/// A rank without others.
+pub static ALONE: Ranks = Ranks { mesh: Mesh::ONE, wire: None };
+
+impl Ranks {
+    /// Checks that the plans can run over the wire. Plans without collectives need none.
+    pub fn new(plans: &PlanSet, wire: Option<Arc<dyn Wire>>) -> Result<Ranks, RuntimeError> {
+        let mesh = plans.mesh;
+        let launches = plans.plans.iter().flat_map(|plan| &plan.launches);
+        let collectives: Vec<&Launch> = launches.filter(|l| l.op.kind().is_collective()).collect();
+        for launch in &collectives {
+            let axis = launch.op.axis().expect("a collective has an axis");
+            if launch.op.ways().is_some_and(|ways| ways != mesh.ways(axis)) {
+                let what = launch::describe(launch);
+                return Err(RuntimeError::Unsound(format!("{what}: the mesh is {mesh}")));
+            }
+        }
+        let ranks = mesh.ranks();
+        match &wire {
+            None if ranks > 1 && !collectives.is_empty() => Err(RuntimeError::Wire(format!(
+                "these plans are for {ranks} ranks, and the session was opened without a wire to the others"
+            ))),
+            Some(wire) if wire.ranks() != ranks => Err(RuntimeError::Wire(format!(
+                "these plans are for {ranks} ranks, and the wire connects {}",
+                wire.ranks()
+            ))),
+            _ => Ok(Ranks { mesh, wire }),
+        }
+    }
+
+    /// Where this rank lies along an axis.
+    pub fn coordinate(&self, axis: Axis) -> usize {
+        self.mesh.coordinate(self.rank(), axis)
+    }
+
+    fn rank(&self) -> usize {
+        self.wire.as_ref().map_or(0, |wire| wire.rank())
+    }
+
+    /// Sends the i-th slice to the i-th rank of the group along an axis, and fills the i-th from there.
+    pub fn exchange(&self, axis: Axis, send: &[&[u8]], receive: Vec<&mut [u8]>) -> Result<(), String> {
+        let Some(wire) = &self.wire else { return Err("there is no wire to the other ranks".into()) };
+        let mut to: Vec<&[u8]> = vec![&[]; wire.ranks()];
+        let mut from: Vec<&mut [u8]> = to.iter().map(|_| <&mut [u8]>::default()).collect();
+        for ((rank, send), receive) in self.mesh.group(self.rank(), axis).into_iter().zip(send).zip(receive) {
+            (to[rank], from[rank]) = (send, receive);
+        }
+        wire.exchange(&to, &mut from).map_err(|why| why.to_string())
+    }
+}

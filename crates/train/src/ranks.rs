@@ -1,0 +1,294 @@
+//! The ranks of a run, as training sees them: they agree on what they do before the first step, and end together.
+//!
+//! Rank 0 writes the run's directory and speaks. The others compute the same on rows of their own; what decides where they go
+//! comes from results that are equal everywhere, or from rank 0.
+
+use std::cell::Cell;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use flatout_ir::Target;
+use flatout_world::{Sockets, Status, Wire, WireError, World};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::machine;
+use crate::{Failure, UserError};
+
+/// How long a rank waits for a file that rank 0 wrote to show up.
+const SHARED_WITHIN: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// One rank among those of a run.
+pub struct Ranks {
+    world: World,
+    wire: Option<Arc<Watched>>,
+    /// All ranks know why the run cannot begin, and each of them leaves.
+    is_refused: Cell<bool>,
+    has_begun: Cell<bool>,
+}
+
+/// The part of a step that a rank tells the others.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Share {
+    pub real_tokens: usize,
+    pub computed_tokens: usize,
+    /// The time its own micro-batches took.
+    pub compute_ms: f64,
+    /// How many times the data has been read; 0 where it had no rows.
+    pub epoch: f64,
+    /// Sentences about its rows.
+    pub warnings: Vec<String>,
+}
+
+impl Ranks {
+    /// A run of one process, which opens nothing.
+    pub fn alone() -> Ranks {
+        Ranks::over(World::alone(), None)
+    }
+
+    /// Connects the ranks of a world, and shares out the cores of each host: the smallest number of threads holds for all,
+    /// because plans must be equal.
+    pub fn connect(world: World) -> Result<Ranks, Failure> {
+        if world.ranks == 1 {
+            return Ok(Ranks::over(world, None));
+        }
+        let sockets = Sockets::connect(&world).map_err(failed)?;
+        let wire = Some(Arc::new(Watched { sockets, broken: Mutex::new(None) }));
+        let own = (machine::threads() / world.locals).max(1) as u64;
+        let threads = u64::MAX - world.agree("threads", u64::MAX - own).map_err(failed)?;
+        machine::share(threads as usize, world.locals);
+        Ok(Ranks::over(world, wire))
+    }
+
+    fn over(world: World, wire: Option<Arc<Watched>>) -> Ranks {
+        Ranks { world, wire, is_refused: Cell::new(false), has_begun: Cell::new(false) }
+    }
+
+    pub fn rank(&self) -> usize {
+        self.world.rank
+    }
+
+    pub fn count(&self) -> usize {
+        self.world.ranks
+    }
+
+    pub fn nodes(&self) -> usize {
+        self.world.nodes
+    }
+
+    pub fn are_many(&self) -> bool {
+        self.world.ranks > 1
+    }
+
+    /// Whether this rank writes the run's directory and speaks.
+    pub fn is_first(&self) -> bool {
+        self.world.rank == 0
+    }
+
+    pub fn wire(&self) -> Option<Arc<dyn Wire>> {
+        self.wire.clone().map(|wire| wire as Arc<dyn Wire>)
+    }
+
+    /// A device's target, for as many of them as there are ranks.
+    pub fn target(&self, target: Target) -> Target {
+        Target { ranks: self.world.ranks, ..target }
+    }
+
+    /// Says where this rank is, for whoever finds it standing still.
+    pub fn at(&self, step: u64, doing: &str, part: usize) {
+        self.world.beat(Status { step, doing: doing.into(), part: part as u64 });
+    }
+
+    /// Counts a run of a plan that holds collectives.
+    pub fn called(&self, plan: &str) {
+        self.world.called(plan);
+    }
+
+    /// Does a part of the start on rank 0 first, which may write what the others then read.
+    pub fn in_turn<T>(&self, make: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        if self.is_first() {
+            let made = make()?;
+            self.meet()?;
+            return Ok(made);
+        }
+        self.meet()?;
+        make()
+    }
+
+    /// Waits until every rank is here, and goes on where none has failed.
+    pub fn meet(&self) -> Result<(), Failure> {
+        self.gather(&()).map(drop)
+    }
+
+    /// Rank 0's value on every rank.
+    pub fn of_first<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<T, Failure> {
+        if !self.are_many() {
+            return Ok(own);
+        }
+        // A list, because no value at all and a value that is none read the same in JSON.
+        let told: Vec<T> = if self.is_first() { vec![own] } else { vec![] };
+        let all: Vec<Vec<T>> = self.gather(&told)?;
+        Ok(all.into_iter().flatten().next().expect("rank 0 gives its value"))
+    }
+
+    /// Every rank's value, in order of ranks; or the failure of the first rank that gave one up. Until the first step all calls
+    /// of ranks are this one, so that a rank that fails anywhere can say so in place of its next call.
+    pub fn gather<T: Serialize + DeserializeOwned>(&self, own: &T) -> Result<Vec<T>, Failure> {
+        let words: Vec<Word<T>> = self.words(&Word::Value(own))?;
+        let mut values = vec![];
+        for (rank, word) in words.into_iter().enumerate() {
+            match word {
+                Word::Value(value) => values.push(value),
+                Word::Refusal(code, sentence) => {
+                    self.is_refused.set(true);
+                    let sentence = match rank {
+                        0 => sentence,
+                        _ => format!("{}: {sentence}", self.world.members()[rank].named(rank)),
+                    };
+                    return Err(match code {
+                        2 => Failure::User(UserError(sentence)),
+                        _ => Failure::Environment(sentence),
+                    });
+                }
+            }
+        }
+        Ok(values)
+    }
+
+    /// Every rank's bytes, in order of ranks, by the wire that carries tensors: calls between hosts are small.
+    pub fn gather_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+        let Some(wire) = &self.wire else { return Ok(vec![own.to_vec()]) };
+        let lengths: Vec<usize> = self.gather(&own.len())?;
+        let send = vec![own; lengths.len()];
+        let mut all: Vec<Vec<u8>> = lengths.into_iter().map(|length| vec![0; length]).collect();
+        let mut receive: Vec<&mut [u8]> = all.iter_mut().map(Vec::as_mut_slice).collect();
+        let exchanged = wire.exchange(&send, &mut receive);
+        exchanged.map_err(|error| Failure::Environment(error.to_string()))?;
+        Ok(all)
+    }
+
+    fn words<S: Serialize, T: DeserializeOwned>(&self, own: &Word<S>) -> Result<Vec<Word<T>>, Failure> {
+        let bytes = serde_json::to_vec(own).expect("what ranks tell each other has a JSON form");
+        let all = self.world.gather("words", &bytes).map_err(failed)?;
+        let read = |bytes: &Vec<u8>| {
+            serde_json::from_slice(bytes).map_err(|error| {
+                Failure::Environment(format!("another rank's message cannot be read: {error}"))
+            })
+        };
+        all.iter().map(read).collect()
+    }
+
+    /// From here on a failure ends the run at once.
+    pub fn begin_steps(&self) -> Result<(), Failure> {
+        self.meet()?;
+        self.has_begun.set(true);
+        Ok(())
+    }
+
+    /// The largest number of any rank.
+    pub fn agree(&self, what: &str, number: u64) -> Result<u64, Failure> {
+        self.world.agree(what, number).map_err(failed)
+    }
+
+    /// Refuses ranks that found unequal things: `what` differs, and `advice` says what to do.
+    pub fn check_equal(&self, what: &str, own: u64, advice: &str) -> Result<(), Failure> {
+        let all: Vec<u64> = self.gather(&own)?;
+        let Some(other) = all.iter().position(|hash| *hash != all[0]) else { return Ok(()) };
+        self.is_refused.set(true);
+        let member = |rank: usize| self.world.members()[rank].named(rank);
+        let sentence = format!("{what} of {} are not those of {}: {advice}", member(other), member(0));
+        Err(Failure::User(UserError(sentence)))
+    }
+
+    /// Waits until a file of rank 0 is seen here with what rank 0 wrote: the folder must be one on all hosts.
+    pub fn sees(&self, file: &std::path::Path, content: &str) -> Result<(), Failure> {
+        let began = Instant::now();
+        while std::fs::read_to_string(file).map_or(true, |text| text.trim() != content.trim()) {
+            if began.elapsed() > SHARED_WITHIN {
+                let folder = file.parent().unwrap_or(file).display();
+                return Err(Failure::User(UserError(format!(
+                    "{folder} is another folder here ({}) than on rank 0: give --run a folder that all hosts share",
+                    self.world.members()[self.rank()].host
+                ))));
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
+    }
+
+    /// The process of rank 0.
+    pub fn first_process(&self) -> u32 {
+        self.world.members().first().map_or(std::process::id(), |member| member.process)
+    }
+
+    /// Ends a rank as its run ended: every rank leaves, and rank 0 alone has something to say. A failure after the first step
+    /// ends the processes of all ranks from here.
+    pub fn conclude<T>(self, result: Result<T, Failure>) -> Result<Option<T>, Failure> {
+        if let Err(failure) = &result
+            && self.are_many()
+        {
+            if self.has_begun.get() {
+                self.fail(failure);
+            } else if !self.is_refused.get() {
+                let (code, sentence) = match failure {
+                    Failure::User(UserError(sentence)) => (2, sentence),
+                    Failure::Environment(sentence) => (1, sentence),
+                };
+                self.words::<(), serde_json::Value>(&Word::Refusal(code, sentence.clone()))?;
+            }
+        }
+        let is_first = self.is_first();
+        self.world.finish().map_err(failed)?;
+        if is_first { result.map(Some) } else { Ok(result.ok()) }
+    }
+
+    /// Ends the run on all ranks, because this one failed. Their watchers end the processes.
+    fn fail(&self, failure: &Failure) {
+        let broken = self.wire.as_ref().and_then(|wire| wire.broken());
+        match broken {
+            Some(error) => drop(self.world.fail_wire(&error)),
+            None => drop(self.world.fail(&failure.to_string())),
+        }
+    }
+}
+
+/// What a rank tells the others before the first step.
+#[derive(Serialize, Deserialize)]
+enum Word<T> {
+    Value(T),
+    /// Why the run cannot begin, with its exit code.
+    Refusal(u8, String),
+}
+
+fn failed(failure: flatout_world::Failure) -> Failure {
+    Failure::Environment(failure.sentence)
+}
+
+/// The wire, and why it broke.
+struct Watched {
+    sockets: Sockets,
+    broken: Mutex<Option<WireError>>,
+}
+
+impl Watched {
+    fn broken(&self) -> Option<WireError> {
+        self.broken.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Wire for Watched {
+    fn rank(&self) -> usize {
+        self.sockets.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.sockets.ranks()
+    }
+
+    fn exchange(&self, send: &[&[u8]], receive: &mut [&mut [u8]]) -> Result<(), WireError> {
+        self.sockets.exchange(send, receive).inspect_err(|error| {
+            *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
+        })
+    }
+}

@@ -1,0 +1,86 @@
+//! Lanes of a run: how an update's rows are grouped into sums, which decides the bits and not only the speed.
+
+use crate::UserError;
+use crate::config::Config;
+use crate::refuse;
+use crate::switches::Toggle;
+
+/// The lanes that the plans of a number of ranks are made with: those of the config, where the ranks can share them out, or
+/// one a rank. In the second case losses are those of the config's lanes within rounding.
+pub fn lanes(config: &Config, ranks: usize) -> Result<usize, UserError> {
+    let (batch, asked) = (config.train.batch, config.train.lanes.given().unwrap_or(ranks));
+    let is_kept = are_shared_out(asked, ranks);
+    if !is_kept && config.switches.kernels.deterministic == Toggle::On {
+        refuse!(
+            "`deterministic=on` promises the bits of `train.lanes` = {asked}, which {ranks} ranks cannot share out: take a number \
+             of ranks that divides it, or leave deterministic out"
+        );
+    }
+    let lanes = if is_kept { asked } else { ranks };
+    if lanes > batch {
+        refuse!(
+            "{lanes} lanes share out `train.batch` = {batch} rows, and some would have none: raise it, or take fewer lanes or ranks"
+        );
+    }
+    Ok(lanes)
+}
+
+/// Whether each rank can have as many lanes as the others, as a subtree of one tree.
+fn are_shared_out(lanes: usize, ranks: usize) -> bool {
+    lanes == ranks || (lanes.is_power_of_two() && lanes.is_multiple_of(ranks))
+}
+
+/// The sentence about bits where a run does not have the lanes it began with.
+pub fn other_bits(began: usize, ranks: usize, lanes: usize) -> Option<String> {
+    let plural = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
+    (began != lanes).then(|| {
+        format!(
+            "the run sums its rows in {}, which {} cannot share out: losses are the same within rounding, and not to the bit",
+            plural(began, "lane"),
+            plural(ranks, "rank")
+        )
+    })
+}
+
+/// The most rows that a lane has in an update, which is the most that are computed at once.
+pub fn rows_a_lane(config: &Config, lanes: usize) -> usize {
+    config.train.batch.div_ceil(lanes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipes;
+
+    /// Plans of one rank are those there were before there were ranks; others have an exchange.
+    #[test]
+    fn one_rank_with_one_lane_exchanges_nothing() {
+        use flatout_ir::{Mesh, Role};
+        let config = recipes::resolve("tiny", &[], &["train.batch=8".into()]).unwrap();
+        let of = |ranks: usize| {
+            let target = flatout_ir::Target { ranks, ..crate::resolve::compile::target() };
+            crate::resolve::compile::compile(&config, &target).unwrap()
+        };
+        let has_exchange = |ranks: usize| of(ranks).plans.to_string().contains("all_reduce");
+        assert_eq!([1, 2, 3].map(has_exchange), [false, true, true]);
+        let one = of(1);
+        assert_eq!((one.plans.mesh, one.settled.options.lanes), (Mesh::ONE, 1));
+        assert!(one.plans.plan(Role::Keep(0)).is_none() && of(2).plans.plan(Role::Keep(0)).is_none());
+        assert_eq!((one.micro_batch, of(2).micro_batch, of(3).micro_batch), (8, 4, 3));
+    }
+
+    #[test]
+    fn lanes_are_kept_where_ranks_can_share_them_out() {
+        let of = |words: &[&str], ranks: usize| {
+            let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+            lanes(&recipes::resolve("tiny", &[], &words).unwrap(), ranks)
+        };
+        assert_eq!([1, 2, 3, 8].map(|ranks| of(&[], ranks)), [1, 2, 3, 8].map(Ok));
+        assert_eq!([1, 2, 4, 8].map(|ranks| of(&["train.lanes=8"], ranks)), [8; 4].map(Ok));
+        assert_eq!(of(&["train.lanes=8"], 3), Ok(3));
+        assert!(of(&["train.lanes=8", "deterministic=on"], 3).unwrap_err().0.contains("cannot share out"));
+        assert!(of(&[], 9).unwrap_err().0.starts_with("9 lanes share out `train.batch` = 8 rows"));
+        assert_eq!(other_bits(8, 4, 8), None);
+        assert!(other_bits(8, 3, 3).unwrap().contains("in 8 lanes, which 3 ranks cannot"));
+    }
+}

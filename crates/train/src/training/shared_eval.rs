@@ -1,0 +1,105 @@
+//! Evaluation by several ranks: each runs `eval` on some batches, and every rank counts the results of all in order.
+
+use flatout_runtime::Session;
+use serde::{Deserialize, Serialize};
+
+use crate::Failure;
+use crate::ranks::Ranks;
+use crate::run::signal;
+use crate::tasks::batch::{Draw, EvalSet};
+use crate::training::evaluate::{EvalResults, Evaluator, Sums, evaluate};
+
+/// Runs `eval` on a set in batches of a capacity. Batch `b` is that of rank `b` modulo their number; sums are made batch by
+/// batch in f64 on every rank, so that their bits do not depend on how many ranks there are. A reason to stop on any rank
+/// ends it on all.
+pub fn evaluate_among(
+    ranks: &Ranks,
+    session: &mut Session,
+    (set, capacity, draw): (&dyn EvalSet, usize, Draw),
+    step: u64,
+    stop: &mut dyn FnMut() -> Option<&'static str>,
+    see: &mut dyn FnMut(&EvalResults),
+) -> Result<Result<Sums, &'static str>, Failure> {
+    if !ranks.are_many() {
+        return evaluate(session, set, capacity, draw, stop, &mut |_, results| see(results));
+    }
+    let evaluator = Evaluator::new(session);
+    let mut sums = Sums::default();
+    let batches = set.batches(capacity);
+    for first in (0..batches).step_by(ranks.count()) {
+        ranks.at(step, "evaluating", first);
+        let own = first + ranks.rank();
+        let results = match own < batches {
+            true => Some(evaluator.run(session, set, own, capacity, draw)?.1),
+            false => None,
+        };
+        let asked = stop().and_then(signal::number_of);
+        let told = Told { asked, part: results.as_ref().map(Part::of) };
+        let bytes = serde_json::to_vec(&told).expect("results have a JSON form");
+        let read = |bytes: &Vec<u8>| serde_json::from_slice::<Told>(bytes);
+        let all: Result<Vec<Told>, _> = ranks.gather_bytes(&bytes)?.iter().map(read).collect();
+        let all = all.map_err(|error| {
+            Failure::Environment(format!("another rank's results cannot be read: {error}"))
+        })?;
+        if let Some(reason) = all.iter().find_map(|told| told.asked.and_then(signal::of_number)) {
+            return Ok(Err(reason));
+        }
+        for part in all.into_iter().filter_map(|told| told.part) {
+            let results = part.results();
+            sums.add(&results);
+            see(&results);
+        }
+    }
+    Ok(Ok(sums))
+}
+
+/// A rank's word between batches.
+#[derive(Serialize, Deserialize)]
+struct Told {
+    /// The number of the reason to stop, where it has one.
+    asked: Option<usize>,
+    part: Option<Part>,
+}
+
+/// The results of a batch. Floats are sent as their bits: some are not finite, and all arrive as they were.
+#[derive(Serialize, Deserialize)]
+struct Part {
+    loss: u32,
+    weight: u32,
+    class_logits: Vec<u32>,
+    logp: Vec<u32>,
+    best_logp: Vec<u32>,
+    sums: Vec<(String, u32)>,
+    labels: Vec<i32>,
+    answers: Vec<Option<u32>>,
+}
+
+impl Part {
+    fn of(results: &EvalResults) -> Part {
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
+        Part {
+            loss: results.loss.to_bits(),
+            weight: results.weight.to_bits(),
+            class_logits: bits(&results.class_logits),
+            logp: bits(&results.logp),
+            best_logp: bits(&results.best_logp),
+            sums: results.sums.iter().map(|(name, sum)| (name.clone(), sum.to_bits())).collect(),
+            labels: results.labels.clone(),
+            answers: results.answers.clone(),
+        }
+    }
+
+    fn results(self) -> EvalResults {
+        let floats = |bits: Vec<u32>| bits.into_iter().map(f32::from_bits).collect();
+        EvalResults {
+            class_logits: floats(self.class_logits),
+            logp: floats(self.logp),
+            best_logp: floats(self.best_logp),
+            sums: self.sums.into_iter().map(|(name, sum)| (name, f32::from_bits(sum))).collect(),
+            loss: f32::from_bits(self.loss),
+            weight: f32::from_bits(self.weight),
+            labels: self.labels,
+            answers: self.answers,
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Frames on a socket: length, kind, payload.
+//!
+//! The length is four bytes, little-endian, and counts the payload alone; the kind is one byte.
+
+use std::fmt;
+use std::io::{self, ErrorKind, Read, Write};
+
+/// Bytes of payload at most: host messages are small, and a length beyond this is foreign or damaged.
+pub const MOST_BYTES: usize = 16 << 20;
+
+/// Bytes of payload at most before the other side has shown that it belongs to the run.
+pub const MOST_GREETING_BYTES: usize = 64 << 10;
+
+const HEAD: usize = 5;
+
+/// Payloads are read in pieces of this size, so that a length alone does not take memory.
+const PIECE: usize = 64 << 10;
+
+/// The meaning of a payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Hub to whoever connects.
+    Hello = 1,
+    /// Rank to hub: asks to join.
+    Join = 2,
+    /// Hub to rank: not joined, with a sentence.
+    Refused = 3,
+    /// Hub to rank: everyone is there.
+    Welcome = 4,
+    /// Rank to hub: its part of a call.
+    Call = 5,
+    /// Hub to rank: the result of a call.
+    Answer = 6,
+    /// Either way: a sign of life.
+    Beat = 7,
+    /// Rank to hub: it failed, with a sentence. Hub to rank: the first failure.
+    Failure = 8,
+    /// Rank to hub: how another process ended, as its parent knows.
+    Account = 9,
+    /// Rank to hub: it leaves because the run is over.
+    Bye = 10,
+}
+
+const KINDS: [Kind; 10] = [
+    Kind::Hello,
+    Kind::Join,
+    Kind::Refused,
+    Kind::Welcome,
+    Kind::Call,
+    Kind::Answer,
+    Kind::Beat,
+    Kind::Failure,
+    Kind::Account,
+    Kind::Bye,
+];
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    pub kind: Kind,
+    pub payload: Vec<u8>,
+}
+
+/// Why no frame was read.
+#[derive(Debug)]
+pub enum FrameError {
+    /// The stream ended between two frames.
+    Closed,
+    /// The stream ended inside a frame.
+    Cut,
+    /// Nothing came for as long as the socket waits.
+    Silent,
+    TooLong {
+        bytes: usize,
+        most: usize,
+    },
+    UnknownKind(u8),
+    Io(io::Error),
+}
+
+impl fmt::Display for FrameError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FrameError::Closed => write!(out, "the connection closed"),
+            FrameError::Cut => write!(out, "the connection closed in the middle of a message"),
+            FrameError::Silent => write!(out, "nothing came"),
+            FrameError::TooLong { bytes, most } => {
+                write!(out, "a message of {bytes} bytes is longer than {most}")
+            }
+            FrameError::UnknownKind(kind) => write!(out, "{kind} is no kind of message"),
+            FrameError::Io(error) => write!(out, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for FrameError {}
+
+/// The bytes of a frame. The payload is at most `MOST_BYTES`, which callers see to.
+pub fn encode(kind: Kind, payload: &[u8]) -> Vec<u8> {
+    assert!(payload.len() <= MOST_BYTES, "a frame's payload has {} bytes", payload.len());
+    let mut bytes = Vec::with_capacity(HEAD + payload.len());
+    bytes.extend((payload.len() as u32).to_le_bytes());
+    bytes.push(kind as u8);
+    bytes.extend(payload);
+    bytes
+}
+
+/// Writes a frame in one piece, so that it travels in one packet where it fits.
+pub fn write(out: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Result<()> {
+    out.write_all(&encode(kind, payload))
+}
+
+/// The next frame of at most `most` bytes of payload.
+pub fn read(from: &mut impl Read, most: usize) -> Result<Frame, FrameError> {
+    let mut head = [0; HEAD];
+    match from.read(&mut head[..1]) {
+        Ok(0) => return Err(FrameError::Closed),
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::Interrupted => return read(from, most),
+        Err(error) => return Err(failed(error)),
+    }
+    from.read_exact(&mut head[1..]).map_err(failed)?;
+    let bytes = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
+    if bytes > most {
+        return Err(FrameError::TooLong { bytes, most });
+    }
+    let kind =
+        KINDS.into_iter().find(|kind| *kind as u8 == head[4]).ok_or(FrameError::UnknownKind(head[4]))?;
+    let mut payload = Vec::new();
+    while payload.len() < bytes {
+        let have = payload.len();
+        payload.resize(bytes.min(have + PIECE), 0);
+        from.read_exact(&mut payload[have..]).map_err(failed)?;
+    }
+    Ok(Frame { kind, payload })
+}
+
+fn failed(error: io::Error) -> FrameError {
+    match error.kind() {
+        ErrorKind::UnexpectedEof => FrameError::Cut,
+        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => FrameError::Closed,
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => FrameError::Silent,
+        _ => FrameError::Io(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_come_back_as_they_were_written() {
+        let mut bytes = vec![];
+        for (number, kind) in KINDS.into_iter().enumerate() {
+            write(&mut bytes, kind, &vec![number as u8; number * PIECE / 3]).unwrap();
+        }
+        let mut from = &bytes[..];
+        for (number, kind) in KINDS.into_iter().enumerate() {
+            let payload = vec![number as u8; number * PIECE / 3];
+            assert_eq!(read(&mut from, MOST_BYTES).unwrap(), Frame { kind, payload });
+        }
+        assert!(matches!(read(&mut from, MOST_BYTES), Err(FrameError::Closed)));
+    }
+
+    #[test]
+    fn cut_long_and_foreign_frames_are_told_apart() {
+        let bytes = encode(Kind::Beat, b"word");
+        assert!(matches!(read(&mut &bytes[..7], MOST_BYTES), Err(FrameError::Cut)));
+        assert!(matches!(read(&mut &bytes[..3], MOST_BYTES), Err(FrameError::Cut)));
+        assert!(matches!(read(&mut &bytes[..], 3), Err(FrameError::TooLong { bytes: 4, most: 3 })));
+        assert!(matches!(
+            read(&mut &b"GET / HTTP/1.1\r\n\r\n"[..], MOST_BYTES),
+            Err(FrameError::TooLong { .. })
+        ));
+        assert!(matches!(read(&mut &[0, 0, 0, 0, 99][..], MOST_BYTES), Err(FrameError::UnknownKind(99))));
+    }
+}

@@ -1,0 +1,368 @@
+//! How a rank finds the others: rank 0 opens the hub, everyone reaches it and waits until all are there.
+
+use std::fs;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+use crate::frame::{self, FrameError, Kind, MOST_BYTES, MOST_GREETING_BYTES};
+use crate::hub::{Hub, Terms};
+use crate::member::World;
+use crate::message::{Hello, Join, MAGIC, Member, PROTOCOL, Welcome, json, parse};
+use crate::parent::{self, Line, Up};
+use crate::place::{Meeting, Place};
+use crate::timing::Timing;
+use crate::watcher::Core;
+
+/// The file by which ranks find rank 0 where nothing else names it.
+pub const RENDEZVOUS: &str = "rendezvous.json";
+
+/// For one attempt to connect, and for the hello behind it.
+const ATTEMPT: Duration = Duration::from_secs(2);
+const TRY_EVERY: Duration = Duration::from_millis(100);
+
+/// Takes lines for the user while ranks join.
+pub type Note = Arc<dyn Fn(&str) + Send + Sync>;
+/// Ends the process after a failure, from a thread of this crate's, whatever the main thread waits for. It prints the sentence
+/// where `Failure::is_mine_to_say`.
+pub type Leave = Arc<dyn Fn(&Failure) + Send + Sync>;
+
+/// A rank's own part of joining.
+pub struct Joining<'a> {
+    /// Of the program, equal on all ranks.
+    pub version: String,
+    /// `FLATOUT_SECRET`, where it is set.
+    pub secret: Option<String>,
+    /// The device it computes on, as failures name it.
+    pub device: Option<String>,
+    /// The run's folder, where ranks may have to meet by a file.
+    pub folder: Option<&'a Path>,
+    pub timing: Timing,
+    pub note: Note,
+    pub leave: Leave,
+}
+
+impl World {
+    /// Joins the other ranks, or fails with a sentence.
+    pub fn join(place: &Place, joining: Joining<'_>) -> Result<World, Failure> {
+        if place.ranks == 1 {
+            return Ok(World::alone());
+        }
+        let own =
+            |sentence: String| Failure { is_mine_to_say: true, ..Failure::new(Some(place.rank), sentence) };
+        let system = |error: io::Error| own(format!("rank {} cannot join: {error}", place.rank));
+        let Joining { timing, leave, .. } = &joining;
+        let deadline = Instant::now() + timing.join;
+        let (line, words) = match place.has_parent {
+            true => {
+                Line::of_standard_input().map(|(line, words)| (Some(line), Some(words))).map_err(system)?
+            }
+            false => (None, None),
+        };
+        let core = Arc::new(Core::new(place.rank, host_name(), *timing, Arc::clone(leave), line));
+        if let Some(words) = words {
+            let core = Arc::clone(&core);
+            let listen = move || {
+                parent::listen(words, |word| core.hear(word));
+                core.lose_parent();
+            };
+            thread::Builder::new().name("parent".into()).spawn(listen).map_err(system)?;
+        }
+        let hub = match place.rank {
+            0 => Some(open(place, &joining, &core).map_err(own)?),
+            _ => None,
+        };
+        let joined = reach(place, &joining, &core, hub.as_ref().map(|opened| &opened.hub), deadline)
+            .and_then(|stream| wait(&stream, &core, hub.as_ref().map(|opened| &opened.hub)).map(|()| stream));
+        let stream = joined.map_err(|why| match why {
+            Why::Own(sentence) => own(sentence),
+            Why::Told(failure) => Failure { is_mine_to_say: place.rank == 0, ..failure },
+        })?;
+        // The file has served: everyone is there.
+        let hub = hub.map(|opened| opened.hub);
+        World::begin(core, stream, hub, place.local).map_err(system)
+    }
+}
+
+/// Why a rank did not join.
+enum Why {
+    /// It found out itself.
+    Own(String),
+    /// The hub tells everyone.
+    Told(Failure),
+}
+
+struct Opened {
+    hub: Hub,
+    _file: Option<RendezvousFile>,
+}
+
+/// Opens the hub where the others look for it. The error is a sentence.
+fn open(place: &Place, joining: &Joining<'_>, core: &Core) -> Result<Opened, String> {
+    let session = random();
+    let (listener, label) = match &place.meeting {
+        Meeting::Alone => unreachable!("one rank opens nothing"),
+        Meeting::Parent => (listen_at(&[(Ipv4Addr::LOCALHOST, 0).into()])?, String::new()),
+        Meeting::Address { host, ports, label } => (listen_at(&addresses(host, ports)?)?, label.clone()),
+        Meeting::Folder => (listen_at(&own_addresses())?, format!("{session:016x}")),
+    };
+    let Joining { version, secret, timing, note, .. } = joining;
+    let terms = Terms {
+        ranks: place.ranks,
+        version: version.clone(),
+        secret: secret.clone(),
+        label: label.clone(),
+        session: random(),
+        timing: *timing,
+        note: Arc::clone(note),
+    };
+    let hub = Hub::open(listener, terms).map_err(|error| format!("rank 0 cannot listen: {error}"))?;
+    let file = match &place.meeting {
+        Meeting::Folder => {
+            let folder = folder(joining)?;
+            Some(RendezvousFile::write(
+                folder,
+                &Rendezvous { address: hub.address.to_string(), nonce: label },
+            )?)
+        }
+        _ => None,
+    };
+    if let (Meeting::Parent, Some(line)) = (&place.meeting, &core.line) {
+        line.tell(&Up::Address(hub.address.to_string()));
+    }
+    Ok(Opened { hub, _file: file })
+}
+
+fn listen_at(addresses: &[SocketAddr]) -> Result<TcpListener, String> {
+    let mut last = String::from("no address is named");
+    for address in addresses {
+        match TcpListener::bind(address) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = format!("{address}: {error}"),
+        }
+    }
+    let hint = "another program may listen there, or the address may be another host's: name a free port of this one";
+    Err(format!("rank 0 cannot listen at {last}; {hint}"))
+}
+
+fn addresses(host: &str, ports: &Range<u16>) -> Result<Vec<SocketAddr>, String> {
+    let found = (host, ports.start).to_socket_addrs();
+    let found: Vec<SocketAddr> =
+        found.map_err(|error| format!("`{host}` is no host that can be found: {error}"))?.collect();
+    let all =
+        ports.clone().flat_map(|port| found.iter().map(move |address| SocketAddr::new(address.ip(), port)));
+    Ok(all.collect())
+}
+
+/// Addresses of this host's name, those that other hosts reach first, and loopback where it has none.
+fn own_addresses() -> Vec<SocketAddr> {
+    let found = (host_name().as_str(), 0).to_socket_addrs().map(Iterator::collect);
+    let mut found: Vec<SocketAddr> = found.unwrap_or_default();
+    found.push((Ipv4Addr::LOCALHOST, 0).into());
+    found.sort_by_key(|address| address.ip().is_loopback());
+    found
+}
+
+fn folder<'a>(joining: &Joining<'a>) -> Result<&'a Path, String> {
+    joining.folder.ok_or(
+        "nothing says where rank 0 is: set MASTER_ADDR and MASTER_PORT, or name the run's folder".into(),
+    )
+}
+
+/// The contents of `rendezvous.json`.
+#[derive(Debug, Serialize, Deserialize)]
+struct Rendezvous {
+    address: String,
+    /// The hub's greeting has it: a file left over from a run that was killed leads nowhere.
+    nonce: String,
+}
+
+/// The file, removed when joining is over.
+struct RendezvousFile(PathBuf);
+
+impl RendezvousFile {
+    fn write(folder: &Path, rendezvous: &Rendezvous) -> Result<RendezvousFile, String> {
+        let path = folder.join(RENDEZVOUS);
+        let partial = folder.join(format!(".{RENDEZVOUS}.partial"));
+        let written = fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&partial, json(rendezvous)))
+            .and_then(|()| fs::rename(&partial, &path));
+        match written {
+            Ok(()) => Ok(RendezvousFile(path)),
+            Err(error) => Err(format!("{} cannot be written: {error}", path.display())),
+        }
+    }
+}
+
+impl Drop for RendezvousFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Connects to the hub and asks to join.
+fn reach(
+    place: &Place,
+    joining: &Joining<'_>,
+    core: &Core,
+    hub: Option<&Hub>,
+    deadline: Instant,
+) -> Result<TcpStream, Why> {
+    let mut last = String::from("nothing listens there");
+    loop {
+        if let Some(failure) = hub.and_then(|hub| hub.failure.get().cloned()).or_else(|| core.failure()) {
+            return Err(Why::Told(failure));
+        }
+        let (targets, label) = match hub {
+            Some(hub) => (vec![hub.address], None),
+            None => targets(place, joining, core, deadline).map_err(Why::Own)?,
+        };
+        for target in &targets {
+            match attempt(*target, label.as_deref()) {
+                Ok(stream) => {
+                    return ask(stream, place, joining, core).map_err(|error| Why::Own(error.to_string()));
+                }
+                Err(why) => last = format!("{target}: {why}"),
+            }
+        }
+        if Instant::now() >= deadline {
+            let (rank, seconds) = (place.rank, joining.timing.join.as_secs());
+            return Err(Why::Own(format!("rank {rank} did not find rank 0 within {seconds} s ({last})")));
+        }
+        thread::sleep(TRY_EVERY);
+    }
+}
+
+/// Where the hub may be now, and the label it must have.
+fn targets(
+    place: &Place,
+    joining: &Joining<'_>,
+    core: &Core,
+    deadline: Instant,
+) -> Result<(Vec<SocketAddr>, Option<String>), String> {
+    match &place.meeting {
+        Meeting::Alone => unreachable!("one rank looks for nobody"),
+        Meeting::Parent => {
+            let address = core.told_address(deadline).and_then(|address| address.parse().ok());
+            Ok((address.into_iter().collect(), None))
+        }
+        // A host that cannot be found may become known: its node may still be starting.
+        Meeting::Address { host, ports, label } => {
+            Ok((addresses(host, ports).unwrap_or_default(), Some(label.clone())))
+        }
+        Meeting::Folder => {
+            let path = folder(joining)?.join(RENDEZVOUS);
+            let found = fs::read(path).ok().and_then(|bytes| parse::<Rendezvous>(&bytes));
+            let address = found.as_ref().and_then(|found| found.address.parse().ok());
+            Ok((address.into_iter().collect(), found.map(|found| found.nonce)))
+        }
+    }
+}
+
+/// Connects, and hears whether the hub of this run is there.
+fn attempt(target: SocketAddr, label: Option<&str>) -> Result<TcpStream, String> {
+    let connected = TcpStream::connect_timeout(&target, ATTEMPT).and_then(|stream| {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(ATTEMPT))?;
+        Ok(stream)
+    });
+    let mut stream = connected.map_err(|error| error.to_string())?;
+    let foreign = || "something else listens there".to_string();
+    let frame = frame::read(&mut stream, MOST_GREETING_BYTES).map_err(|_| foreign())?;
+    let hello: Hello =
+        parse(&frame.payload).filter(|hello: &Hello| hello.magic == MAGIC).ok_or_else(foreign)?;
+    match label.is_none_or(|label| label == hello.label) {
+        true => Ok(stream),
+        false => Err("the ranks of another run meet there".into()),
+    }
+}
+
+fn ask(mut stream: TcpStream, place: &Place, joining: &Joining<'_>, core: &Core) -> io::Result<TcpStream> {
+    let member = Member {
+        host: core.host.clone(),
+        process: std::process::id(),
+        node: place.node,
+        device: joining.device.clone(),
+    };
+    let join = Join {
+        magic: MAGIC.into(),
+        protocol: PROTOCOL,
+        version: joining.version.clone(),
+        rank: place.rank,
+        ranks: place.ranks,
+        secret: joining.secret.clone(),
+        member,
+    };
+    stream.set_read_timeout(Some(joining.timing.silent_after))?;
+    stream.set_write_timeout(Some(joining.timing.silent_after))?;
+    frame::write(&mut stream, Kind::Join, &json(&join))?;
+    Ok(stream)
+}
+
+/// Waits until the hub says that everyone is there. It sends heartbeats meanwhile.
+fn wait(mut stream: &TcpStream, core: &Core, hub: Option<&Hub>) -> Result<(), Why> {
+    let rank = core.rank;
+    loop {
+        let frame = match frame::read(&mut stream, MOST_BYTES) {
+            Ok(frame) => frame,
+            Err(why) => {
+                // The hub of this process may have failed before this rank had its seat, and the parent may know of an end.
+                thread::sleep(if core.line.is_some() { core.timing.account } else { Duration::ZERO });
+                if let Some(failure) =
+                    hub.and_then(|hub| hub.failure.get().cloned()).or_else(|| core.failure())
+                {
+                    return Err(Why::Told(failure));
+                }
+                let what = if matches!(why, FrameError::Silent) {
+                    "fell silent".into()
+                } else {
+                    format!("is gone: {why}")
+                };
+                return Err(Why::Own(format!("rank {rank} joined, and then rank 0 {what}")));
+            }
+        };
+        match frame.kind {
+            Kind::Beat => {}
+            Kind::Refused => return Err(Why::Own(String::from_utf8_lossy(&frame.payload).into_owned())),
+            Kind::Failure => {
+                let failure = parse(&frame.payload).unwrap_or(Failure::new(Some(0), "rank 0 failed"));
+                return Err(Why::Told(failure));
+            }
+            Kind::Welcome => {
+                let welcome: Option<Welcome> = parse(&frame.payload);
+                let Some(Welcome { session, members }) =
+                    welcome.filter(|welcome| welcome.members.len() > rank)
+                else {
+                    return Err(Why::Own(format!("rank {rank} cannot read what rank 0 sends")));
+                };
+                let local = stream.local_addr().and_then(|address| Ok((address.ip(), stream.try_clone()?)));
+                let (address, link) =
+                    local.map_err(|error| Why::Own(format!("rank {rank} cannot join: {error}")))?;
+                *core.link.lock().expect("no thread panics with the link") = Some(link);
+                core.local_address.get_or_init(|| address);
+                core.session.get_or_init(|| session);
+                core.members.get_or_init(|| members);
+                return Ok(());
+            }
+            _ => return Err(Why::Own(format!("rank {rank} cannot read what rank 0 sends"))),
+        }
+    }
+}
+
+/// The name of this host.
+pub(crate) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// A number nobody can guess: the standard library draws the keys of its hash from the system.
+pub(crate) fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,259 @@
+//! Every rank's side: calls that all ranks make together, heartbeats, failing and finishing.
+
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+
+use crate::calls::MOST_CALL_BYTES;
+use crate::failure::Failure;
+use crate::frame::Kind;
+use crate::hub::Hub;
+use crate::message::{Head, Member, Op, Report, Status, join_call, json, nodes, split_parts};
+use crate::watcher::Core;
+use crate::wire::WireError;
+
+/// The line of calls of `World` itself.
+const MAIN: &str = "main";
+
+/// One rank among all ranks of a run.
+pub struct World {
+    pub rank: usize,
+    pub ranks: usize,
+    /// Number among the ranks of this host, and how many they are.
+    pub local_rank: usize,
+    pub locals: usize,
+    pub node: usize,
+    pub nodes: usize,
+    calls: Calls,
+    core: Option<Arc<Core>>,
+    hub: Option<Hub>,
+    /// Dropped to end the heartbeats.
+    beating: Option<Sender<()>>,
+}
+
+impl World {
+    /// A run of one rank: opens nothing, and every call gives back what it was given.
+    pub fn alone() -> World {
+        let calls = Calls { core: None, line: MAIN, count: AtomicU64::new(0) };
+        let (rank, ranks, local_rank, locals, node, nodes) = (0, 1, 0, 1, 0, 1);
+        World { rank, ranks, local_rank, locals, node, nodes, calls, core: None, hub: None, beating: None }
+    }
+
+    /// A rank whose connection stands: from here on it sends heartbeats and is watched.
+    pub(crate) fn begin(
+        core: Arc<Core>,
+        stream: TcpStream,
+        hub: Option<Hub>,
+        local: Option<(usize, usize)>,
+    ) -> std::io::Result<World> {
+        let members = core.members.get().expect("a rank begins when everyone is there");
+        let of_rank = nodes(members);
+        let (rank, ranks) = (core.rank, members.len());
+        let here = |other: &usize| of_rank[*other] == of_rank[rank];
+        let (local_rank, locals) =
+            local.unwrap_or(((0..rank).filter(here).count(), (0..ranks).filter(here).count()));
+        let (node, nodes) = (of_rank[rank], of_rank.iter().max().map_or(1, |last| last + 1));
+        let watcher = Arc::clone(&core);
+        std::thread::Builder::new().name("watcher".into()).spawn(move || watcher.watch(stream))?;
+        let (beating, stop) = mpsc::channel::<()>();
+        let heart = Arc::clone(&core);
+        std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
+            heart.beat();
+            while stop.recv_timeout(heart.timing.beat_every) == Err(RecvTimeoutError::Timeout) {
+                heart.beat();
+            }
+        })?;
+        let calls = Calls { core: Some(Arc::clone(&core)), line: MAIN, count: AtomicU64::new(0) };
+        let beating = Some(beating);
+        Ok(World { rank, ranks, local_rank, locals, node, nodes, calls, core: Some(core), hub, beating })
+    }
+
+    /// The calls of another thread, which are counted on a line of their own. Every rank has the same lines.
+    pub fn calls(&self, line: &'static str) -> Calls {
+        assert_ne!(line, MAIN, "this line of calls is the world's own");
+        Calls { core: self.core.clone(), line, count: AtomicU64::new(0) }
+    }
+
+    /// Rank 0's bytes on every rank; what the others pass is left aside.
+    pub fn broadcast(&self, name: &str, bytes: &[u8]) -> Result<Vec<u8>, Failure> {
+        self.calls.broadcast(name, bytes)
+    }
+
+    /// The bytes of every rank, in order of ranks, on every rank.
+    pub fn gather(&self, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+        self.calls.gather(name, bytes)
+    }
+
+    /// The largest number that any rank passes.
+    pub fn agree(&self, name: &str, number: u64) -> Result<u64, Failure> {
+        self.calls.agree(name, number)
+    }
+
+    /// Waits until every rank is here.
+    pub fn barrier(&self, name: &str) -> Result<(), Failure> {
+        self.calls.barrier(name)
+    }
+
+    /// Where this rank is, for the next heartbeat.
+    pub fn beat(&self, status: Status) {
+        if let Some(core) = &self.core {
+            core.status.lock().expect("no thread panics with the status").0 = status;
+        }
+    }
+
+    /// Counts a run of a plan that holds collectives. Heartbeats carry a hash of their order, which must be the same everywhere.
+    pub fn called(&self, role: &str) {
+        if let Some(core) = &self.core {
+            core.status.lock().expect("no thread panics with the status").1.add(role);
+        }
+    }
+
+    /// Fails the run with a sentence about this rank. Every rank is told and left by its watcher, this one too: the call comes back
+    /// only where the function that `join` was given does not end the process.
+    pub fn fail(&self, sentence: &str) -> Failure {
+        self.report(sentence.into(), None)
+    }
+
+    /// Fails the run because a wire broke. Where another rank is gone, what its parent or the hub knows of it is said instead.
+    pub fn fail_wire(&self, error: &WireError) -> Failure {
+        let about = match error {
+            WireError::Gone { rank } => Some(*rank),
+            _ => None,
+        };
+        match error {
+            WireError::Failed => self.wait_for_failure(),
+            _ => self.report(error.to_string(), about),
+        }
+    }
+
+    /// Fails the run, because of another rank where `about` names one, and waits for what is said of it.
+    pub(crate) fn report(&self, sentence: String, about: Option<usize>) -> Failure {
+        let Some(core) = &self.core else {
+            return Failure { is_mine_to_say: true, ..Failure::new(Some(0), sentence) };
+        };
+        core.send(Kind::Failure, &json(&Report { sentence, about }));
+        self.wait_for_failure()
+    }
+
+    /// Waits until the hub says what happened, or is itself found to be gone.
+    fn wait_for_failure(&self) -> Failure {
+        let core = self.core.as_ref().expect("a rank alone loses nobody");
+        let mut state = core.state();
+        loop {
+            if let Some(failure) = &state.failure {
+                return failure.clone();
+            }
+            state = core.changed.wait(state).expect("no thread of a rank panics with its state");
+        }
+    }
+
+    /// The first failure, where there was one.
+    pub fn failure(&self) -> Option<Failure> {
+        self.core.as_ref().and_then(|core| core.failure())
+    }
+
+    /// Leaves when every rank has come to the end of the run. Rank 0 stays until the others have gone.
+    pub fn finish(mut self) -> Result<(), Failure> {
+        let Some(core) = self.core.clone() else { return Ok(()) };
+        self.barrier("end of the run")?;
+        core.is_over.store(true, Ordering::SeqCst);
+        core.send(Kind::Bye, &[]);
+        if let Some(hub) = self.hub.take() {
+            hub.wait();
+        }
+        Ok(())
+    }
+
+    /// Every rank as the others see it; empty where there is only one.
+    pub fn members(&self) -> &[Member] {
+        self.core.as_ref().and_then(|core| core.members.get()).map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn core(&self) -> Option<&Arc<Core>> {
+        self.core.as_ref()
+    }
+}
+
+impl Drop for World {
+    /// Closes the connection: a rank that leaves before the end of the run is noticed by the others.
+    fn drop(&mut self) {
+        self.beating = None;
+        if let Some(core) = &self.core {
+            core.is_over.store(true, Ordering::SeqCst);
+            if let Some(stream) = core.link.lock().expect("no thread panics with the link").take() {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+}
+
+/// Calls that all ranks make together, in the same order. Host messages are small and rare.
+pub struct Calls {
+    core: Option<Arc<Core>>,
+    line: &'static str,
+    count: AtomicU64,
+}
+
+impl Calls {
+    pub fn broadcast(&self, name: &str, bytes: &[u8]) -> Result<Vec<u8>, Failure> {
+        let is_root = self.core.as_ref().is_none_or(|core| core.rank == 0);
+        self.call(Op::Broadcast, name, if is_root { bytes } else { &[] })
+    }
+
+    pub fn gather(&self, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+        match &self.core {
+            None => Ok(vec![bytes.to_vec()]),
+            Some(_) => {
+                let parts = self.call(Op::Gather, name, bytes)?;
+                split_parts(&parts)
+                    .ok_or_else(|| Failure::new(Some(0), "rank 0 sent a message that cannot be read"))
+            }
+        }
+    }
+
+    pub fn agree(&self, name: &str, number: u64) -> Result<u64, Failure> {
+        let bytes = self.call(Op::Agree, name, &number.to_le_bytes())?;
+        let number = bytes.try_into().map(u64::from_le_bytes);
+        number.map_err(|_| Failure::new(Some(0), "rank 0 sent a message that cannot be read"))
+    }
+
+    pub fn barrier(&self, name: &str) -> Result<(), Failure> {
+        self.call(Op::Barrier, name, &[]).map(drop)
+    }
+
+    fn call(&self, op: Op, name: &str, bytes: &[u8]) -> Result<Vec<u8>, Failure> {
+        assert!(bytes.len() <= MOST_CALL_BYTES, "call `{name}` has {} bytes", bytes.len());
+        let Some(core) = &self.core else { return Ok(bytes.to_vec()) };
+        let count = self.count.fetch_add(1, Ordering::SeqCst);
+        let (sender, answer) = mpsc::channel();
+        {
+            let mut state = core.state();
+            if let Some(failure) = &state.failure {
+                return Err(failure.clone());
+            }
+            state.waiting.insert((self.line.into(), count), sender);
+        }
+        let head = Head { line: self.line.into(), count, op, name: name.into() };
+        core.send(Kind::Call, &join_call(&head, bytes));
+        answer.recv().map_err(|_| core.failure().expect("only a failure ends a call without an answer"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_rank_opens_nothing_and_gets_back_what_it_gives() {
+        let world = World::alone();
+        assert_eq!(world.broadcast("config", b"text").unwrap(), b"text");
+        assert_eq!(world.gather("loss", b"1").unwrap(), [b"1".to_vec()]);
+        assert_eq!(world.agree("stop", 7).unwrap(), 7);
+        world.barrier("here").unwrap();
+        world.beat(Status::default());
+        world.called("grad");
+        assert!(world.members().is_empty());
+        world.finish().unwrap();
+    }
+}

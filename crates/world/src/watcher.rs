@@ -1,0 +1,217 @@
+//! The watcher of a rank: hears the hub and the parent, and ends the rank when the run has failed.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
+
+use crate::beats::{CallHash, at_step};
+use crate::failure::Failure;
+use crate::frame::{self, FrameError, Kind, MOST_BYTES};
+use crate::join::Leave;
+use crate::message::{Account, Beat, Member, Status, json, nodes, parse, split_call};
+use crate::parent::{Down, Line, Up};
+use crate::timing::Timing;
+
+/// The state that the threads of a rank share.
+pub(crate) struct Core {
+    pub rank: usize,
+    pub host: String,
+    pub timing: Timing,
+    pub leave: Leave,
+    pub line: Option<Line>,
+    pub link: Mutex<Option<TcpStream>>,
+    pub local_address: OnceLock<IpAddr>,
+    pub session: OnceLock<u64>,
+    /// By rank, once everyone is there.
+    pub members: OnceLock<Vec<Member>>,
+    pub state: Mutex<State>,
+    pub changed: Condvar,
+    pub status: Mutex<(Status, CallHash)>,
+    /// A failure is being told.
+    is_falling: AtomicBool,
+    /// The run is over or has failed: nobody waits for the hub or for other ranks any more.
+    pub is_over: Arc<AtomicBool>,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    pub failure: Option<Failure>,
+    /// How ranks of this node ended, as the parent said.
+    accounts: Vec<Account>,
+    /// Where rank 0 listens, as the parent said.
+    address: Option<String>,
+    /// Who waits for the result of a call, by line and count.
+    pub waiting: HashMap<(String, u64), Sender<Vec<u8>>>,
+}
+
+impl Core {
+    pub fn new(rank: usize, host: String, timing: Timing, leave: Leave, line: Option<Line>) -> Core {
+        Core {
+            rank,
+            host,
+            timing,
+            leave,
+            line,
+            link: Mutex::new(None),
+            local_address: OnceLock::new(),
+            session: OnceLock::new(),
+            members: OnceLock::new(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            status: Mutex::default(),
+            is_falling: AtomicBool::new(false),
+            is_over: Arc::default(),
+        }
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no thread of a rank panics with its state")
+    }
+
+    pub fn failure(&self) -> Option<Failure> {
+        self.state().failure.clone()
+    }
+
+    /// Waits for the parent to say where rank 0 listens; nothing before `until` or after a failure.
+    pub fn told_address(&self, until: Instant) -> Option<String> {
+        let mut state = self.state();
+        loop {
+            if state.address.is_some() || state.failure.is_some() {
+                return state.address.clone();
+            }
+            let left = until.checked_duration_since(Instant::now())?;
+            state =
+                self.changed.wait_timeout(state, left).expect("no thread of a rank panics with its state").0;
+        }
+    }
+
+    /// A word of the parent.
+    pub fn hear(&self, word: Down) {
+        match word {
+            Down::Address(address) => self.state().address = Some(address),
+            Down::Ended(account) => {
+                self.state().accounts.push(account.clone());
+                if self.members.get().is_some() {
+                    self.send(Kind::Account, &json(&account));
+                } else if !self.is_over.load(Ordering::SeqCst) {
+                    let Account { rank, process, how } = account;
+                    let who = format!("rank {rank} ({}, process {process})", self.host);
+                    self.fall(
+                        Failure::new(Some(rank), format!("{who} {how} before all ranks had joined")),
+                        false,
+                    );
+                }
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// The line to the parent ended.
+    pub fn lose_parent(&self) {
+        if !self.is_over.load(Ordering::SeqCst) {
+            self.fall(Failure::new(None, "the process that started the ranks is gone"), false);
+        }
+    }
+
+    /// The run has failed: the parent is told, and the caller's function ends the process. Only where it does not is whoever waits
+    /// woken, so that the main thread has no word of its own about a failure that is being said.
+    fn fall(&self, mut failure: Failure, is_hub_gone: bool) {
+        if self.is_falling.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        failure.is_mine_to_say =
+            self.rank == 0 || (is_hub_gone && self.line.is_none() && self.is_first_here());
+        if let Some(line) = &self.line {
+            line.tell(&Up::Failed { sentence: failure.sentence.clone(), is_said_by_rank_0: !is_hub_gone });
+        }
+        (self.leave)(&failure);
+        let mut state = self.state();
+        state.failure = Some(failure);
+        state.waiting.clear();
+        self.is_over.store(true, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+
+    /// Whether this is the first rank of its node, rank 0 left out.
+    fn is_first_here(&self) -> bool {
+        let Some(members) = self.members.get() else { return true };
+        let nodes = nodes(members);
+        (1..self.rank).all(|other| nodes[other] != nodes[self.rank])
+    }
+
+    /// Sends to the hub. Where that fails the watcher sees why.
+    pub fn send(&self, kind: Kind, payload: &[u8]) {
+        if let Some(stream) = self.link.lock().expect("no thread panics with the link").as_mut() {
+            let _ = frame::write(stream, kind, payload);
+        }
+    }
+
+    pub fn beat(&self) {
+        let beat = {
+            let (status, calls) = &*self.status.lock().expect("no thread panics with the status");
+            Beat { status: status.clone(), marks: calls.marks() }
+        };
+        self.send(Kind::Beat, &json(&beat));
+    }
+
+    /// Reads what the hub sends until the run is over or has failed.
+    pub fn watch(&self, mut stream: TcpStream) {
+        loop {
+            match frame::read(&mut stream, MOST_BYTES) {
+                Ok(frame) if frame.kind == Kind::Beat => {}
+                Ok(frame) if frame.kind == Kind::Answer => {
+                    let Some((head, bytes)) = split_call(&frame.payload) else { continue };
+                    let waiting = self.state().waiting.remove(&(head.line, head.count));
+                    waiting.map(|waiting| waiting.send(bytes.to_vec()));
+                }
+                Ok(frame) => {
+                    let told =
+                        (frame.kind == Kind::Failure).then(|| parse::<Failure>(&frame.payload)).flatten();
+                    let unread = || Failure::new(Some(0), "rank 0 sent a message that cannot be read");
+                    return self.fall(told.unwrap_or_else(unread), false);
+                }
+                Err(_) if self.is_over.load(Ordering::SeqCst) => return,
+                Err(why) => return self.lose_hub(why),
+            }
+        }
+    }
+
+    /// The hub is gone, and with it rank 0, whose parent may say how.
+    fn lose_hub(&self, why: FrameError) {
+        let until = Instant::now() + self.timing.account;
+        let mut state = self.state();
+        let account = loop {
+            let account = state.accounts.iter().find(|account| account.rank == 0);
+            let left = until.checked_duration_since(Instant::now());
+            match (account, left.filter(|_| self.line.is_some())) {
+                (None, Some(left)) => {
+                    state = self
+                        .changed
+                        .wait_timeout(state, left)
+                        .expect("no thread of a rank panics with its state")
+                        .0;
+                }
+                (account, _) => break account.cloned(),
+            }
+        };
+        drop(state);
+        let members = self.members.get().expect("whoever watches has joined");
+        let who = members[0].named(0);
+        let at = at_step(self.status.lock().expect("no thread panics with the status").0.step);
+        let sentence = match (account, why) {
+            (Some(account), _) => format!("{who} {}{at}", account.how),
+            (None, FrameError::Silent) => {
+                let seconds = self.timing.silent_after.as_secs();
+                format!(
+                    "{who}, which holds the ranks together, has given no sign of life for {seconds} s{at}: its host or its network \
+                     is gone, or the process is stopped"
+                )
+            }
+            (None, why) => format!("{who}, which holds the ranks together, is gone{at}: {why}"),
+        };
+        self.fall(Failure::new(Some(0), sentence), true);
+    }
+}

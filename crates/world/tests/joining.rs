@@ -1,0 +1,156 @@
+//! How ranks find one another: ranges of ports, strangers, other runs, files, ranks that are missing or there twice.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use flatout_world::{Meeting, Timing, World};
+use tempfile::TempDir;
+
+use crate::program::wait_until;
+use crate::ranks::{Notes, at, free_port, joining, quick, rank, sentence};
+
+#[test]
+fn foreign_bytes_on_the_port_disturb_nobody() {
+    let port = free_port();
+    let meeting = at(port..port + 1, "");
+    let notes = Notes::default();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| World::join(&rank(0, 2, &meeting), joining(quick(), &notes, None)));
+        let mut strangers = vec![];
+        wait_until("the hub listens", || {
+            TcpStream::connect(("127.0.0.1", port)).map(|stream| strangers.push(stream)).is_ok()
+        });
+        let whole =
+            flatout_world::frame::encode(flatout_world::frame::Kind::Join, b"{\"magic\":\"flatout world\"}");
+        for bytes in
+            [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], &[0xff; 64], b"\x05\0\0\0\x02nulls", &whole, b""]
+        {
+            let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            let _ = stranger.write_all(bytes);
+            strangers.push(stranger);
+        }
+        let second = World::join(&rank(1, 2, &meeting), joining(quick(), &notes, None)).unwrap();
+        let first = first.join().unwrap().unwrap();
+        let other = scope.spawn(|| first.finish().unwrap());
+        second.finish().unwrap();
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_second_hub_on_the_port_is_refused() {
+    let port = free_port();
+    let _first = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let told = sentence(World::join(
+        &rank(0, 2, &at(port..port + 1, "")),
+        joining(quick(), &Notes::default(), None),
+    ));
+    assert!(told.starts_with(&format!("rank 0 cannot listen at 127.0.0.1:{port}: ")), "{told}");
+    assert!(told.ends_with("name a free port of this one"), "{told}");
+}
+
+#[test]
+fn two_runs_on_a_range_of_ports_find_their_own() {
+    // As torchrun does: someone else holds the first port and never speaks.
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = holder.local_addr().unwrap().port();
+    let runs = [at(port..port + 16, "first"), at(port..port + 16, "second")];
+    let notes = Notes::default();
+    thread::scope(|scope| {
+        let join = |meeting, own| {
+            let notes = &notes;
+            scope.spawn(move || {
+                let world = World::join(&rank(own, 2, meeting), joining(quick(), notes, None)).unwrap();
+                let Meeting::Address { label, .. } = meeting else { unreachable!() };
+                assert_eq!(world.gather("label", label.as_bytes()).unwrap(), [label.as_bytes(); 2]);
+                world.finish().unwrap();
+            })
+        };
+        for own in [1, 0] {
+            runs.iter().for_each(|meeting| drop(join(meeting, own)));
+        }
+    });
+}
+
+#[test]
+fn a_file_in_the_folder_names_rank_0() {
+    let folder = TempDir::new().unwrap();
+    // One left over from a run that was killed: its address leads to a hub of another run.
+    let file = folder.path().join("rendezvous.json");
+    std::fs::write(&file, format!("{{\"address\":\"127.0.0.1:{}\",\"nonce\":\"old\"}}", free_port()))
+        .unwrap();
+    let notes = Notes::default();
+    thread::scope(|scope| {
+        for own in [2, 1, 0] {
+            let (folder, notes) = (folder.path(), &notes);
+            scope.spawn(move || {
+                thread::sleep(Duration::from_millis(if own == 0 { 300 } else { 0 }));
+                let world =
+                    World::join(&rank(own, 3, &Meeting::Folder), joining(quick(), notes, Some(folder)))
+                        .unwrap();
+                world.finish().unwrap();
+            });
+        }
+    });
+    assert!(!file.exists(), "the file is removed when everyone is there");
+    let told = sentence(World::join(&rank(1, 3, &Meeting::Folder), joining(quick(), &notes, None)));
+    assert!(told.starts_with("nothing says where rank 0 is: set MASTER_ADDR"), "{told}");
+}
+
+#[test]
+fn missing_ranks_are_named_while_they_are_waited_for() {
+    let port = free_port();
+    let meeting = at(port..port + 1, "");
+    let notes = Notes::default();
+    let timing =
+        Timing { join: Duration::from_millis(1500), say_every: Duration::from_millis(400), ..quick() };
+    thread::scope(|scope| {
+        let (meeting, notes) = (&meeting, &notes);
+        let join = |own| {
+            scope.spawn(move || sentence(World::join(&rank(own, 8, meeting), joining(timing, notes, None))))
+        };
+        let told = [0, 2].map(join).map(|thread| thread.join().unwrap());
+        let sentence =
+            "ranks 1, 3-7 of 8 did not join within 1 s: see that they were started, or raise --join-timeout";
+        assert_eq!(told, [sentence, sentence]);
+    });
+    let notes = notes.lock().unwrap();
+    assert!(
+        notes.len() >= 2 && notes.iter().all(|note| note == "waiting for ranks 1, 3-7 of 8"),
+        "{notes:?}"
+    );
+}
+
+#[test]
+fn nobody_at_the_address_is_said_with_the_address() {
+    let port = free_port();
+    let timing = Timing { join: Duration::from_millis(500), ..quick() };
+    let told =
+        sentence(World::join(&rank(3, 4, &at(port..port + 1, "")), joining(timing, &Notes::default(), None)));
+    let begins = format!("rank 3 did not find rank 0 within 0 s (127.0.0.1:{port}: ");
+    assert!(told.starts_with(&begins), "{told}");
+}
+
+#[test]
+fn a_rank_that_is_there_twice_is_refused_and_the_run_goes_on() {
+    let port = free_port();
+    let meeting = at(port..port + 1, "");
+    let notes = Notes::default();
+    thread::scope(|scope| {
+        let (meeting, notes) = (&meeting, &notes);
+        let join = |own| World::join(&rank(own, 3, meeting), joining(quick(), notes, None));
+        let begin = |own| scope.spawn(move || join(own).map(|world| world.finish().unwrap()));
+        let begun = [0, 1, 1].map(begin);
+        wait_until("one of two is refused", || notes.lock().unwrap().len() == 1);
+        join(2).unwrap().finish().unwrap();
+        let ends = begun.map(|thread| thread.join().unwrap());
+        let refused: Vec<String> =
+            ends.into_iter().filter_map(Result::err).map(|failure| failure.sentence).collect();
+        assert_eq!(refused, *notes.lock().unwrap());
+        assert!(refused[0].starts_with("rank 1 ("), "{refused:?}");
+        assert!(refused[0].contains("was refused: that rank is there already, on "), "{refused:?}");
+    });
+    assert_eq!(notes.lock().unwrap().len(), 1);
+}

@@ -1,0 +1,12 @@
+//! All integration tests of this crate, in one program: they link once.
+
+mod calls;
+mod failures;
+mod fuzz;
+mod joining;
+mod launching;
+mod nodes;
+mod program;
+mod proxy;
+mod ranks;
+mod wires;
