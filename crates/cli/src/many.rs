@@ -1,6 +1,7 @@
 //! `train` and `resume` on several ranks: what cannot be shared yet, how the ranks enter one run, and what a failure advises.
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flatout_train::Config;
@@ -63,18 +64,24 @@ pub fn check(config: &Config, ranks: usize) -> Result<(), Failure> {
     }
     let refused = |sentence: &str| Err(Failure::User(UserError(sentence.into())));
     if config.train.folds.is_some() && config.train.fold.is_none() {
-        return refused("folds are trained one after another by one process so far: leave the ranks out, or give train.fold");
+        return refused(
+            "folds are trained one after another by one process so far: leave the ranks out, or give train.fold",
+        );
     }
     let is_stream = |paths: &flatout_train::config::Paths| paths.0.iter().any(|path| path == "-");
     if config.data.path.as_ref().is_some_and(is_stream) {
-        return refused("standard input cannot be read by several ranks: write the data to a file, and name it in data.path");
+        return refused(
+            "standard input cannot be read by several ranks: write the data to a file, and name it in data.path",
+        );
     }
     let device = match config.switches.compute.backend {
         Backend::Cuda => None,
         backend => Some(Device::open(backend)?),
     };
     let Some(device @ Device::Cpu { .. }) = device else {
-        return refused("several ranks compute on CPUs so far: give backend=cpu, or train on one GPU without ranks");
+        return refused(
+            "several ranks compute on CPUs so far: give backend=cpu, or train on one GPU without ranks",
+        );
     };
     let target = flatout_ir::Target { ranks, ..device.target(&config.switches) };
     compile::compile(config, &target).map(drop)
@@ -134,15 +141,20 @@ pub fn enter(
     let told = own.as_ref().map(|(run, is_fresh)| (run.dir().to_path_buf(), *is_fresh));
     let (dir, is_fresh) = ranks.of_first(told)?.expect("rank 0 has a run");
     advice.about(&dir);
-    let run = match own {
-        Some((run, _)) => run,
-        None => {
-            let run = Run::follow(&dir);
-            // Rank 0 has written its number there.
-            ranks.sees(&run.lock_path(), &ranks.first_process().to_string())?;
-            Arc::new(run)
-        }
-    };
-    ranks.meet()?;
-    Ok((run, is_fresh))
+    let run = own.map_or_else(|| Arc::new(Run::follow(&dir)), |(run, _)| run);
+    if !ranks.is_first() {
+        // Rank 0 has written its number there.
+        ranks.sees(&run.lock_path(), &ranks.first_process().to_string())?;
+    }
+    let met = ranks.meet();
+    if met.is_err() {
+        run.discard();
+    }
+    met.map(|()| (run, is_fresh))
+}
+
+/// The exit code of a rank as its part ended. A failure is rank 0's to say, whose code counts on its own node.
+pub fn end(ranks: Ranks, result: Result<ExitCode, Failure>) -> Result<ExitCode, Failure> {
+    let refused = if ranks.is_on_first_node() { ExitCode::SUCCESS } else { ExitCode::from(2) };
+    Ok(ranks.conclude(result)?.unwrap_or(refused))
 }

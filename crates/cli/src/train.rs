@@ -56,7 +56,7 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::FAILURE);
     };
     let result = train_as(&ranks, config, args, &starting, &stop, screen, &advice);
-    Ok(ranks.conclude(result)?.unwrap_or(ExitCode::SUCCESS))
+    many::end(ranks, result)
 }
 
 /// The settings that were asked for, checked.
@@ -167,7 +167,7 @@ pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::FAILURE);
     };
     let result = resume_as(&ranks, args, &starting, &stop, screen, &advice);
-    Ok(ranks.conclude(result)?.unwrap_or(ExitCode::SUCCESS))
+    many::end(ranks, result)
 }
 
 /// Refuses sweeps and folds, whose runs one process trains one after another.
@@ -218,26 +218,24 @@ fn run_through(
     let (mut board, mut report) = (Board::default(), AtEnd::default());
     let sinks: &mut [&mut dyn Sink] = if ranks.is_first() { &mut [&mut board, &mut report] } else { &mut [] };
     let outcome =
-        train_among(ranks, config, compiled, run, device, stop, sinks, &mut |notice| {
-            match notice {
-                _ if !ranks.is_first() => {}
-                Notice::Data(said) => screen.note(format!("data     {said}")),
-                Notice::Ready(ready) => {
-                    start_block(ready, screen);
-                    facts = ready.data.floor();
-                    let is_of_images = ready.config.model.image_size().is_some();
-                    progress = Some(Progress::new(*screen, [ready.steps, ready.done], is_of_images));
-                }
-                Notice::Event(event) => match &mut progress {
-                    Some(progress) => progress.event(event),
-                    None if screen.json => screen.json_line(&event.to_json()),
-                    None => {}
-                },
-                Notice::Saving { step, bytes: size, signal } => {
-                    if let Some(progress) = &progress {
-                        let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
-                        progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
-                    }
+        train_among(ranks, config, compiled, run, device, stop, sinks, &mut |notice| match notice {
+            _ if !ranks.is_first() => {}
+            Notice::Data(said) => screen.note(format!("data     {said}")),
+            Notice::Ready(ready) => {
+                start_block(ready, screen);
+                facts = ready.data.floor();
+                let is_of_images = ready.config.model.image_size().is_some();
+                progress = Some(Progress::new(*screen, [ready.steps, ready.done], is_of_images));
+            }
+            Notice::Event(event) => match &mut progress {
+                Some(progress) => progress.event(event),
+                None if screen.json => screen.json_line(&event.to_json()),
+                None => {}
+            },
+            Notice::Saving { step, bytes: size, signal } => {
+                if let Some(progress) = &progress {
+                    let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
+                    progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
                 }
             }
         });
@@ -246,7 +244,11 @@ fn run_through(
     }
     let outcome = outcome?;
     if outcome.status == Status::Stopped {
-        screen.note(format!("stopped after step {}; continue with: {}", outcome.steps, many::resume_command(run, ranks.count())));
+        screen.note(format!(
+            "stopped after step {}; continue with: {}",
+            outcome.steps,
+            many::resume_command(run, ranks.count())
+        ));
         return Ok(Status::Stopped);
     }
     if !screen.json && ranks.is_first() {

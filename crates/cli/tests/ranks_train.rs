@@ -26,7 +26,11 @@ const KINDS: [(&str, &str, &[usize]); 8] = [
     ("chat", "tiny data.task=chat model.context=64 data.synthetic_rows=200", &[2, 4]),
     ("trees", "tiny data.task=chat model.context=64 data.synthetic_rows=200 shared_prefix=on", &[4]),
     ("pairs", "tiny data.task=preference model.context=64 data.synthetic_rows=200", &[2, 4]),
-    ("judged", "tiny data.task=preference preference.loss=kto model.context=64 data.synthetic_rows=200", &[2]),
+    (
+        "judged",
+        "tiny data.task=preference preference.loss=kto model.context=64 data.synthetic_rows=200",
+        &[2],
+    ),
     ("images", "vision-tiny data.synthetic_rows=200 train.mixup=0.4 image_table=off", &[2, 4]),
 ];
 
@@ -121,7 +125,11 @@ fn ranks_that_do_not_divide_the_lanes_stay_close_and_say_so() {
     refused.push("deterministic=on");
     let said = say(scene.folder.path(), &refused);
     assert_eq!(said.code, Some(2));
-    assert!(said.err.starts_with("flatout: `deterministic=on` promises the bits of `train.lanes` = 8"), "{}", said.err);
+    assert!(
+        said.err.starts_with("flatout: `deterministic=on` promises the bits of `train.lanes` = 8"),
+        "{}",
+        said.err
+    );
     assert!(!scene.dir("refused").exists());
 }
 

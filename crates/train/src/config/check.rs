@@ -372,7 +372,9 @@ impl Config {
                 refuse!("`train.lanes` = {lanes} is no power of two: give 1, 2, 4, 8 ...");
             }
             if lanes > batch {
-                refuse!("`train.lanes` = {lanes} is more than the rows of `train.batch` = {batch}: some lanes would have none");
+                refuse!(
+                    "`train.lanes` = {lanes} is more than the rows of `train.batch` = {batch}: some lanes would have none"
+                );
             }
         }
         let context = self.model.tokens();

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use flatout_data::formats::ReadOptions;
 use flatout_data::{
-    Corpus, Cursor, Description, Floor, Lanes, Layout, Loader, LoaderOptions, MixPart, OpenEvent, Rows, Segment,
-    Spec, Vocabulary, Waited, open_reporting,
+    Corpus, Cursor, Description, Floor, Lanes, Layout, Loader, LoaderOptions, MixPart, OpenEvent, Rows,
+    Segment, Spec, Vocabulary, Waited, open_reporting,
 };
 use flatout_ir::Role;
 use serde_json::Value;

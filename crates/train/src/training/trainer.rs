@@ -22,8 +22,8 @@ use crate::config::resolved::Resolved;
 use crate::device::Device;
 use crate::metrics::Metrics;
 use crate::metrics::goal::Patience;
-use crate::resolve::arranged;
 use crate::ranks::{Ranks, Share as RankShare};
+use crate::resolve::arranged;
 use crate::resolve::compile::{self, Compiled};
 use crate::resolve::lanes;
 use crate::run::Run;
@@ -42,8 +42,8 @@ use crate::training::host;
 use crate::training::opening;
 use crate::training::reference;
 use crate::training::schedule::learning_rates;
-use crate::training::spike::{Spike, Spikes};
 use crate::training::shared_eval::evaluate_among;
+use crate::training::spike::{Spike, Spikes};
 use crate::training::update::{Results, accumulate, apply, ask_to_stop, collect, end_lanes};
 use crate::training::vision_cache;
 use crate::training::watch::Watch;
@@ -210,7 +210,8 @@ fn train_on_among(
     let config = &resolved.over(asked);
     if ranks.are_many() && config.data.vision_cache.is_some() {
         return Err(Failure::User(UserError(
-            "`data.vision_cache` is filled by one process so far: leave it out, or train with one rank".into(),
+            "`data.vision_cache` is filled by one process so far: leave it out, or train with one rank"
+                .into(),
         )));
     }
     let steps = data.total_steps(config)?;
@@ -286,7 +287,12 @@ fn train_on_among(
     let (progress, source, skips, patience) = match &found.whole {
         Some(whole) => {
             let (progress, cursor, skips, patience) = resume(config, &mut session, run.dir(), &whole.path)?;
-            (progress, data.source(config, compiled.feeding_rank(ranks.rank()), Some(cursor))?, skips, patience)
+            (
+                progress,
+                data.source(config, compiled.feeding_rank(ranks.rank()), Some(cursor))?,
+                skips,
+                patience,
+            )
         }
         None => {
             origin = pretrained::begin(config, &mut session)?;
@@ -331,9 +337,7 @@ fn train_on_among(
         spikes.see(line.loss, 0.0);
     }
     let writer = match ranks.is_first() {
-        true => {
-            Some(Writer::new(run.checkpoints_dir()).map_err(Failure::io("the writer of checkpoints"))?)
-        }
+        true => Some(Writer::new(run.checkpoints_dir()).map_err(Failure::io("the writer of checkpoints"))?),
         false => None,
     };
     let newest = found.whole.map(|whole| (whole.step, whole.path));
