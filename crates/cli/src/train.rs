@@ -24,7 +24,7 @@ use flatout_train::run::events::Status;
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run, asked_and_resolved};
 use flatout_train::training::resume::requeued;
-use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, Sink, train_among};
+use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, Sink, Worker, train_among};
 use flatout_train::weights::pretrained;
 use flatout_world::Start;
 
@@ -218,27 +218,34 @@ fn run_through(
     let (mut board, mut report) = (Board::default(), AtEnd::default());
     let sinks: &mut [&mut dyn Sink] = if ranks.is_first() { &mut [&mut board, &mut report] } else { &mut [] };
     let outcome =
-        train_among(ranks, config, compiled, run, device, stop, sinks, &mut |notice| match notice {
-            _ if !ranks.is_first() => {}
-            Notice::Data(said) => screen.note(format!("data     {said}")),
-            Notice::Ready(ready) => {
-                start_block(ready, screen);
-                facts = ready.data.floor();
-                let is_of_images = ready.config.model.image_size().is_some();
-                progress = Some(Progress::new(*screen, [ready.steps, ready.done], is_of_images));
-            }
-            Notice::Event(event) => match &mut progress {
-                Some(progress) => progress.event(event),
-                None if screen.json => screen.json_line(&event.to_json()),
-                None => {}
-            },
-            Notice::Saving { step, bytes: size, signal } => {
-                if let Some(progress) = &progress {
-                    let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
-                    progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
+        train_among(
+            &Worker { ranks, run, device },
+            config,
+            compiled,
+            stop,
+            sinks,
+            &mut |notice| match notice {
+                _ if !ranks.is_first() => {}
+                Notice::Data(said) => screen.note(format!("data     {said}")),
+                Notice::Ready(ready) => {
+                    start_block(ready, screen);
+                    facts = ready.data.floor();
+                    let is_of_images = ready.config.model.image_size().is_some();
+                    progress = Some(Progress::new(*screen, [ready.steps, ready.done], is_of_images));
                 }
-            }
-        });
+                Notice::Event(event) => match &mut progress {
+                    Some(progress) => progress.event(event),
+                    None if screen.json => screen.json_line(&event.to_json()),
+                    None => {}
+                },
+                Notice::Saving { step, bytes: size, signal } => {
+                    if let Some(progress) = &progress {
+                        let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
+                        progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
+                    }
+                }
+            },
+        );
     if let Some(progress) = &progress {
         progress.finish();
     }
