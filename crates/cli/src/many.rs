@@ -1,17 +1,20 @@
 //! `train` and `resume` on several ranks: what cannot be shared yet, how the ranks enter one run, and what a failure advises.
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use flatout_ir::Target;
 use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::device::Device;
 use flatout_train::ranks::Ranks;
 use flatout_train::resolve::compile;
-use flatout_train::run::{Entered, Run, checkpoint, is_run};
+use flatout_train::run::signal::StopFlag;
+use flatout_train::run::{Entered, Run, checkpoint, checkpoints_dir, is_run};
 use flatout_train::switches::Backend;
-use flatout_world::{Copies, Place};
+use flatout_world::{Copies, Place, Start};
 
 use crate::launch::{self, Begun};
 use crate::screen::Screen;
@@ -39,9 +42,8 @@ impl Advice {
         if !is_run(&run) {
             return None;
         }
-        let found = checkpoint::latest(&run.join("checkpoints")).ok()?;
-        let newest = match found.whole {
-            Some(whole) => format!("the newest whole checkpoint is step {}", whole.step),
+        let newest = match checkpoint::newest_finished(&checkpoints_dir(&run)) {
+            Some(step) => format!("the newest whole checkpoint is step {step}"),
             None => "there is no checkpoint yet".into(),
         };
         Some(format!("{newest}; continue with: {}", resume_command(&Run::follow(&run), self.ranks)))
@@ -56,10 +58,10 @@ pub fn resume_command(run: &Run, ranks: usize) -> String {
     }
 }
 
-/// Refuses what several ranks cannot do yet, and settings that their plans cannot be made of.
-pub fn check(config: &Config, ranks: usize) -> Result<(), Failure> {
+/// Refuses what several ranks cannot do yet. Gives the device that each computes on.
+pub fn check(config: &Config, ranks: usize) -> Result<Device, Failure> {
     if ranks == 1 {
-        return Ok(());
+        return Device::open(config.switches.compute.backend);
     }
     let refused = |sentence: &str| Err(Failure::User(UserError(sentence.into())));
     if config.train.folds.is_some() && config.train.fold.is_none() {
@@ -77,31 +79,65 @@ pub fn check(config: &Config, ranks: usize) -> Result<(), Failure> {
         Backend::Cuda => None,
         backend => Some(Device::open(backend)?),
     };
-    let Some(device @ Device::Cpu { .. }) = device else {
-        return refused(
+    match device {
+        Some(device @ Device::Cpu { .. }) => Ok(device),
+        _ => refused(
             "several ranks compute on CPUs so far: give backend=cpu, or train on one GPU without ranks",
-        );
-    };
-    let target = flatout_ir::Target { ranks, ..device.target(&config.switches) };
-    compile::compile(config, &target).map(drop)
+        ),
+    }
 }
 
-/// How many ranks a parent starts on all nodes.
-pub fn count(copies: &Copies) -> usize {
-    copies.here * copies.nodes
+/// Starts copies of this process and waits for them, where their plans can be made.
+pub fn look_after(
+    copies: Copies,
+    run: Option<&Path>,
+    config: &Config,
+    stop: &StopFlag,
+    screen: &Screen,
+) -> Result<ExitCode, Failure> {
+    let ranks = copies.here * copies.nodes;
+    let target = check(config, ranks)?.target(&config.switches);
+    compile::compile(config, &Target { ranks, ..target })?;
+    // From here on signals are the ranks' to answer.
+    stop.begin_steps();
+    let advice = Advice::new(run, ranks);
+    launch::look_after(copies, screen, || advice.words())
+}
+
+/// The copies to start, or the place that this process has among the ranks that were started. One rank is this process.
+pub fn part(args: &launch::Ranks) -> Result<Part, Failure> {
+    Ok(match launch::start(args)? {
+        Start::Copies(copies) if copies.here * copies.nodes > 1 => Part::Parent(copies),
+        Start::Rank(place) if place.ranks > 1 => Part::Rank(place),
+        Start::Copies(_) | Start::Rank(_) => Part::Alone,
+    })
+}
+
+pub enum Part {
+    Parent(Copies),
+    Rank(Place),
+    Alone,
+}
+
+impl Part {
+    /// How many ranks there are, where this process is one.
+    pub fn ranks(&self) -> usize {
+        match self {
+            Part::Rank(place) => place.ranks,
+            Part::Parent(_) | Part::Alone => 1,
+        }
+    }
 }
 
 /// Joins the other ranks; `None` where another process says why that failed.
 pub fn join(
-    place: &Place,
+    part: &Part,
     args: &launch::Ranks,
     folder: Option<&Path>,
     screen: &Screen,
     advice: &Advice,
 ) -> Result<Option<Ranks>, Failure> {
-    if place.ranks == 1 {
-        return Ok(Some(Ranks::alone()));
-    }
+    let Part::Rank(place) = part else { return Ok(Some(Ranks::alone())) };
     let advice = advice.clone();
     match launch::join(place, args, folder, screen, move || advice.words())? {
         Begun::Ended(_) => Ok(None),
@@ -140,15 +176,20 @@ pub fn enter(
     let told = own.as_ref().map(|(run, is_fresh)| (run.dir().to_path_buf(), *is_fresh));
     let (dir, is_fresh) = ranks.of_first(told)?.expect("rank 0 has a run");
     advice.about(&dir);
-    let run = match own {
-        Some((run, _)) => run,
-        None => {
-            let run = Run::follow(&dir);
-            // Rank 0 has written its number there.
-            ranks.sees(&run.lock_path(), &ranks.first_process().to_string())?;
-            Arc::new(run)
-        }
-    };
-    ranks.meet()?;
-    Ok((run, is_fresh))
+    let run = own.map_or_else(|| Arc::new(Run::follow(&dir)), |(run, _)| run);
+    if !ranks.is_first() {
+        // Rank 0 has written its number there.
+        ranks.sees(&run.lock_path(), &ranks.first_process().to_string())?;
+    }
+    let met = ranks.meet();
+    if met.is_err() {
+        run.discard();
+    }
+    met.map(|()| (run, is_fresh))
+}
+
+/// The exit code of a rank as its part ended. A failure is rank 0's to say, whose code counts on its own node.
+pub fn end(ranks: Ranks, result: Result<ExitCode, Failure>) -> Result<ExitCode, Failure> {
+    let refused = if ranks.is_on_first_node() { ExitCode::SUCCESS } else { ExitCode::from(2) };
+    Ok(ranks.conclude(result)?.unwrap_or(refused))
 }

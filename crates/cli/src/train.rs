@@ -24,39 +24,30 @@ use flatout_train::run::events::Status;
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run, asked_and_resolved};
 use flatout_train::training::resume::requeued;
-use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, Sink, train_among};
+use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, Sink, Worker, train_among};
 use flatout_train::weights::pretrained;
-use flatout_world::Start;
 
 use crate::args::{ResumeRun, Train, recipe_and_overrides};
-use crate::launch;
-use crate::many::{self, Advice};
+use crate::many::{self, Advice, Part};
 use crate::model;
 use crate::progress::Progress;
 use crate::screen::{Screen, bytes, count, duration, short};
 use crate::start::{self, Starting};
 
 pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
-    let place = match launch::start(&args.ranks)? {
-        Start::Copies(copies) => {
-            let (stop, _) = start::watch(None, screen)?;
-            let advice = Advice::new(args.run.as_deref(), many::count(&copies));
-            many::check(&asked(args, screen)?, many::count(&copies))?;
-            // From here on signals are the ranks' to answer.
-            stop.begin_steps();
-            return launch::look_after(copies, screen, || advice.words());
-        }
-        Start::Rank(place) => place,
-    };
+    let part = many::part(&args.ranks)?;
+    if let Part::Parent(copies) = part {
+        let (stop, _) = start::watch(None, screen)?;
+        return many::look_after(copies, args.run.as_deref(), &asked(args, screen)?, &stop, screen);
+    }
     let (stop, starting) = start::watch(args.max_time, screen)?;
     let config = asked(args, screen)?;
-    many::check(&config, place.ranks)?;
-    let advice = Advice::new(None, place.ranks);
-    let Some(ranks) = many::join(&place, &args.ranks, args.run.as_deref(), screen, &advice)? else {
+    let advice = Advice::new(None, part.ranks());
+    let Some(ranks) = many::join(&part, &args.ranks, args.run.as_deref(), screen, &advice)? else {
         return Ok(ExitCode::FAILURE);
     };
     let result = train_as(&ranks, config, args, &starting, &stop, screen, &advice);
-    Ok(ranks.conclude(result)?.unwrap_or(ExitCode::SUCCESS))
+    many::end(ranks, result)
 }
 
 /// The settings that were asked for, checked.
@@ -81,7 +72,7 @@ fn train_as(
     let screen = &many::screen(ranks, screen);
     let config = many::settings(ranks, config)?;
     // What the machine cannot do is said before a directory is made.
-    let device = Device::open(config.switches.compute.backend)?;
+    let device = many::check(&config, ranks.count())?;
     let compiled = compile::compile(&config, &ranks.target(device.target(&config.switches)))?;
     crate::tune::mention(&config, &device, screen);
     if config.train.folds.is_some() && config.train.fold.is_none() {
@@ -137,37 +128,33 @@ fn begin_or_continue_as(
 /// Continues a run, or all the runs of a sweep or of folds.
 pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
     let dir = model::named(&args.run);
-    let place = match launch::start(&args.ranks)? {
-        Start::Copies(copies) => {
-            let (stop, _) = start::watch(None, screen)?;
-            let advice = Advice::new(Some(&dir), many::count(&copies));
-            check_one_run(args, &dir)?;
-            let (own, resolved) = asked_and_resolved(&dir)?;
-            many::check(&resolved.over(&own.resumed(&args.overrides)?), many::count(&copies))?;
-            stop.begin_steps();
-            return launch::look_after(copies, screen, || advice.words());
-        }
-        Start::Rank(place) => place,
-    };
-    if place.ranks == 1
+    let part = many::part(&args.ranks)?;
+    if let Part::Parent(copies) = part {
+        let (stop, _) = start::watch(None, screen)?;
+        check_one_run(args, &dir)?;
+        let (own, resolved) = asked_and_resolved(&dir)?;
+        let config = resolved.over(&own.resumed(&args.overrides)?);
+        return many::look_after(copies, Some(&dir), &config, &stop, screen);
+    }
+    if part.ranks() == 1
         && let Some(sweep) = crate::sweep::begun(args)?
     {
         return crate::sweep::sweep(&sweep, screen);
     }
     let (stop, starting) = start::watch(args.max_time, screen)?;
-    if place.ranks > 1 {
+    if part.ranks() > 1 {
         check_one_run(args, &dir)?;
     } else if let Some(config) = folds::begun(&dir)? {
         let config = config.resumed(&args.overrides)?;
         let device = Device::open(config.switches.compute.backend)?;
         return crate::folds::train(&dir, Resume::Must, &config, &starting, &device, &stop, screen);
     }
-    let advice = Advice::new(Some(&dir), place.ranks);
-    let Some(ranks) = many::join(&place, &args.ranks, Some(&dir), screen, &advice)? else {
+    let advice = Advice::new(Some(&dir), part.ranks());
+    let Some(ranks) = many::join(&part, &args.ranks, Some(&dir), screen, &advice)? else {
         return Ok(ExitCode::FAILURE);
     };
     let result = resume_as(&ranks, args, &starting, &stop, screen, &advice);
-    Ok(ranks.conclude(result)?.unwrap_or(ExitCode::SUCCESS))
+    many::end(ranks, result)
 }
 
 /// Refuses sweeps and folds, whose runs one process trains one after another.
@@ -194,7 +181,7 @@ fn resume_as(
     let (run, _) = many::enter(ranks, starting, make, advice)?;
     let (own, _) = asked_and_resolved(run.dir())?;
     let config = many::settings(ranks, own.resumed(&args.overrides)?)?;
-    let device = Device::open(config.switches.compute.backend)?;
+    let device = many::check(&config, ranks.count())?;
     run_through(ranks, &config, None, &run, &device, stop, screen).map(exit_code)
 }
 
@@ -218,27 +205,34 @@ fn run_through(
     let (mut board, mut report) = (Board::default(), AtEnd::default());
     let sinks: &mut [&mut dyn Sink] = if ranks.is_first() { &mut [&mut board, &mut report] } else { &mut [] };
     let outcome =
-        train_among(ranks, config, compiled, run, device, stop, sinks, &mut |notice| match notice {
-            _ if !ranks.is_first() => {}
-            Notice::Data(said) => screen.note(format!("data     {said}")),
-            Notice::Ready(ready) => {
-                start_block(ready, screen);
-                facts = ready.data.floor();
-                let is_of_images = ready.config.model.image_size().is_some();
-                progress = Some(Progress::new(*screen, [ready.steps, ready.done], is_of_images));
-            }
-            Notice::Event(event) => match &mut progress {
-                Some(progress) => progress.event(event),
-                None if screen.json => screen.json_line(&event.to_json()),
-                None => {}
-            },
-            Notice::Saving { step, bytes: size, signal } => {
-                if let Some(progress) = &progress {
-                    let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
-                    progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
+        train_among(
+            &Worker { ranks, run, device },
+            config,
+            compiled,
+            stop,
+            sinks,
+            &mut |notice| match notice {
+                _ if !ranks.is_first() => {}
+                Notice::Data(said) => screen.note(format!("data     {said}")),
+                Notice::Ready(ready) => {
+                    start_block(ready, screen);
+                    facts = ready.data.floor();
+                    let is_of_images = ready.config.model.image_size().is_some();
+                    progress = Some(Progress::new(*screen, [ready.steps, ready.done], is_of_images));
                 }
-            }
-        });
+                Notice::Event(event) => match &mut progress {
+                    Some(progress) => progress.event(event),
+                    None if screen.json => screen.json_line(&event.to_json()),
+                    None => {}
+                },
+                Notice::Saving { step, bytes: size, signal } => {
+                    if let Some(progress) = &progress {
+                        let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
+                        progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
+                    }
+                }
+            },
+        );
     if let Some(progress) = &progress {
         progress.finish();
     }

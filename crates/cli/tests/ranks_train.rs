@@ -281,3 +281,29 @@ fn one_rank_with_one_lane_says_nothing_of_ranks() {
     let resolved = |run: &str| fs::read_to_string(scene.dir(run).join("resolved.toml")).expect("a file");
     assert!(!resolved("plain").contains("lanes") && resolved("plain") == resolved("one"));
 }
+
+/// Ranks leave out the same updates, go back to the same checkpoint and give up together.
+#[test]
+fn updates_that_are_not_finite_are_the_same_on_every_number_of_ranks() {
+    let scene = Scene::new();
+    let wild = ["optimizer.lr=1e18", "optimizer.clip=0", "schedule.warmup_steps=10", "train.max_skipped=2"];
+    let warnings = ["1", "4"].map(|ranks| {
+        let run = format!("run-{ranks}");
+        let mut all = words(TEXT, &run, ranks);
+        all.extend(wild.into_iter().chain(["checkpoint.every=1", "eval.rows=0"]));
+        let said = say(scene.folder.path(), &all);
+        assert_eq!(
+            (said.code, said.err.lines().filter(|line| line.starts_with("flatout: ")).count()),
+            (Some(1), 1)
+        );
+        assert!(said.err.contains("going back to step 1 did not help 3 times"), "{}", said.err);
+        let events = scene.events(&run).into_iter();
+        let warned = events.filter_map(|event| match event {
+            Event::Warning { message } => Some(message),
+            _ => None,
+        });
+        warned.collect::<Vec<String>>()
+    });
+    assert!(warnings[0].iter().any(|words| words.contains("going back to step 1 and on with row")));
+    assert_eq!(warnings[0], warnings[1]);
+}

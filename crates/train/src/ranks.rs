@@ -77,6 +77,11 @@ impl Ranks {
         self.world.nodes
     }
 
+    /// Whether rank 0 is on this rank's node.
+    pub fn is_on_first_node(&self) -> bool {
+        self.world.node == 0
+    }
+
     pub fn are_many(&self) -> bool {
         self.world.ranks > 1
     }

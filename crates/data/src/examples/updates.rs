@@ -362,6 +362,37 @@ mod tests {
         }
     }
 
+    /// However many ranks there are, a lane has the same micro-batches, and all lanes together the update.
+    #[test]
+    fn lanes_are_the_same_on_every_number_of_ranks() {
+        for layout in layouts() {
+            let of = |ranks: usize| -> Vec<(usize, MicroBatch)> {
+                let of_rank = |rank: usize| {
+                    let count = 4 / ranks;
+                    let lanes = Lanes { first: rank * count, count, of: 4, batch: 5 };
+                    let mut updates = updates(&layout, false, 5).of_lanes(lanes);
+                    let update = next(&mut updates);
+                    assert_eq!((updates.cursor().sample, update.numbers.len()), (10, 5));
+                    let numbered = move |mut part: MicroBatch| {
+                        let lane = rank * count + std::mem::take(&mut part.lane);
+                        (lane, part)
+                    };
+                    update.parts.into_iter().map(numbered)
+                };
+                (0..ranks).flat_map(of_rank).collect()
+            };
+            let whole = of(1);
+            assert_eq!([of(2), of(4)], [whole.clone(), whole.clone()]);
+            let mut samples: Vec<u64> = vec![];
+            for (lane, part) in &whole {
+                assert!(part.samples.iter().all(|sample| (sample - 5) % 4 == *lane as u64));
+                samples.extend(&part.samples);
+            }
+            samples.sort_unstable();
+            assert_eq!(samples, [5, 6, 7, 8, 9]);
+        }
+    }
+
     #[test]
     fn every_epoch_has_every_example_once() {
         for is_sorted in [false, true] {
@@ -431,7 +462,7 @@ mod tests {
     fn an_evaluation_reads_every_example_once_in_order() {
         for layout in layouts() {
             let parts = once(&table(37), 30, &layout, &[]);
-            let update = ExampleUpdate { parts, epoch: 0.0, waited: Waited::default() };
+            let update = ExampleUpdate { parts, numbers: vec![], epoch: 0.0, waited: Waited::default() };
             assert!(read(&update).iter().map(|one| one.1[0]).eq(0..30));
         }
     }

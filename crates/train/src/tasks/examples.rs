@@ -362,7 +362,7 @@ impl Dataset for Examples {
         let plans = 0..arrangement.layout.shapes().len();
         let inputs = plans.map(|shape| Inputs::of(feeding.plans, Role::Grad(shape))).collect();
         let supply = match &self.images {
-            None => Supply::Memory(updates),
+            None => Supply::Memory(Box::new(updates)),
             Some(images) => {
                 let loader = ImageLoader::new(updates, images.rows(), loader_threads(config))?;
                 Supply::Threads(loader, images.clone())
@@ -431,7 +431,7 @@ impl Dataset for Examples {
 
 /// Where updates come from: memory, or threads that make the rows of the images of the next ones.
 enum Supply {
-    Memory(Updates),
+    Memory(Box<Updates>),
     Threads(ImageLoader, SeenImages),
 }
 

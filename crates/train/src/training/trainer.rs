@@ -2,6 +2,7 @@
 
 mod recovery;
 mod saving;
+mod sharing;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ use crate::config::resolved::Resolved;
 use crate::device::Device;
 use crate::metrics::Metrics;
 use crate::metrics::goal::Patience;
-use crate::ranks::{Ranks, Share as RankShare};
+use crate::ranks::{Ranks, Share};
 use crate::resolve::arranged;
 use crate::resolve::compile::{self, Compiled};
 use crate::resolve::lanes;
@@ -34,7 +35,7 @@ use crate::run::state::{check_schema, load, saved_bytes};
 use crate::run::writer::Writer;
 use crate::switches::active;
 use crate::tasks::batch::{Batch, BatchSource, Draw, EvalSet};
-use crate::tasks::dataset::{Dataset, Share};
+use crate::tasks::dataset::{self, Dataset};
 use crate::tasks::preference::Side;
 use crate::tasks::{self, image_table};
 use crate::training::evaluate::Counted;
@@ -44,12 +45,13 @@ use crate::training::reference;
 use crate::training::schedule::learning_rates;
 use crate::training::shared_eval::evaluate_among;
 use crate::training::spike::{Spike, Spikes};
-use crate::training::update::{Results, accumulate, apply, ask_to_stop, collect, end_lanes};
+use crate::training::update::{Results, accumulate, apply, collect, end_lanes};
 use crate::training::vision_cache;
 use crate::training::watch::Watch;
 use crate::weights::pretrained;
 use recovery::Skips;
 use saving::Saving;
+use sharing::Work;
 
 /// What the command line shows while a run goes on.
 pub enum Notice<'a> {
@@ -112,21 +114,26 @@ pub fn train(
     sinks: &mut [&mut dyn Sink],
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
-    train_among(&Ranks::alone(), asked, early, run, device, stop, sinks, notice)
+    train_among(&Worker { ranks: &Ranks::alone(), run, device }, asked, early, stop, sinks, notice)
+}
+
+/// One process of a run: its rank, the run's directory and what it computes on.
+pub struct Worker<'a> {
+    pub ranks: &'a Ranks,
+    pub run: &'a Run,
+    pub device: &'a Device,
 }
 
 /// The same as one of several ranks, each of which calls this.
-#[allow(clippy::too_many_arguments)]
 pub fn train_among(
-    ranks: &Ranks,
+    worker: &Worker<'_>,
     asked: &Config,
     early: Option<Compiled>,
-    run: &Run,
-    device: &Device,
     stop: &StopFlag,
     sinks: &mut [&mut dyn Sink],
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
+    let Worker { ranks, run, device } = *worker;
     let mut laps = device.laps();
     let mut resolved = run.resolved()?;
     let config = &resolved.over(asked);
@@ -166,7 +173,7 @@ pub fn train_among(
     }
     laps.lap("plans");
     let opened = Opened { data, resolved, compiled, left_out, laps };
-    train_on_among(ranks, asked, opened, run, device, stop, sinks, notice)
+    train_on_among(worker, asked, opened, stop, sinks, notice)
 }
 
 /// What is open before a run's state is.
@@ -191,21 +198,19 @@ pub fn train_on(
     sinks: &mut [&mut dyn Sink],
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
-    train_on_among(&Ranks::alone(), asked, opened, run, device, stop, sinks, notice)
+    train_on_among(&Worker { ranks: &Ranks::alone(), run, device }, asked, opened, stop, sinks, notice)
 }
 
 /// The same as one of several ranks.
-#[allow(clippy::too_many_arguments)]
 fn train_on_among(
-    ranks: &Ranks,
+    worker: &Worker<'_>,
     asked: &Config,
     opened: Opened,
-    run: &Run,
-    device: &Device,
     stop: &StopFlag,
     sinks: &mut [&mut dyn Sink],
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
+    let Worker { ranks, run, device } = *worker;
     let Opened { mut data, mut resolved, compiled, mut left_out, mut laps } = opened;
     let config = &resolved.over(asked);
     if ranks.are_many() && config.data.vision_cache.is_some() {
@@ -255,7 +260,7 @@ fn train_on_among(
     let layout = compiled.settled.arrangement.as_ref().map(|a| arranged::eval_layout(config, a));
     let held_out = match compiled.eval_batch {
         0 => None,
-        _ => Some(data.eval_set(config, Share::HeldOut, config.eval.rows, layout.as_ref())?),
+        _ => Some(data.eval_set(config, dataset::Share::HeldOut, config.eval.rows, layout.as_ref())?),
     };
     let mut found = checkpoint::Latest::default();
     if ranks.is_first() {
@@ -480,9 +485,6 @@ fn patience(state: &State) -> Patience {
     Patience::read(|name| state.counters.get(name).copied())
 }
 
-/// Samples of which nothing is learned that are warned of, at most.
-const WARNED: u64 = 20;
-
 /// An update whose results are on their way.
 struct Pending {
     progress: Progress,
@@ -673,33 +675,16 @@ impl Trainer<'_, '_, '_> {
             waited += batch.waited;
             real_tokens += batch.real_tokens;
             computed_tokens += batch.computed_tokens;
-            match self.ranks.are_many() {
-                true => warnings.extend(batch.left_out.iter().cloned()),
-                false => self.tell_left_out(&batch.left_out)?,
-            }
+            warnings.extend(batch.left_out.iter().cloned());
             end_lanes(&mut self.session, lane..batch.lane, lanes)?;
             lane = batch.lane;
             accumulate(&mut self.session, &batch, self.draw)?;
             batches.push(batch);
         }
         end_lanes(&mut self.session, lane..lanes, lanes)?;
-        let (own_tokens, mut times) = (real_tokens, None);
-        if self.ranks.are_many() {
-            let compute_ms = 1e3 * since.elapsed().as_secs_f64();
-            let own = RankShare { real_tokens, computed_tokens, compute_ms, epoch, warnings };
-            let all = self.ranks.gather(&own)?;
-            real_tokens = all.iter().map(|share| share.real_tokens).sum();
-            computed_tokens = all.iter().map(|share| share.computed_tokens).sum();
-            epoch = all[0].epoch;
-            times = Some(RankTimes::of(&all.iter().map(|share| share.compute_ms).collect::<Vec<_>>()));
-            for share in &all {
-                self.tell_left_out(&share.warnings)?;
-            }
-            let asked = self.stop.asked(self.time_to_stop());
-            ask_to_stop(&mut self.session, asked)?;
-            self.ranks.at(self.progress.step + 1, "training", 0);
-            self.ranks.called("apply");
-        }
+        let compute_ms = 1e3 * since.elapsed().as_secs_f64();
+        let own = Share { real_tokens, computed_tokens, compute_ms, epoch, warnings };
+        let Work { own, all: Share { real_tokens, computed_tokens, epoch, .. }, times } = self.share(own)?;
         let has_lengths = self.compiled.settled.arrangement.is_some();
         let padding = has_lengths.then(|| 1.0 - real_tokens as f64 / computed_tokens as f64);
         self.progress.step += 1;
@@ -718,7 +703,7 @@ impl Trainer<'_, '_, '_> {
             posted,
             span,
             real_tokens,
-            own_tokens,
+            own_tokens: own.real_tokens,
             padding,
             times,
             batches,
@@ -728,22 +713,6 @@ impl Trainer<'_, '_, '_> {
         }
         if self.pending.as_ref().is_some_and(|p| p.posted.is_ready()) {
             self.flush()?;
-        }
-        Ok(())
-    }
-
-    /// Warns of samples of which nothing is learned, the first ones by name.
-    fn tell_left_out(&mut self, left_out: &[String]) -> Result<(), Failure> {
-        for words in left_out {
-            self.samples_left_out += 1;
-            let message = match self.samples_left_out {
-                1..WARNED => format!("nothing is learned from a sample: {words}"),
-                WARNED => {
-                    format!("nothing is learned from {WARNED} samples so far, and no more of them are named")
-                }
-                _ => continue,
-            };
-            self.say(Event::Warning { message })?;
         }
         Ok(())
     }

@@ -50,6 +50,15 @@ impl Trainer<'_, '_, '_> {
 
     /// After too many updates in a row that were left out, does what the config says. `true` where the run went back.
     pub(super) fn recover(&mut self) -> Result<bool, Failure> {
+        let recovered = self.go_back_or_stop();
+        if recovered.is_err() && !self.ranks.is_first() {
+            // Every rank fails alike: rank 0 says it, which ends this one here.
+            self.ranks.meet()?;
+        }
+        recovered
+    }
+
+    fn go_back_or_stop(&mut self) -> Result<bool, Failure> {
         let (most, how) = (self.config.train.max_skipped, self.config.train.on_nonfinite);
         if self.skips.in_a_row < most || how == OnNonfinite::Skip {
             return Ok(false);
