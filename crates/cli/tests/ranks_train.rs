@@ -307,3 +307,26 @@ fn updates_that_are_not_finite_are_the_same_on_every_number_of_ranks() {
     assert!(warnings[0].iter().any(|words| words.contains("going back to step 1 and on with row")));
     assert_eq!(warnings[0], warnings[1]);
 }
+
+/// Ranks whose hosts have other files under the same name are refused before the first step.
+#[test]
+fn unequal_data_is_refused_and_nothing_is_left() {
+    let scene = Scene::new();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let run = scene.dir("run").display().to_string();
+    let start = |node: &str| {
+        let dir = scene.dir(&format!("host-{node}"));
+        fs::create_dir(&dir).expect("a folder");
+        let line = |i: usize| format!("{{\"text\":\"host {node} has line {i} of its own\"}}\n");
+        fs::write(dir.join("book.jsonl"), (0..200).map(line).collect::<String>()).expect("a file");
+        let mut all = words(TEXT, &run, "1");
+        let address = format!("127.0.0.1:{port}");
+        all.extend(["data.path=book.jsonl", "--nodes", "2", "--node", node, "--address", &address]);
+        flatout(&dir, &all).spawn().expect("the program starts")
+    };
+    let ends = [start("0"), start("1")].map(|child| wait_for(child, Duration::from_secs(60)));
+    assert_eq!(ends.each_ref().map(|(code, _)| *code), [Some(2); 2], "{ends:?}");
+    let told = &ends[0].1;
+    assert!(told.starts_with("flatout: ") && told.contains(" are not those of rank 0 ("), "{told}");
+    assert!(!scene.dir("run").exists(), "{told}");
+}

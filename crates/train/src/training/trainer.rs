@@ -143,11 +143,15 @@ pub fn train_among(
         None => compile::compile(config, &ranks.target(device.target(&config.switches)))?,
     };
     laps.lap("plans");
-    let mut left_out = Vec::new();
+    let (mut left_out, mut notes) = (Vec::new(), 0);
     // What rank 0 makes of the data and keeps, the others find.
     let data = ranks.in_turn(|| {
         tasks::open(config, Some(run.dir()), &mut |said| match said {
-            OpenEvent::Note(said) => notice(Notice::Data(said)),
+            OpenEvent::Note(said) => {
+                notes += 1;
+                ranks.at(0, "opening the data", notes);
+                notice(Notice::Data(said));
+            }
             OpenEvent::LeftOut(said) => left_out.push(said),
         })
     })?;
