@@ -11,6 +11,7 @@ use flatout_ir::Target;
 use flatout_world::{Sockets, Status, Wire, WireError, World};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::machine;
 use crate::{Failure, UserError};
@@ -197,8 +198,16 @@ impl Ranks {
     }
 
     /// Refuses ranks that found unequal things: `what` differs, and `advice` says what to do.
-    pub fn check_equal(&self, what: &str, own: u64, advice: &str) -> Result<(), Failure> {
-        let all: Vec<u64> = self.gather(&own)?;
+    pub fn check_equal(
+        &self,
+        what: &str,
+        text: impl FnOnce() -> String,
+        advice: &str,
+    ) -> Result<(), Failure> {
+        if !self.are_many() {
+            return Ok(());
+        }
+        let all: Vec<u64> = self.gather(&xxh3_64(text().as_bytes()))?;
         let Some(other) = all.iter().position(|hash| *hash != all[0]) else { return Ok(()) };
         self.is_refused.set(true);
         let member = |rank: usize| self.world.members()[rank].named(rank);

@@ -14,7 +14,6 @@ use flatout_ir::Class;
 use flatout_ir::passes::lanes::lanes_a_rank;
 pub use flatout_runtime::Laps;
 use flatout_runtime::{Mark, Posted, Session};
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::Failure;
 use crate::UserError;
@@ -251,7 +250,7 @@ fn train_on_among(
     resolved = ranks.of_first(resolved)?;
     ranks.check_equal(
         "the plans",
-        xxh3_64(compiled.plans.to_string().as_bytes()),
+        || compiled.plans.to_string(),
         "start the same program with the same settings on like hosts",
     )?;
     let config = &resolved.over(asked);
@@ -313,11 +312,7 @@ fn train_on_among(
             (Progress::default(), source, Skips::default(), Patience::default())
         }
     };
-    ranks.check_equal(
-        "the data",
-        xxh3_64(source.cursor().to_string().as_bytes()),
-        "the same files must lie on every host",
-    )?;
+    ranks.check_equal("the data", || source.cursor().to_string(), "the same files must lie on every host")?;
     laps.lap("weights");
     left_out.extend(origin.as_ref().and_then(|origin| origin.left_out.clone()));
     if progress.step > steps {
