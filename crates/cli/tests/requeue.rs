@@ -17,7 +17,10 @@ fn small(recipe: &str) -> Vec<String> {
     let every = ["train.batch=4", "train.micro_batch=auto", "eval.rows=8", "backend=cpu"];
     let mut words = every.map(String::from).to_vec();
     match config.model.as_decoder() {
-        Some(decoder) if decoder.vision.is_some() => words.extend(["--with", "small"].map(String::from)),
+        Some(decoder) if decoder.vision.is_some() => {
+            let few = "--with small data.synthetic_rows=40 data.held_out=0.3";
+            words.extend(few.split(' ').map(String::from));
+        }
         Some(decoder) => {
             words.push(format!("model.width={}", 16 * decoder.heads));
             let sizes = "model.head_size=16 model.layers=1 model.ffn=32 model.vocab=320 model.context=64";

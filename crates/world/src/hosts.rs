@@ -2,6 +2,8 @@
 
 /// Hosts at most: a list is expanded in memory, and a damaged one must not fill it.
 const MOST_HOSTS: usize = 1 << 16;
+/// Letters of a host's name at most, as in DNS.
+const MOST_LETTERS: usize = 253;
 
 /// Every host of a list, in order. The error is a sentence.
 pub fn expand(list: &str) -> Result<Vec<String>, String> {
@@ -47,6 +49,10 @@ fn one(word: &str) -> Result<Vec<String>, String> {
     while let Some((before, behind)) = rest.split_once('[') {
         let (inside, after) = behind.split_once(']').ok_or("a bracket does not close")?;
         let numbers = numbers(inside)?;
+        let longest = |words: &[String]| words.iter().map(String::len).max().unwrap_or(0);
+        if longest(&names) + before.len() + longest(&numbers) > MOST_LETTERS {
+            return Err(format!("a name has more than {MOST_LETTERS} letters"));
+        }
         if names.len().saturating_mul(numbers.len()) > MOST_HOSTS {
             return Err(format!("it names more than {MOST_HOSTS} hosts"));
         }
@@ -54,6 +60,9 @@ fn one(word: &str) -> Result<Vec<String>, String> {
             |name: &String| -> Vec<String> { numbers.iter().map(|n| format!("{name}{before}{n}")).collect() };
         names = names.iter().flat_map(long).collect();
         rest = after;
+    }
+    if names.iter().any(|name| name.len() + rest.len() > MOST_LETTERS) {
+        return Err(format!("a name has more than {MOST_LETTERS} letters"));
     }
     names.iter_mut().for_each(|name| name.push_str(rest));
     Ok(names)
@@ -72,10 +81,13 @@ fn numbers(inside: &str) -> Result<Vec<String>, String> {
         if from > to {
             return Err(format!("`{range}` runs backwards"));
         }
-        if to - from >= MOST_HOSTS as u64 {
+        if to - from >= (MOST_HOSTS - all.len()) as u64 {
             return Err(format!("it names more than {MOST_HOSTS} hosts"));
         }
         let width = first.len();
+        if width > MOST_LETTERS {
+            return Err(format!("a name has more than {MOST_LETTERS} letters"));
+        }
         all.extend((from..=to).map(|n| format!("{n:0width$}")));
     }
     Ok(all)
@@ -116,6 +128,10 @@ mod tests {
             ("gpu[3-1]", "`3-1` runs backwards"),
             ("gpu[1-99999999]", "more than 65536 hosts"),
             ("a[0-999]b[0-999]", "more than 65536 hosts"),
+            ("a[0-65535,0-1]", "more than 65536 hosts"),
+            (&format!("{}[1-9]", "n".repeat(253)), "more than 253 letters"),
+            (&format!("a[{}1]", "0".repeat(300)), "more than 253 letters"),
+            (&"n".repeat(254), "more than 253 letters"),
         ] {
             let told = expand(list).unwrap_err();
             assert!(told.contains(why) && told.contains(list), "{list}: {told}");
