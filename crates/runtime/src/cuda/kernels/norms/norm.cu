@@ -17,7 +17,8 @@
 // then moves 403 MB forward, where y was 101 MB and its quantisation another 201, and 503 MB backward.
 // Deterministic. Sums over rows: a block walks rows blockIdx, + gridDim, ... and leaves one partial row of each in the
 // workspace; partial rows are added in order by `partial_sums`. Quantised rows that lie so that they are read an element at
-// a time (VEC = 1) leave up to 20 bytes in local memory, three sums (HAS_SUM) up to 12.
+// a time (VEC = 1) leave up to 20 bytes in local memory, three sums (HAS_SUM) up to 12, and rows whose largest magnitude is
+// written too (HAS_THIRD) up to 4 on a B200.
 
 #if QUANTIZE
 
