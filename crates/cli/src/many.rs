@@ -36,7 +36,7 @@ impl Advice {
         *self.run.lock().unwrap_or_else(PoisonError::into_inner) = Some(run.to_path_buf());
     }
 
-    /// What was saved, and how to go on.
+    /// Says what was saved, and how to go on.
     pub fn words(&self) -> Option<String> {
         let run = self.run.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
         if !is_run(&run) {

@@ -218,7 +218,7 @@ fn pairs_about_images_and_frames_are_looked_at_and_learned() {
     let said = learn("fvlm-135m-dpo", "data.path=pairs.tar", "frames");
     assert!(said.err.contains("--frames FOLDER --prompt QUESTION"), "{}", said.err);
 
-    // What is generated from is what training wrote: a system's message, the question, and where the answer begins.
+    // Generation begins with the text that training wrote: a system's message, the question, and where the answer begins.
     let vocabulary = flatout_data::Vocabulary::load(&dir.join("frames/tokenizer.json")).expect("a tokeniser");
     let questions =
         flatout_data::examples::Questions::open(&vocabulary, None, &[], None).expect("a template");

@@ -18,7 +18,7 @@ const SMALL: &str = "model.width=32 model.layers=1 model.heads=2 model.kv_heads=
                      train.steps=20 schedule.warmup_steps=2 eval.rows=12 eval.every=10 checkpoint.every=10 backend=cpu -q";
 const TEXT: &str = "tiny model.context=32 model.dropout=0.1 optimizer.clip=0.5 train.ema=0.9";
 
-/// What is trained, by name, on which numbers of ranks beside one.
+/// The trainings, by name, and the numbers of ranks beside one that each is tried on.
 const KINDS: [(&str, &str, &[usize]); 8] = [
     ("text", TEXT, &[2, 4, 8]),
     ("bf16", "tiny model.context=32 optimizer.state=bf16 train.micro_batch=1", &[4]),

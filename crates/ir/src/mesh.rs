@@ -8,7 +8,7 @@ use std::fmt;
 use crate::attr::named;
 
 named! {
-    /// What the ranks along an axis share out.
+    /// The thing that the ranks along an axis share out.
     pub enum Axis {
         /// Rows; each rank has all that its shard group has.
         Replica = "replica",

@@ -29,7 +29,7 @@ fn graph(c: &DecoderConfig, rows: usize) -> Graph {
     build(c, Form::Loss(LossForm { dropout: c.dropout > 0.0, ..LossForm::rows(rows, c.context) }))
 }
 
-/// What an input holds for the tokens of one row of an update.
+/// The values of an input for the tokens of one row of an update.
 fn input(c: &DecoderConfig, name: &str, update: usize, row: usize) -> Vec<f64> {
     let at = |t: usize| (update * 31 + row) * c.context + t;
     let of_token = |t: usize| -> Vec<f64> {

@@ -9,7 +9,7 @@ use flatout_runtime::cpu;
 /// Threads of this process where it shares its host with other ranks of a run, and how many ranks they are; 0 and 1 otherwise.
 static SHARED: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(1)];
 
-/// From here on the process uses so many threads, and the memory of its host is that of so many ranks.
+/// From here on the process uses this number of threads, and shares the memory of its host with this number of ranks.
 pub fn share(threads: usize, ranks: usize) {
     SHARED[0].store(threads, Ordering::Relaxed);
     SHARED[1].store(ranks, Ordering::Relaxed);

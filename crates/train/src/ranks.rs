@@ -267,7 +267,7 @@ impl Ranks {
     }
 }
 
-/// What a rank tells the others before the first step.
+/// A message of a rank to the others before the first step.
 #[derive(Serialize, Deserialize)]
 enum Word<T> {
     Value(T),

@@ -11,7 +11,7 @@ use crate::ops::Op;
 use crate::types::{DType, TensorType};
 
 named! {
-    /// What becomes of the terms of a group.
+    /// How the terms of a group become one.
     pub enum Combine { Sum = "sum", Max = "max" }
 }
 

@@ -62,7 +62,7 @@ named! {
 }
 
 named! {
-    /// What the ranks along the mesh's axis of shards divide among themselves.
+    /// The tensors that the ranks along the mesh's axis of shards divide among themselves.
     pub enum Shard {
         /// Rows alone: every rank has all weights, gradients and moments.
         None = "none",

@@ -30,7 +30,7 @@ fn graph(mesh: &Mesh, extent: usize) -> Graph {
         give(Op::AllReduce { axis, ways, by: Combine::Sum, order }, &[x]);
         let most = Op::AllReduce { axis, ways, by: Combine::Max, order };
         b.result(&format!("max.{}", axis.name()), b.op(most, &[x]));
-        // What all have, halved: as many blocks as there are ranks.
+        // A half of what all have: as many blocks as there are ranks.
         let all = b.op(Op::AllGather { axis, ways }, &[x]).scale(0.5);
         give(Op::ReduceScatter { axis, ways, order, base: false }, &[all]);
         let with_base = Op::ReduceScatter { axis, ways, order, base: true };

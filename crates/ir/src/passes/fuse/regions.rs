@@ -79,7 +79,7 @@ fn early(g: &Graph) -> Graph {
             Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } | Op::Broadcast { .. } => {
                 at[node.ins[0].node.0 as usize]
             }
-            // What a few numbers are made of may be far away; they cost nothing to keep. Exchanges stay where they are.
+            // The inputs of a few numbers may be far away; they cost nothing to keep. Exchanges stay where they are.
             Op::Map { .. } => id.0,
             _ if node.op.kind().is_collective() => id.0,
             _ if node.outs.iter().all(|out| out.elements() <= FEW) => {
