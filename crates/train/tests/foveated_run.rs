@@ -28,27 +28,32 @@ use crate::small_run::train_in;
 const BOUND: f64 = 1e-5;
 const THREADS: usize = 2;
 
+/// Sizes of a foveated model that make a run take a moment.
+pub const SIZES: [&str; 11] = [
+    "model.width=32",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.head_size=16",
+    "model.ffn=48",
+    "model.vision.width=24",
+    "model.vision.heads=3",
+    "model.vision.ffn=32",
+    "model.vision.image_size=24",
+    "model.vision.positions=3",
+    "model.vision.query=12",
+];
+
 fn config(recipe: &str, overrides: &[&str]) -> Config {
     let small = [
         "backend=cpu",
         "precision=fp32",
-        "model.width=32",
-        "model.heads=2",
-        "model.kv_heads=1",
-        "model.head_size=16",
-        "model.ffn=48",
-        "model.vision.width=24",
-        "model.vision.heads=3",
-        "model.vision.ffn=32",
-        "model.vision.image_size=24",
-        "model.vision.positions=3",
-        "model.vision.query=12",
         "data.synthetic_rows=70",
         "data.held_out=0.2",
         "checkpoint.best=false",
         "eval.rows=0",
     ];
-    let words: Vec<String> = small.iter().chain(overrides).map(|word| word.to_string()).collect();
+    let words: Vec<String> =
+        SIZES.iter().chain(&small).chain(overrides).map(|word| word.to_string()).collect();
     recipes::resolve(recipe, &["small".into()], &words).expect("a config")
 }
 

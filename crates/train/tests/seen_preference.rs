@@ -34,6 +34,7 @@ use flatout_train::weights::loaded::Loaded;
 
 use crate::distance::relative;
 use crate::fixture::{Fixture, sums};
+use crate::foveated_run;
 use crate::small_run::train_in;
 use crate::vl_golden::Golden;
 
@@ -43,22 +44,7 @@ const THREADS: usize = 2;
 
 /// Recipes of both kinds of models that see, with sizes that make a run take a moment.
 const IMAGES: (&str, &[&str]) = ("qwen3-vl-2b-dpo", &["model.width=32", "model.ffn=48", "model.layers=2"]);
-const FRAMES: (&str, &[&str]) = (
-    "fvlm-135m-dpo",
-    &[
-        "model.width=32",
-        "model.heads=2",
-        "model.kv_heads=1",
-        "model.head_size=16",
-        "model.ffn=48",
-        "model.vision.width=24",
-        "model.vision.heads=3",
-        "model.vision.ffn=32",
-        "model.vision.image_size=24",
-        "model.vision.positions=3",
-        "model.vision.query=12",
-    ],
-);
+const FRAMES: (&str, &[&str]) = ("fvlm-135m-dpo", &foveated_run::SIZES);
 
 fn config((recipe, sizes): (&str, &[&str]), overrides: &[&str]) -> Config {
     let fixed = [
@@ -227,7 +213,7 @@ fn check_gradients(session: &Session, golden: &Golden, fixture: &mut Fixture, la
 
 /// The sums of one update of 40 drawn pairs, and the number of its micro-batches.
 fn update(kind: (&str, &[&str]), overrides: &[&str]) -> (BTreeMap<String, Vec<f32>>, usize) {
-    // What both answers say of the tower nearly cancels, and rounding would be a larger share of what is left: so the chosen
+    // The gradients of both answers in the tower nearly cancel, and rounding would be a larger share of what is left: so the chosen
     // one's own loss is learned beside it.
     let fixed = ["train.batch=40", "eval.rows=0", "preference.sft=1"];
     let asked = config(kind, &[overrides, &fixed].concat());

@@ -63,6 +63,7 @@ pub fn launch(launch: &Launch<'_>) -> Result<u8, String> {
     let (sender, events) = mpsc::channel();
     // Before the first child, so that none is missed.
     let mut taken = vec![SIGTERM, SIGINT, SIGUSR1];
+    // Ranks ignore a hangup where their parent does.
     if !is_ignored(SIGHUP) {
         taken.push(SIGHUP);
     }
@@ -94,8 +95,8 @@ pub fn launch(launch: &Launch<'_>) -> Result<u8, String> {
     Ok(family.code())
 }
 
-/// Whether whoever started the process made it ignore a signal, as `nohup` does: then the ranks ignore it too.
-fn is_ignored(signal: i32) -> bool {
+/// Whether whoever started the process made it ignore a signal, as `nohup` does, where the system tells.
+pub fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());

@@ -89,7 +89,7 @@ impl Compiled {
         resolved.capacities.clone_from(&self.capacities);
     }
 
-    /// What is resolved already with what the config came to in these plans.
+    /// The values resolved so far, with those that the config came to in these plans.
     pub fn pinned_over(&self, config: &Config, resolved: &Resolved) -> Resolved {
         let mut pinned = resolved.clone();
         self.pin(config, &mut pinned);

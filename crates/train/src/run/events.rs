@@ -131,9 +131,9 @@ pub struct WorldFacts {
     pub nodes: u64,
     /// The ranks along each axis, as `shard 4`.
     pub mesh: String,
-    /// What carries tensors between ranks; empty where there is one.
+    /// The carrier of tensors between ranks; empty where there is one rank.
     pub wire: String,
-    /// What ranks divide among themselves beside the rows.
+    /// The tensors that ranks divide among themselves beside the rows.
     pub shard: String,
     /// Groups of rows that are summed apart.
     pub lanes: u64,

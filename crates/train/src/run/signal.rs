@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use flatout_world::launch::is_ignored;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 
@@ -65,14 +66,6 @@ pub fn install() -> io::Result<StopFlag> {
         }
     }
     Ok(StopFlag { signal, phase: Arc::new(AtomicU8::new(STARTING)), deadline: None })
-}
-
-/// Whether whoever started the process made it ignore a signal, where the system tells.
-fn is_ignored(signal: i32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 /// Ends the process without what libraries do at its end: another thread may be inside one of them, and a GPU's do not

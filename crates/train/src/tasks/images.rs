@@ -21,6 +21,7 @@ use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
 use super::dataset::{Dataset, Feeding, Share, loaded_by_threads, loader_threads, read_cursor, updates};
 use super::examples::check_names;
 use super::image_table;
+use super::lane_batches::LaneBatches;
 use super::mixing::Mixing;
 use crate::config::resolved::Resolved;
 use crate::config::{Config, SourceKind};
@@ -208,9 +209,7 @@ impl Dataset for ImageSets {
         Ok(Box::new(ImageBatches {
             loader,
             maker: Maker::training(config, feeding.micro_batch, &self.train, feeding.inputs())?,
-            lanes,
-            left: 0,
-            portions: None,
+            batches: LaneBatches::new(lanes, feeding.micro_batch),
         }))
     }
 
@@ -239,56 +238,28 @@ enum Images {
 struct ImageBatches {
     loader: Images,
     maker: Maker,
-    lanes: Lanes,
-    /// Images of the update that are still to come from the loader.
-    left: usize,
-    /// Its batches by lane, where there are several lanes.
-    portions: Option<std::vec::IntoIter<(usize, ImageBatch)>>,
+    batches: LaneBatches<ImageBatch>,
 }
 
-impl ImageBatches {
+impl Images {
     /// This rank's images among the next `count`.
     fn next_images(&mut self, count: usize) -> Result<ImageBatch, Failure> {
-        Ok(match &mut self.loader {
+        Ok(match self {
             Images::Loaded(loader) => loader.next_images(count)?,
             Images::OnDevice(loader) => ImageBatch { waited: Waited::default(), ..loader.next_images(count) },
         })
-    }
-
-    /// The batches of the next update, lane by lane.
-    fn by_lane(&mut self) -> Result<Vec<(usize, ImageBatch)>, Failure> {
-        let images = self.next_images(self.lanes.batch)?;
-        let portions = self.lanes.portions(&images.samples, self.maker.capacity).into_iter();
-        let mut batches: Vec<(usize, ImageBatch)> =
-            portions.map(|(lane, places)| (lane, images.picked(&places))).collect();
-        // The whole update was waited for at once.
-        for (_, first) in batches.iter_mut().take(1) {
-            (first.waited, first.left_out) = (images.waited, images.left_out.clone());
-        }
-        Ok(batches)
     }
 }
 
 impl BatchSource for ImageBatches {
     fn begin_update(&mut self) {
-        (self.left, self.portions) = (self.lanes.batch, None);
+        self.batches.begin_update();
     }
 
     fn next_batch(&mut self) -> Result<Option<Batch>, Failure> {
-        let (lane, images) = if self.lanes.of == 1 {
-            if self.left == 0 {
-                return Ok(None);
-            }
-            self.left -= self.maker.capacity;
-            (0, self.next_images(self.maker.capacity)?)
-        } else {
-            if self.portions.is_none() {
-                self.portions = Some(self.by_lane()?.into_iter());
-            }
-            match self.portions.as_mut().and_then(Iterator::next) {
-                Some(portion) => portion,
-                None => return Ok(None),
-            }
+        let loader = &mut self.loader;
+        let Some((lane, images)) = self.batches.next(|count| loader.next_images(count))? else {
+            return Ok(None);
         };
         Ok(Some(Batch { lane, ..self.maker.batch(Role::GRAD, images) }))
     }

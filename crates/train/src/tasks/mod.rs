@@ -8,6 +8,7 @@ pub mod dataset;
 pub mod examples;
 pub mod image_table;
 pub mod images;
+mod lane_batches;
 mod mixing;
 pub mod preference;
 pub mod seen;

@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
 use super::dataset::{Dataset, Feeding, Share, loaded_by_threads, loader_threads, read_cursor};
 use super::examples;
+use super::lane_batches::LaneBatches;
 use crate::config::{Config, SourceKind, Task};
 use crate::machine::{self, cache_folder};
 use crate::run::tokenizer_path;
@@ -147,9 +148,7 @@ impl Dataset for Corpus {
         Ok(Box::new(RowSource {
             loader: train_loader(config, self, &cursor, lanes)?,
             micro_batch,
-            lanes,
-            left: 0,
-            portions: None,
+            batches: LaneBatches::new(lanes, micro_batch),
             inputs: feeding.inputs(),
         }))
     }
@@ -179,34 +178,19 @@ impl Dataset for Corpus {
 struct RowSource {
     loader: Loader,
     micro_batch: usize,
-    lanes: Lanes,
-    /// Rows of the update that are still to come from the loader.
-    left: usize,
-    /// Its batches by lane, where there are several lanes.
-    portions: Option<std::vec::IntoIter<(usize, Rows)>>,
+    batches: LaneBatches<Rows>,
     inputs: Inputs,
 }
 
 impl BatchSource for RowSource {
     fn begin_update(&mut self) {
-        (self.left, self.portions) = (self.lanes.batch, None);
+        self.batches.begin_update();
     }
 
     fn next_batch(&mut self) -> Result<Option<Batch>, Failure> {
-        let (lane, rows) = if self.lanes.of == 1 {
-            if self.left == 0 {
-                return Ok(None);
-            }
-            self.left -= self.micro_batch;
-            (0, self.loader.next_rows(self.micro_batch)?)
-        } else {
-            if self.portions.is_none() {
-                self.portions = Some(self.by_lane()?.into_iter());
-            }
-            match self.portions.as_mut().and_then(Iterator::next) {
-                Some(portion) => portion,
-                None => return Ok(None),
-            }
+        let loader = &mut self.loader;
+        let Some((lane, rows)) = self.batches.next(|count| Ok(loader.next_rows(count)?))? else {
+            return Ok(None);
         };
         Ok(Some(Batch { lane, ..batch(Role::GRAD, &rows, 0, self.micro_batch, &self.inputs) }))
     }
@@ -221,19 +205,6 @@ impl BatchSource for RowSource {
 
     fn waited(&self) -> Waited {
         self.loader.waited()
-    }
-}
-
-impl RowSource {
-    /// The batches of the next update, lane by lane.
-    fn by_lane(&mut self) -> Result<Vec<(usize, Rows)>, Failure> {
-        let rows = self.loader.next_rows(self.lanes.batch)?;
-        let portions = self.lanes.portions(&rows.sample, self.micro_batch).into_iter();
-        let mut batches: Vec<(usize, Rows)> =
-            portions.map(|(lane, places)| (lane, rows.picked(&places))).collect();
-        // The whole update was waited for at once.
-        batches.iter_mut().take(1).for_each(|(_, first)| first.waited = rows.waited);
-        Ok(batches)
     }
 }
 

@@ -143,7 +143,7 @@ pub fn train_among(
     };
     laps.lap("plans");
     let (mut left_out, mut notes) = (Vec::new(), 0);
-    // What rank 0 makes of the data and keeps, the others find.
+    // Rank 0 opens the data first: the others find the tokenisers and caches that it made.
     let data = ranks.in_turn(|| {
         tasks::open(config, Some(run.dir()), &mut |said| match said {
             OpenEvent::Note(said) => {

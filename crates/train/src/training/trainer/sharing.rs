@@ -1,4 +1,4 @@
-//! What ranks tell each other of an update before they make it.
+//! The messages between ranks about an update, before they make it.
 
 use super::Trainer;
 use crate::Failure;

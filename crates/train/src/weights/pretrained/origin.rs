@@ -27,7 +27,7 @@ use flatout_data::durable;
 pub struct Origin {
     /// What `model.from` meant, pinned to a commit or a step.
     pub from: String,
-    /// What `model.vision.from` meant, pinned likewise; `None` where the tower is that of `from`.
+    /// `model.vision.from`, pinned likewise; `None` where the tower is that of `from`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vision_from: Option<String>,
     /// Hash of every frozen tensor, by path: no checkpoint has them.

@@ -1,0 +1,94 @@
+//! The micro-batches of an update out of a loader that gives samples one after another, lane by lane where there are several.
+
+use std::vec::IntoIter;
+
+use flatout_data::images::ImageBatch;
+use flatout_data::{Lanes, Rows};
+
+use crate::Failure;
+
+/// Samples of a loader that can be dealt to lanes.
+pub trait Samples: Sized {
+    /// The places of the samples in the series of all.
+    fn numbers(&self) -> &[u64];
+    /// Those at some places.
+    fn picked(&self, places: &[usize]) -> Self;
+    /// Takes over what is said once of an update: how long it was waited for, and the samples left out.
+    fn take_facts(&mut self, whole: &Self);
+}
+
+impl Samples for Rows {
+    fn numbers(&self) -> &[u64] {
+        &self.sample
+    }
+
+    fn picked(&self, places: &[usize]) -> Rows {
+        Rows::picked(self, places)
+    }
+
+    fn take_facts(&mut self, whole: &Rows) {
+        self.waited = whole.waited;
+    }
+}
+
+impl Samples for ImageBatch {
+    fn numbers(&self) -> &[u64] {
+        &self.samples
+    }
+
+    fn picked(&self, places: &[usize]) -> ImageBatch {
+        ImageBatch::picked(self, places)
+    }
+
+    fn take_facts(&mut self, whole: &ImageBatch) {
+        (self.waited, self.left_out) = (whole.waited, whole.left_out.clone());
+    }
+}
+
+/// Where a source stands within an update.
+pub struct LaneBatches<S> {
+    lanes: Lanes,
+    /// Samples of a micro-batch at most.
+    most: usize,
+    /// Samples of the update that are still to come from the loader, where there is one lane.
+    left: usize,
+    /// The micro-batches of the update that are still to be given, where there are several.
+    portions: Option<IntoIter<(usize, S)>>,
+}
+
+impl<S: Samples> LaneBatches<S> {
+    pub fn new(lanes: Lanes, most: usize) -> LaneBatches<S> {
+        LaneBatches { lanes, most, left: 0, portions: None }
+    }
+
+    pub fn begin_update(&mut self) {
+        (self.left, self.portions) = (self.lanes.batch, None);
+    }
+
+    /// The next samples of the update with the number of their lane. `read` gives this rank's samples among the next ones of the
+    /// series. One lane is read as it is computed; several need the whole update before the first of them is complete.
+    pub fn next(
+        &mut self,
+        mut read: impl FnMut(usize) -> Result<S, Failure>,
+    ) -> Result<Option<(usize, S)>, Failure> {
+        if self.lanes.of == 1 {
+            if self.left == 0 {
+                return Ok(None);
+            }
+            self.left -= self.most;
+            return Ok(Some((0, read(self.most)?)));
+        }
+        let portions = match &mut self.portions {
+            Some(portions) => portions,
+            None => self.portions.insert(by_lane(&self.lanes, &read(self.lanes.batch)?, self.most)),
+        };
+        Ok(portions.next())
+    }
+}
+
+fn by_lane<S: Samples>(lanes: &Lanes, whole: &S, most: usize) -> IntoIter<(usize, S)> {
+    let portions = lanes.portions(whole.numbers(), most).into_iter();
+    let mut batches: Vec<(usize, S)> = portions.map(|(lane, places)| (lane, whole.picked(&places))).collect();
+    batches.iter_mut().take(1).for_each(|(_, first)| first.take_facts(whole));
+    batches.into_iter()
+}
