@@ -104,14 +104,14 @@ impl Layers {
         let said = table.get("model").and_then(|model| model.get("kind")).and_then(Value::as_str);
         let keys = schema::of_kind(said.and_then(|kind| kind.parse().ok()).unwrap_or(self.kind()));
         let mut leaves = Vec::new();
-        collect_leaves(&mut Vec::new(), &table, &keys, &mut leaves);
+        collect_leaves(&mut Vec::new(), &table, keys, &mut leaves);
         // `compile` stands for other switches, which may be given beside it and then win.
         leaves.sort_by_key(|(path, _)| path.join(".") != COMPILE.path());
         for (path, given) in leaves {
             let name = path.join(".");
             let Some(found) = keys.iter().find(|found| found.path == name) else {
                 let said = given.as_str().map_or_else(|| text::value(&given), String::from);
-                return Err(located(&path, unknown(&keys, &name, Some(&said))));
+                return Err(located(&path, unknown(keys, &name, Some(&said))));
             };
             let read = value::read(&name, &found.key.kind, &given, Written::InFile);
             let laid = read.and_then(|value| self.lay(found, value));
@@ -436,10 +436,10 @@ fn parse_override_of(kind: ModelKind, argument: &str) -> Result<(Found, &str), U
         refuse!("`{argument}` is neither a recipe nor key=value");
     };
     let keys = schema::of_kind(kind);
-    match schema::lookup_among(&keys, name.trim()) {
+    match schema::lookup_among(keys, name.trim()) {
         Meaning::One(found) => Ok((found, said.trim())),
         Meaning::Several(paths) => refuse!("`{name}` may be {}: give it in full", paths.join(" or ")),
-        Meaning::Nothing => Err(UserError(unknown(&keys, name.trim(), Some(said)))),
+        Meaning::Nothing => Err(UserError(unknown(keys, name.trim(), Some(said)))),
     }
 }
 
@@ -511,10 +511,11 @@ fn collect_leaves(
     for (name, held) in table {
         path.push(name.clone());
         let joined = path.join(".");
-        let leads_on = keys.iter().any(|found| found.path.starts_with(&format!("{joined}.")));
-        let is_key = keys.iter().any(|found| found.path == joined);
+        let is_key = || keys.iter().any(|found| found.path == joined);
+        let begins = format!("{joined}.");
+        let leads_on = || keys.iter().any(|found| found.path.starts_with(&begins));
         match held {
-            Value::Table(inner) if !is_key && (leads_on || !inner.is_empty()) => {
+            Value::Table(inner) if !is_key() && (!inner.is_empty() || leads_on()) => {
                 collect_leaves(path, inner, keys, leaves);
             }
             other => leaves.push((path.clone(), other.clone())),

@@ -1,5 +1,7 @@
 //! Every key there is: the sections' declarations put end to end, for look-up, errors and help.
 
+use std::sync::LazyLock;
+
 use flatout_models::config::{Model, ModelKind};
 use flatout_settings::{Key, Kind, Leaf, Section, leaves};
 
@@ -115,8 +117,15 @@ pub(super) fn all() -> Vec<Found> {
 }
 
 /// Every key once, with the meaning that a kind of models gives it.
-pub(super) fn of_kind(kind: ModelKind) -> Vec<Found> {
-    meant_by(all(), &of_section("model", kind.keys()))
+pub(super) fn of_kind(kind: ModelKind) -> &'static [Found] {
+    // The declarations are put together once: a config is read by looking every one of its keys up.
+    static OF_KINDS: LazyLock<Vec<(ModelKind, Vec<Found>)>> = LazyLock::new(|| {
+        let all = all();
+        let meant = |kind: &ModelKind| (*kind, meant_by(all.clone(), &of_section("model", kind.keys())));
+        ModelKind::ALL.iter().map(meant).collect()
+    });
+    let of_kind = OF_KINDS.iter().find(|(known, _)| *known == kind);
+    &of_kind.expect("every kind is among all").1
 }
 
 /// Every key once, with the meaning that `own` gives it where that has it, else the first.
@@ -141,7 +150,7 @@ pub(super) enum Meaning {
 /// The key a name on the command line means: a full path, else a switch, else a key of any section; where several
 /// sections have it, `train` wins, then `model`.
 pub(super) fn lookup(name: &str) -> Meaning {
-    lookup_among(&of_kind(ModelKind::default()), name)
+    lookup_among(of_kind(ModelKind::default()), name)
 }
 
 /// The same among some keys, each of which is there once.

@@ -20,7 +20,7 @@ impl Config {
         }
         let keys = schema::of_kind(self.model.kind());
         for (section, _) in schema::sections() {
-            out += &section_text(section, &keys, &written);
+            out += &section_text(section, keys, &written);
         }
         out.trim_start().to_string()
     }
