@@ -8,10 +8,11 @@
 |---|---|---|
 | 1 | fvlm-135m-align | 8 frames of 224 x 224, 150 tokens, all learned |
 | 2 | fvlm-135m-sft | 250 tokens of which 80 are learned; 55 of 100 are still images that stand for 8 frames, the others have 10 frames: 9 frames and 5 images in the mean |
+| 3 | fvlm-135m-dpo | pairs: a still image that stands for 8 frames, a prompt of about 60 tokens, two answers of about 120; the reference is computed before training |
 
 flatout decodes JPEGs out of shards while it trains; the share of its steps that waited for them is shown. The peer
 (bench/peers/fovea_torch.py) has random pixels on the device and static shapes, and encodes all 9 frames of stage 2. Both keep fp32
-weights and compute in bf16.
+weights and compute in bf16. In stage 3 a sample is a pair.
 """
 
 import argparse
@@ -31,8 +32,16 @@ import steady
 import words
 
 PEER = Path(__file__).resolve().parent / "peers" / "fovea_torch.py"
-RECIPES = {1: "fvlm-135m-align", 2: "fvlm-135m-sft"}
+RECIPES = {1: "fvlm-135m-align", 2: "fvlm-135m-sft", 3: "fvlm-135m-dpo"}
 VOCAB, SAMPLES = 49152, 128
+TEMPLATE = ("{% for m in messages %}<bos>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
+            "{% if add_generation_prompt %}<bos>assistant\n{% endif %}")
+FRAME = 5
+"""Tokens that the template puts around a question of words; an answer ends in one."""
+
+
+def text_of(draw, tokens):
+    return " ".join(f"w{draw.randrange(VOCAB - 2)}" for _ in range(tokens))
 
 
 def write_shard(path, stage):
@@ -50,7 +59,7 @@ def write_shard(path, stage):
         for sample in range(SAMPLES):
             key = f"{path.stem}-{sample:04}"
             text, learned = (150, 150) if stage == 1 else (250, 80)
-            frames = 8 if stage == 1 else 1 if draw.random() < 0.55 else 10
+            frames = {1: 8, 2: 1 if draw.random() < 0.55 else 10, 3: 1}[stage]
             for frame in range(frames):
                 whole = Image.new("RGB", (224, 224))
                 for size in (4, 16, 64):
@@ -59,6 +68,10 @@ def write_shard(path, stage):
                 jpeg = io.BytesIO()
                 whole.save(jpeg, "JPEG", quality=90)
                 add(f"{key}.jpg" if frames == 1 else f"{key}.{frame:03}.jpg", jpeg.getvalue())
+            if stage == 3:
+                lengths = dict(user=60 - FRAME, chosen_assistant=119, rejected_assistant=119)
+                add(f"{key}.json", json.dumps({name: text_of(draw, tokens) for name, tokens in lengths.items()}).encode())
+                continue
             ids = [draw.randrange(2, VOCAB) for _ in range(text)]
             mask = [0] * (text - learned) + [1] * learned
             add(f"{key}.json", json.dumps(dict(token_ids=ids, loss_mask=mask, frame_count=frames)).encode())
@@ -67,13 +80,17 @@ def write_shard(path, stage):
 def run_flatout(a, folder, stage, at_once, round_):
     run = folder / f"run-{stage}-{round_}"
     command = [a.flatout, "train", RECIPES[stage], f"data.path={folder}/stage{stage}", f"data.tokenizer={folder}/tokenizer.json",
-               "data.held_out=0", "eval.rows=0", "eval.every=0", "checkpoint.every=0", "checkpoint.best=false", "log.every=1",
-               "train.steps=1000", f"train.batch={at_once}", f"train.micro_batch={at_once}", "precision=bf16", *a.override]
+               "data.held_out=0", "eval.rows=0", "eval.every=0", "eval.every_epochs=none", "eval.metric=loss",
+               "checkpoint.every=0", "checkpoint.best=false", "log.every=1", "train.epochs=none", "train.steps=1000",
+               f"train.batch={at_once}", f"train.micro_batch={at_once}", "precision=bf16", *a.override]
+    if stage == 3:
+        command += [f"data.template={folder}/template.jinja", "data.system="]
     done = steady.run([*command, "--run", str(run)], steady.WARM + a.steps)
     shutil.rmtree(run, ignore_errors=True)
     steps = done["steps"]
     milliseconds = sum(step["step_ms"] for step in steps)
     return dict(peer=f"flatout {at_once}", stage=stage,
+                tokens_a_sample=(steps[-1]["tokens"] - done["warm"]["tokens"]) / (steps[-1]["samples"] - done["warm"]["samples"]),
                 samples_per_second=1e3 * (steps[-1]["samples"] - done["warm"]["samples"]) / milliseconds,
                 step_ms=statistics.median(step["step_ms"] for step in steps),
                 waited=sum(step.get("data_wait_ms") or 0.0 for step in steps) / milliseconds,
@@ -107,6 +124,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         words.words_of(folder, VOCAB)
+        (folder / "template.jinja").write_text(TEMPLATE)
         with ProcessPoolExecutor() as pool:
             for stage in a.stages:
                 (folder / f"stage{stage}").mkdir()
