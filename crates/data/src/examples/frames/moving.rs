@@ -1,9 +1,9 @@
-//! A drawn set: one or two shapes that move, and a sentence that says where one of them went.
+//! A drawn set: one, two or four shapes that move, and a sentence that says where one of them went.
 //!
 //! The first frame has a bar at its top in the colour of the shape that the sentence is about. Shapes move from near the middle to
-//! an edge, each to another one, so whoever looks at all frames alike has to keep both in mind, and whoever has seen the bar can
-//! look for one. Samples with one shape teach where things are before two have to be told apart. Every eighth sample is a still
-//! image, and every eighth a text without frames.
+//! an edge, each to another one, so whoever looks at all frames alike has to keep all of them in mind, and whoever has seen the bar
+//! can look for one. Samples with one or two shapes teach where things are before four have to be told apart. Every eighth sample
+//! is a still image, and every eighth a text without frames.
 
 pub(super) mod pairs;
 
@@ -62,7 +62,11 @@ fn form(sample: u64) -> Form {
 
 /// The number of shapes in a sample.
 fn shapes(sample: u64) -> usize {
-    if sample % 8 < 3 { 1 } else { 2 }
+    match sample % 8 {
+        0 | 1 => 1,
+        2 | 3 => 2,
+        _ => 4,
+    }
 }
 
 impl Scene {
