@@ -233,8 +233,13 @@ impl Graph {
             // Not in a closure, which would hide the caller's line.
             Err(why) => panic!("{path}: {}: {why}", op.name()),
         };
-        self.next_key = self.next_key.max(key + 1);
-        self.nodes.push(Node { op, ins, outs, path: path.into(), key });
+        self.push_typed(Node { op, ins, outs, path: path.into(), key })
+    }
+
+    /// Appends a node whose types are known to be those its operation gives.
+    pub(crate) fn push_typed(&mut self, node: Node) -> NodeId {
+        self.next_key = self.next_key.max(node.key + 1);
+        self.nodes.push(node);
         NodeId(self.nodes.len() as u32 - 1)
     }
 

@@ -2,50 +2,73 @@
 
 use std::collections::HashMap;
 
-use crate::graph::{Graph, NodeId, Value};
+use crate::graph::{Graph, Node, NodeId, Value};
 use crate::ops::Op;
 
 /// A rewrite under way. Slots are carried over, so slot ids stay valid.
 pub struct Replay<'a> {
     pub old: &'a Graph,
     pub new: Graph,
-    map: HashMap<Value, Value>,
+    /// The new values of the old graph's, output by output.
+    map: Vec<Option<Value>>,
+    /// Where in `map` each old node's outputs begin.
+    starts: Vec<usize>,
 }
 
 impl<'a> Replay<'a> {
     pub fn new(old: &'a Graph) -> Self {
         let new = Graph { slots: old.slots.clone(), next_key: old.unused_key(), ..Graph::default() };
-        Replay { old, new, map: HashMap::new() }
+        let mut outs = 0;
+        let starts = old.nodes.iter().map(|node| (outs, outs += node.outs.len()).0).collect();
+        Replay { old, new, map: vec![None; outs], starts }
+    }
+
+    fn place(&self, old: Value) -> usize {
+        self.starts[old.node.0 as usize] + old.out as usize
     }
 
     /// The new value of an old one.
     #[track_caller]
     pub fn get(&self, v: Value) -> Value {
-        *self.map.get(&v).unwrap_or_else(|| panic!("{v} is not rewritten yet"))
+        self.map[self.place(v)].unwrap_or_else(|| panic!("{v} is not rewritten yet"))
     }
 
     pub fn has(&self, v: Value) -> bool {
-        self.map.contains_key(&v)
+        self.map[self.place(v)].is_some()
     }
 
     pub fn set(&mut self, old: Value, new: Value) {
-        self.map.insert(old, new);
+        let place = self.place(old);
+        self.map[place] = Some(new);
     }
 
     /// Copies a node as it is.
     pub fn copy(&mut self, id: NodeId) -> NodeId {
-        let ins = self.old.node(id).ins.iter().map(|v| self.get(*v)).collect();
-        self.copy_as(id, self.old.node(id).op.clone(), ins)
+        let node = self.old.node(id);
+        let ins: Vec<Value> = node.ins.iter().map(|v| self.get(*v)).collect();
+        let is_typed_alike = |(old, new): (&Value, &Value)| self.old.ty(*old) == self.new.ty(*new);
+        // The same operation gives the same types, unless it reads a slot whose type has changed.
+        if matches!(node.op, Op::Read { .. }) || !node.ins.iter().zip(&ins).all(is_typed_alike) {
+            return self.copy_as(id, node.op.clone(), ins);
+        }
+        let Node { op, outs, path, key, .. } = node;
+        let (op, outs, path) = (op.clone(), outs.clone(), path.clone());
+        let new = self.new.push_typed(Node { op, ins, outs, path, key: *key });
+        self.map_outputs(id, new);
+        new
     }
 
     /// Copies a node with another operation or inputs, output for output.
     pub fn copy_as(&mut self, id: NodeId, op: Op, ins: Vec<Value>) -> NodeId {
         let node = self.old.node(id);
         let new = self.new.push_keyed(op, ins, &node.path, node.key);
-        for out in 0..node.outs.len().min(self.new.node(new).outs.len()) as u8 {
-            self.map.insert(id.out(out), new.out(out));
-        }
+        self.map_outputs(id, new);
         new
+    }
+
+    fn map_outputs(&mut self, old: NodeId, new: NodeId) {
+        let outs = self.old.node(old).outs.len().min(self.new.node(new).outs.len());
+        (0..outs as u8).for_each(|out| self.set(old.out(out), new.out(out)));
     }
 
     /// Appends a node at the path of an old one.

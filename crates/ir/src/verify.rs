@@ -35,7 +35,7 @@ pub fn verify(g: &Graph) -> Result<(), String> {
     if let Some((name, v)) = g.results.iter().find(|(_, v)| !exists(v)) {
         return Err(format!("the result {name} is {v}, which does not exist"));
     }
-    for (i, (slot, v)) in g.writes.iter().enumerate() {
+    for (slot, v) in &g.writes {
         let Some(s) = g.slots.get(slot.0 as usize) else {
             return Err(format!("${} is written and does not exist", slot.0));
         };
@@ -45,8 +45,20 @@ pub fn verify(g: &Graph) -> Result<(), String> {
         if *g.ty(*v) != s.ty {
             return Err(format!("{} is written with {}, wanted {}", s.path, g.ty(*v), s.ty));
         }
-        if let Some((other, _)) = g.writes[..i].iter().find(|(other, _)| overlap(g, *other, *slot)) {
-            return Err(format!("{} and {} are both written and share memory", g.slot(*other).path, s.path));
+    }
+    verify_writes(g)
+}
+
+/// No two writes share memory.
+fn verify_writes(g: &Graph) -> Result<(), String> {
+    let mut written: Vec<_> = g.writes.iter().map(|(slot, _)| (extent(g, *slot), *slot)).collect();
+    written.retain(|((_, range), _)| !range.is_empty());
+    written.sort_by_key(|((root, range), slot)| (*root, range.start, *slot));
+    for pair in written.windows(2) {
+        let [((root, range), slot), ((next_root, next), other)] = pair else { unreachable!("two at a time") };
+        if root == next_root && next.start < range.end {
+            let [a, b] = [slot, other].map(|slot| &g.slot(*slot).path);
+            return Err(format!("{a} and {b} are both written and share memory"));
         }
     }
     Ok(())
@@ -85,9 +97,4 @@ pub fn extent(g: &Graph, slot: SlotId) -> (SlotId, std::ops::Range<usize>) {
         root = part.of;
     }
     (root, offset..offset + g.slot(slot).ty.elements())
-}
-
-fn overlap(g: &Graph, a: SlotId, b: SlotId) -> bool {
-    let ((ra, a), (rb, b)) = (extent(g, a), extent(g, b));
-    ra == rb && a.start < b.end && b.start < a.end
 }
