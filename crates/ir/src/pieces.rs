@@ -1,0 +1,249 @@
+//! Pieces of tensors: which elements of every parameter and saved tensor a rank has, and which of them it writes.
+//!
+//! A tensor has one name, type and shape, whatever number of ranks there is. A rank has ranges of its elements, counted in
+//! row-major order; ranges of one tensor that two ranks have are the same or have nothing in common. State that several ranks
+//! have alike is cut by bytes, so that each of them writes as much as the others, and a tensor may be cut anywhere.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::graph::{Class, Init};
+use crate::plan::PlanSet;
+use crate::types::{DType, TensorType};
+
+/// A range of the elements of a tensor, and where it lies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// The name of the tensor, as checkpoints know it.
+    pub path: String,
+    /// Of the whole tensor.
+    pub ty: TensorType,
+    pub class: Class,
+    pub init: Init,
+    /// Elements of the tensor.
+    pub range: Range<usize>,
+    /// The slot that holds them.
+    pub slot: String,
+    /// The place of the first of them among the slot's elements.
+    pub at: usize,
+}
+
+impl Piece {
+    /// Whether it is the tensor with all its elements.
+    pub fn is_whole(&self) -> bool {
+        self.range == (0..self.ty.elements())
+    }
+
+    pub fn elements(&self) -> usize {
+        self.range.len()
+    }
+
+    /// The bytes of its elements as the slot holds them.
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.ty.dtype.bytes()
+    }
+
+    /// The elements of the slot that it is.
+    pub fn within(&self) -> Range<usize> {
+        self.at..self.at + self.elements()
+    }
+
+    /// The type that checkpoints have its elements in.
+    pub fn saved_dtype(&self) -> DType {
+        saved_dtype(self.ty.dtype)
+    }
+
+    /// The bytes of its elements in a checkpoint.
+    pub fn saved_bytes(&self) -> usize {
+        self.elements() * self.saved_dtype().bytes()
+    }
+
+    /// Some of its elements, counted from its first.
+    pub fn part(&self, of: Range<usize>) -> Piece {
+        let range = self.range.start + of.start..self.range.start + of.end;
+        Piece { range, at: self.at + of.start, ..self.clone() }
+    }
+}
+
+/// The type that checkpoints have a slot's elements in: moments in eight bits are saved as the numbers they stand for, which
+/// are exact in bf16.
+pub fn saved_dtype(dtype: DType) -> DType {
+    match dtype {
+        DType::E4M3 | DType::E4M4 => DType::BF16,
+        other => other,
+    }
+}
+
+impl PlanSet {
+    /// The parameters and saved tensors that a rank has, in the order of slots.
+    pub fn held(&self, _rank: usize) -> Vec<Piece> {
+        // Every rank has all of them: nothing is sharded.
+        let leaves = self.slots.iter().filter(|slot| !slot.is_whole);
+        let wanted = leaves.filter(|slot| slot.class.is_saved() || slot.class.is_parameter());
+        let whole = wanted.map(|slot| Piece {
+            path: slot.path.clone(),
+            ty: slot.ty.clone(),
+            class: slot.class,
+            init: slot.init,
+            range: 0..slot.ty.elements(),
+            slot: slot.path.clone(),
+            at: 0,
+        });
+        whole.collect()
+    }
+
+    /// The pieces that a rank writes into a checkpoint.
+    pub fn owned(&self, rank: usize) -> Vec<Piece> {
+        self.owners().swap_remove(rank)
+    }
+
+    /// The same of every rank: together each element of every saved tensor once.
+    pub fn owners(&self) -> Vec<Vec<Piece>> {
+        let saved = |rank: usize| {
+            let held = self.held(rank).into_iter();
+            held.filter(|piece| piece.class.is_saved()).collect::<Vec<_>>()
+        };
+        divided(&(0..self.mesh.ranks()).map(saved).collect::<Vec<_>>())
+    }
+}
+
+/// Divides pieces among the ranks that have them: each of the ranks that have some pieces alike gets an equal share of the
+/// bytes of these.
+fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
+    // In the order in which they are first met, with every rank's own piece.
+    let mut ranges: Vec<Vec<(usize, &Piece)>> = vec![];
+    let mut known: HashMap<(&str, usize), usize> = HashMap::new();
+    for (rank, pieces) in held.iter().enumerate() {
+        for piece in pieces.iter().filter(|piece| piece.elements() > 0) {
+            let index = *known.entry((piece.path.as_str(), piece.range.start)).or_insert(ranges.len());
+            match ranges.get_mut(index) {
+                Some(holders) => {
+                    assert_eq!(holders[0].1.range, piece.range, "ranks have other ranges of {}", piece.path);
+                    holders.push((rank, piece));
+                }
+                None => ranges.push(vec![(rank, piece)]),
+            }
+        }
+    }
+    let ranks_of = |holders: &[(usize, &Piece)]| holders.iter().map(|(rank, _)| *rank).collect::<Vec<_>>();
+    let mut totals: HashMap<Vec<usize>, usize> = HashMap::new();
+    for holders in &ranges {
+        *totals.entry(ranks_of(holders)).or_default() += holders[0].1.saved_bytes();
+    }
+    let mut owned = vec![vec![]; held.len()];
+    let mut passed: HashMap<Vec<usize>, usize> = HashMap::new();
+    for holders in &ranges {
+        let (ranks, first) = (ranks_of(holders), holders[0].1);
+        let (total, start) = (totals[&ranks], passed.get(&ranks).copied().unwrap_or(0));
+        // The first element that lies behind the share of the first `share` of these ranks.
+        let cut = |share: usize| {
+            let byte = (total * share / ranks.len()).saturating_sub(start);
+            byte.div_ceil(first.saved_dtype().bytes()).min(first.elements())
+        };
+        for (share, (rank, piece)) in holders.iter().enumerate() {
+            let of = cut(share)..cut(share + 1);
+            if !of.is_empty() {
+                owned[*rank].push(piece.part(of));
+            }
+        }
+        passed.insert(ranks, start + first.saved_bytes());
+    }
+    owned
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::Mesh;
+    use crate::plan::{PlacedSlot, View};
+
+    fn piece(path: &str, dtype: DType, of: usize, range: Range<usize>) -> Piece {
+        let (ty, slot) = (TensorType::new(dtype, [of]), format!("slot of {path}"));
+        Piece { path: path.into(), ty, class: Class::Weight, init: Init::Zeros, range, slot, at: 0 }
+    }
+
+    /// Every element of these pieces once, in order.
+    fn covered(owned: &[Vec<Piece>], path: &str) -> Vec<Range<usize>> {
+        let mut ranges: Vec<_> =
+            owned.iter().flatten().filter(|p| p.path == path).map(|p| p.range.clone()).collect();
+        ranges.sort_by_key(|range| range.start);
+        ranges
+    }
+
+    #[test]
+    fn replicas_write_equal_bytes_wherever_tensors_end() {
+        let of =
+            [(DType::F32, 4_096), (DType::E4M3, 3_001), (DType::BF16, 77), (DType::I32, 1), (DType::F32, 70)];
+        let held: Vec<Piece> =
+            of.iter().enumerate().map(|(i, (dtype, n))| piece(&i.to_string(), *dtype, *n, 0..*n)).collect();
+        let total: usize = held.iter().map(Piece::saved_bytes).sum();
+        for ranks in [1, 2, 3, 4, 7, 8] {
+            let owned = divided(&vec![held.clone(); ranks]);
+            for (rank, pieces) in owned.iter().enumerate() {
+                let bytes: usize = pieces.iter().map(Piece::saved_bytes).sum();
+                assert!(bytes.abs_diff(total / ranks) <= 4, "rank {rank} of {ranks}: {bytes} of {total}");
+                assert!(pieces.iter().all(|piece| piece.at == piece.range.start && piece.elements() > 0));
+            }
+            for whole in &held {
+                let mut end = 0;
+                for range in covered(&owned, &whole.path) {
+                    assert_eq!(range.start, end, "{} over {ranks}", whole.path);
+                    end = range.end;
+                }
+                assert_eq!(end, whole.elements());
+            }
+        }
+        assert!(divided(&vec![held.clone(); 1])[0] == held, "one rank writes whole tensors");
+    }
+
+    #[test]
+    fn a_rank_writes_what_it_alone_has_and_its_share_of_the_rest() {
+        // Two replicas of two shards, and a vector that all have.
+        let shard = |shard: usize| {
+            let sharded = Piece { at: 7, ..piece("w", DType::F32, 80, 40 * shard..40 * shard + 40) };
+            vec![sharded, piece("b", DType::F32, 8, 0..8), piece("none", DType::F32, 9, 3..3)]
+        };
+        let owned = divided(&[shard(0), shard(1), shard(0), shard(1)]);
+        let of = |rank: usize, i: usize| (owned[rank][i].range.clone(), owned[rank][i].at);
+        assert_eq!([of(0, 0), of(1, 0)], [(0..20, 7), (40..60, 7)]);
+        assert_eq!([of(2, 0), of(3, 0)], [(20..40, 27), (60..80, 27)]);
+        assert_eq!([of(0, 1), of(1, 1), of(2, 1), of(3, 1)], [(0..2, 0), (2..4, 2), (4..6, 4), (6..8, 6)]);
+        assert!(owned.iter().all(|pieces| pieces.len() == 2));
+        let alone = divided(&[shard(0), shard(1)]);
+        assert_eq!(covered(&alone, "w"), [0..40, 40..80]);
+    }
+
+    #[test]
+    fn plans_of_several_ranks_divide_what_is_saved_and_hold_all() {
+        let slot = |path: &str, class: Class, n: usize, is_whole: bool| {
+            let ty = TensorType::new(DType::F32, [n]);
+            let view = View::dense(0, &ty);
+            PlacedSlot { path: path.into(), ty, class, init: Init::Zeros, is_whole, view }
+        };
+        let slots = vec![
+            slot("region", Class::Weight, 96, true),
+            slot("w", Class::Weight, 96, false),
+            slot("base", Class::Frozen, 10, false),
+            slot("grad", Class::Carry, 96, false),
+            slot("m", Class::Moment, 32, false),
+        ];
+        let plans = PlanSet {
+            arena_bytes: 0,
+            persistent_bytes: 0,
+            transient_bytes: 0,
+            buffers: vec![],
+            slots,
+            inputs: 0..0,
+            landings: vec![],
+            plans: vec![],
+            mesh: Mesh::new(2, 1),
+            done: vec![],
+        };
+        let held = plans.held(1);
+        assert_eq!(held.iter().map(|piece| piece.path.as_str()).collect::<Vec<_>>(), ["w", "base", "m"]);
+        assert!(held.iter().all(Piece::is_whole));
+        let owned: Vec<_> =
+            plans.owned(1).into_iter().map(|piece| (piece.path.clone(), piece.within())).collect();
+        assert_eq!(owned, [("w".to_string(), 64..96), ("m".to_string(), 0..32)]);
+    }
+}
