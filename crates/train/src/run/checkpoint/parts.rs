@@ -84,7 +84,7 @@ type Hashes = Vec<(String, u64)>;
 /// Rank 0's word at the end.
 #[derive(Clone, Serialize, Deserialize)]
 enum Ended {
-    /// What went wrong once it was whole.
+    /// It is whole; where other checkpoints are not in order, why.
     Saved(Option<String>),
     Failed(String),
     Unequal(String),
@@ -208,7 +208,7 @@ impl Together {
         format!("{}: {why}", self.names[rank])
     }
 
-    /// What rank 0 comes to, on every rank.
+    /// Rank 0's word, on every rank.
     fn of_first<T: Serialize + DeserializeOwned>(&self, make: impl FnOnce() -> T) -> Result<T, Unsaved> {
         let bytes = if self.rank == 0 { json(&make()) } else { vec![] };
         read(&self.calls.broadcast(LINE, &bytes).map_err(gone)?)
