@@ -6,8 +6,8 @@
 //!
 //! State that ranks have alike must be the same bits on all of them. With every save a rank also hashes what another one is
 //! about to write, another one each time, and rank 0 compares: every copy has been compared with the one that is written after
-//! as many saves as there are other ranks. That reads a second share of the state, where hashing all of it would take
-//! longer than the writing where there are many ranks.
+//! as many saves as there are other ranks. That copies and hashes as many bytes as a rank writes; hashing all of its state with
+//! every save would be as many times that as there are ranks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
