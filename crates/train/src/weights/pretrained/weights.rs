@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 
 use flatout_ir::passes::adapter::SCOPE;
 use flatout_ir::passes::average::averaged_weight;
-use flatout_ir::plan::PlacedSlot;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
-use flatout_ir::{Adapter, Class, DType, Init, TensorType};
+use flatout_ir::{Adapter, Class, DType, Init, Piece, TensorType};
 use flatout_models::config::Model;
 use flatout_models::library::stored::{Stored, Within};
 use flatout_models::vision;
@@ -20,9 +19,9 @@ use crate::Failure;
 use crate::UserError;
 use crate::refuse;
 use crate::run::checkpoint::{Dtype, TensorFile};
-use crate::run::state::leaves;
+use crate::run::state::held;
 use crate::weights::adapters::merge;
-use crate::weights::initial::values;
+use crate::weights::initial::{drawn, values};
 
 /// Every parameter of a model, by path: its type and its first values where nothing else gives them.
 pub fn parameters(model: &Model) -> BTreeMap<String, (TensorType, Init)> {
@@ -282,19 +281,54 @@ impl Weights {
         Ok((wide, Some(hash)))
     }
 
-    /// A parameter's values in the type of its slot. Those that are stored in it, as they stand, are not touched.
-    fn read_for(&self, slot: &PlacedSlot) -> Result<(Vec<u8>, Option<String>), Failure> {
-        let as_stored = self.found(&slot.path).filter(|place| {
-            let (_, file) = self.file(place);
-            let is_alike = slot.ty.dtype == DType::BF16 && file.entries()[&place.name].dtype == Dtype::Bf16;
-            is_alike && place.within.is_none() && self.beside(&slot.path).is_empty()
-        });
-        if let Some(place) = as_stored {
-            let (_, bytes, hash) = self.stored(place)?;
-            return Ok((bytes, Some(hash)));
+    /// A piece's values in the type of its slot, and the hash of the bytes of the whole tensor where they were all read. Values
+    /// that are stored in that type, as they stand, are not touched.
+    fn read_for(&self, piece: &Piece) -> Result<(Vec<u8>, Option<String>), Failure> {
+        let of_slot = |wide: Vec<u8>| if piece.ty.dtype == DType::BF16 { narrow(&wide) } else { wide };
+        if let Some(wide) = self.read_some(piece)? {
+            return Ok((of_slot(wide), None));
         }
-        let (wide, hash) = self.read(&slot.path, &slot.ty, &slot.init)?;
-        Ok((if slot.ty.dtype == DType::BF16 { narrow(&wide) } else { wide }, hash))
+        let as_stored = self.found(&piece.path).filter(|place| {
+            let (_, file) = self.file(place);
+            let is_alike = piece.ty.dtype == DType::BF16 && file.entries()[&place.name].dtype == Dtype::Bf16;
+            is_alike && place.within.is_none() && self.beside(&piece.path).is_empty()
+        });
+        let (mut bytes, hash) = match as_stored {
+            Some(place) => {
+                let (_, bytes, hash) = self.stored(place)?;
+                (bytes, Some(hash))
+            }
+            None => {
+                let (wide, hash) = self.read(&piece.path, &piece.ty, &piece.init)?;
+                (of_slot(wide), hash)
+            }
+        };
+        if !piece.is_whole() {
+            let size = piece.ty.dtype.bytes();
+            bytes = bytes[size * piece.range.start..size * piece.range.end].to_vec();
+        }
+        Ok((bytes, hash))
+    }
+
+    /// A part of a parameter's values as f32, where it can be had without the rest: it lies in its file as it stands, and no
+    /// hash or adapter asks for all of it.
+    fn read_some(&self, piece: &Piece) -> Result<Option<Vec<u8>>, Failure> {
+        if piece.is_whole() || !self.beside(&piece.path).is_empty() {
+            return Ok(None);
+        }
+        let Some(place) = self.found(&piece.path) else {
+            let seed = self.seed.expect("a source without a seed has every parameter");
+            let values = drawn(&piece.path, &piece.init, seed, piece.range.clone());
+            return Ok(Some(values.into_iter().flat_map(f32::to_le_bytes).collect()));
+        };
+        if place.within.is_some() || place.expect.is_some() {
+            return Ok(None);
+        }
+        let (path, file) = self.file(place);
+        let dtype = file.entries()[&place.name].dtype;
+        let mut bytes = vec![0; piece.elements() * dtype.bytes()];
+        file.read_range(&place.name, piece.range.clone(), &mut bytes).map_err(Failure::io(path.display()))?;
+        Ok(Some(widened(dtype, bytes)))
     }
 
     /// A tensor as it lies in its file, with the hash of its bytes.
@@ -322,16 +356,16 @@ impl Weights {
         session: &mut Session,
         wanted: impl Fn(Class) -> bool,
     ) -> Result<BTreeMap<String, String>, Failure> {
-        let mut slots = leaves(session.plans(), |class| class.is_parameter() && wanted(class));
-        slots.retain(|slot| !slot.path.starts_with(SCOPE) || self.places.contains_key(&slot.path));
+        let mut pieces = held(session, |class| class.is_parameter() && wanted(class));
+        pieces.retain(|piece| !piece.path.starts_with(SCOPE) || self.places.contains_key(&piece.path));
         let mut hashes = BTreeMap::new();
-        let mut left = slots.as_slice();
+        let mut left = pieces.as_slice();
         while !left.is_empty() {
             let (some, rest) = left.split_at(portion(left));
-            let read = some.par_iter().map(|slot| self.read_for(slot)).collect::<Result<Vec<_>, _>>()?;
-            for (slot, (bytes, hash)) in some.iter().zip(read) {
-                session.write_slot(&slot.path, &bytes)?;
-                hashes.extend(hash.map(|hash| (slot.path.clone(), hash)));
+            let read = some.par_iter().map(|piece| self.read_for(piece)).collect::<Result<Vec<_>, _>>()?;
+            for (piece, (bytes, hash)) in some.iter().zip(read) {
+                session.write_range(&piece.slot, piece.at, &bytes)?;
+                hashes.extend(hash.map(|hash| (piece.path.clone(), hash)));
             }
             left = rest;
         }
@@ -339,14 +373,14 @@ impl Weights {
     }
 }
 
-/// How many of these slots are read at once: at least one.
-fn portion(slots: &[PlacedSlot]) -> usize {
+/// How many of these pieces are read at once: at least one.
+fn portion(pieces: &[Piece]) -> usize {
     let mut bytes = 0;
-    let fits = |slot: &&PlacedSlot| {
-        bytes += 4 * slot.ty.elements();
+    let fits = |piece: &&Piece| {
+        bytes += 4 * piece.elements();
         bytes <= PORTION_BYTES
     };
-    slots.iter().take_while(fits).count().max(1)
+    pieces.iter().take_while(fits).count().max(1)
 }
 
 fn refuse_changed(path: &Path, name: &str) -> Result<(), UserError> {
@@ -401,6 +435,49 @@ fn f16_to_f32(half: u16) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whatever a parameter is stored or drawn as, a piece of it is that part of the whole.
+    #[test]
+    fn pieces_of_parameters_are_parts_of_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let stored = [("f32", Dtype::F32), ("f16", Dtype::F16), ("bf16", Dtype::Bf16)];
+        let described: Vec<_> = stored.iter().map(|(name, dtype)| (*name, *dtype, &[4, 3][..])).collect();
+        let mut bytes = crate::run::checkpoint::header(&described, &[]).unwrap();
+        bytes.extend((0..12 * (4 + 2 + 2)).map(|i| i as u8));
+        std::fs::write(&path, bytes).unwrap();
+        let mut weights = Weights::of_files(vec![(path.clone(), TensorFile::open(&path).unwrap())]);
+        weights.seed = Some(7);
+        let place = |name: &str| Place { file: 0, name: name.into(), within: None, expect: None };
+        for (name, _) in stored {
+            weights.place(name.into(), place(name));
+        }
+        // Rows of a larger tensor, which are had by reading it all.
+        let all = Stored::whole("rows", "f32", vec![4, 3]);
+        let within = Some(Stored { within: Within::Rows(1..3), ..all });
+        weights.place("rows".into(), Place { within, ..place("f32") });
+        for (name, rows) in [("f32", 4), ("f16", 4), ("bf16", 4), ("rows", 2), ("drawn", 4)] {
+            for dtype in [DType::F32, DType::BF16] {
+                let elements = 3 * rows;
+                let whole = Piece {
+                    path: name.into(),
+                    ty: TensorType::new(dtype, [rows, 3]),
+                    class: Class::Weight,
+                    init: Init::Normal { std: 0.5 },
+                    range: 0..elements,
+                    slot: name.into(),
+                    at: 0,
+                };
+                let (all, hash) = weights.read_for(&whole).unwrap();
+                assert_eq!((all.len(), hash.is_some()), (elements * dtype.bytes(), name != "drawn"));
+                for range in [0..elements, 0..1, 1..elements, 2..5, 3..3] {
+                    let (some, _) = weights.read_for(&whole.part(range.clone())).unwrap();
+                    let expected = dtype.bytes() * range.start..dtype.bytes() * range.end;
+                    assert_eq!(some, all[expected], "{name} {dtype:?} {range:?}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn half_precision_widens_exactly() {

@@ -1,0 +1,268 @@
+//! Pieces of tensors: which elements of every parameter and saved tensor a rank has, and which of them it writes.
+//!
+//! A tensor has one name, type and shape, whatever number of ranks there is. A rank has ranges of its elements, counted in
+//! row-major order; ranges of one tensor that two ranks have are the same or have nothing in common. State that several ranks
+//! have alike is cut by bytes, so that each of them writes as much as the others, and a tensor may be cut anywhere.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use crate::graph::{Class, Init};
+use crate::plan::PlanSet;
+use crate::types::{DType, TensorType};
+
+/// A range of the elements of a tensor, and where it lies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// The name of the tensor, as checkpoints know it.
+    pub path: String,
+    /// Of the whole tensor.
+    pub ty: TensorType,
+    pub class: Class,
+    pub init: Init,
+    /// Elements of the tensor.
+    pub range: Range<usize>,
+    /// The slot that holds them.
+    pub slot: String,
+    /// The place of the first of them among the slot's elements.
+    pub at: usize,
+}
+
+impl Piece {
+    /// Whether it is the tensor with all its elements.
+    pub fn is_whole(&self) -> bool {
+        self.range == (0..self.ty.elements())
+    }
+
+    pub fn elements(&self) -> usize {
+        self.range.len()
+    }
+
+    /// The bytes of its elements as the slot holds them.
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.ty.dtype.bytes()
+    }
+
+    /// The elements of the slot that it is.
+    pub fn within(&self) -> Range<usize> {
+        self.at..self.at + self.elements()
+    }
+
+    /// The type that checkpoints have its elements in.
+    pub fn saved_dtype(&self) -> DType {
+        saved_dtype(self.ty.dtype)
+    }
+
+    /// The bytes of its elements in a checkpoint.
+    pub fn saved_bytes(&self) -> usize {
+        self.elements() * self.saved_dtype().bytes()
+    }
+
+    /// The part of it that is a range of the tensor's elements, where it has all of these.
+    pub fn covering(&self, range: &Range<usize>) -> Option<Piece> {
+        let has = self.range.start <= range.start && range.end <= self.range.end;
+        has.then(|| self.part(range.start - self.range.start..range.end - self.range.start))
+    }
+
+    /// Some of its elements, counted from its first.
+    pub fn part(&self, of: Range<usize>) -> Piece {
+        let range = self.range.start + of.start..self.range.start + of.end;
+        Piece { range, at: self.at + of.start, ..self.clone() }
+    }
+}
+
+/// The type that checkpoints have a slot's elements in: moments in eight bits are saved as the numbers they stand for, which
+/// are exact in bf16.
+pub fn saved_dtype(dtype: DType) -> DType {
+    match dtype {
+        DType::E4M3 | DType::E4M4 => DType::BF16,
+        other => other,
+    }
+}
+
+impl PlanSet {
+    /// The parameters and saved tensors that a rank has, in the order of slots.
+    pub fn held(&self, _rank: usize) -> Vec<Piece> {
+        // Every rank has all of them: nothing is sharded.
+        let leaves = self.slots.iter().filter(|slot| !slot.is_whole);
+        let wanted = leaves.filter(|slot| slot.class.is_saved() || slot.class.is_parameter());
+        let whole = wanted.map(|slot| Piece {
+            path: slot.path.clone(),
+            ty: slot.ty.clone(),
+            class: slot.class,
+            init: slot.init,
+            range: 0..slot.ty.elements(),
+            slot: slot.path.clone(),
+            at: 0,
+        });
+        whole.collect()
+    }
+
+    /// Every saved tensor with its type, whichever ranks have it.
+    pub fn saved(&self) -> Vec<(String, TensorType)> {
+        let mut known = HashSet::new();
+        let all = self.owners().into_iter().flatten();
+        all.filter(|piece| known.insert(piece.path.clone())).map(|piece| (piece.path, piece.ty)).collect()
+    }
+
+    /// The pieces that a rank writes into a checkpoint.
+    pub fn owned(&self, rank: usize) -> Vec<Piece> {
+        self.owners().swap_remove(rank)
+    }
+
+    /// The same of every rank: together each element of every saved tensor once.
+    pub fn owners(&self) -> Vec<Vec<Piece>> {
+        let saved = |rank: usize| {
+            let held = self.held(rank).into_iter();
+            held.filter(|piece| piece.class.is_saved()).collect::<Vec<_>>()
+        };
+        divided(&(0..self.mesh.ranks()).map(saved).collect::<Vec<_>>())
+    }
+}
+
+/// Divides pieces among the ranks that have them: each of the ranks that have some pieces alike gets an equal share of the
+/// bytes of these. A tensor without elements belongs to the first rank.
+fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
+    let has_any = |piece: &&Piece| piece.elements() > 0 || piece.is_whole();
+    let held: Vec<Vec<&Piece>> = held.iter().map(|pieces| pieces.iter().filter(has_any).collect()).collect();
+    let mut holders: HashMap<(&str, usize), Vec<usize>> = HashMap::new();
+    for (rank, pieces) in held.iter().enumerate() {
+        for piece in pieces {
+            holders.entry(key(piece)).or_default().push(rank);
+        }
+    }
+    // The bytes that a group of ranks has alike, in the order in which they are met, and where each range lies among them.
+    let mut totals: HashMap<&[usize], usize> = HashMap::new();
+    let mut starts: HashMap<(&str, usize), (usize, &Piece)> = HashMap::new();
+    for piece in held.iter().flatten().copied() {
+        let total = totals.entry(&holders[&key(piece)]).or_default();
+        let (_, first) = *starts.entry(key(piece)).or_insert_with(|| {
+            *total += piece.saved_bytes();
+            (*total - piece.saved_bytes(), piece)
+        });
+        assert_eq!(first.range, piece.range, "ranks have other ranges of {}", piece.path);
+    }
+    let share = |rank: usize, piece: &Piece| {
+        let ranks = holders[&key(piece)].as_slice();
+        let (total, (start, _)) = (totals[ranks], starts[&key(piece)]);
+        // The first element that lies behind the shares of the first `some` of these ranks.
+        let cut = |some: usize| {
+            let byte = (total * some / ranks.len()).saturating_sub(start);
+            byte.div_ceil(piece.saved_dtype().bytes()).min(piece.elements())
+        };
+        let number = ranks.iter().position(|other| *other == rank).expect("a rank that has it");
+        let of = cut(number)..cut(number + 1);
+        (!of.is_empty() || (number == 0 && piece.elements() == 0)).then(|| piece.part(of))
+    };
+    let owned = |(rank, pieces): (usize, &Vec<&Piece>)| {
+        pieces.iter().filter_map(|piece| share(rank, piece)).collect::<Vec<Piece>>()
+    };
+    held.iter().enumerate().map(owned).collect()
+}
+
+/// Ranges of one tensor are told apart by where they begin.
+fn key(piece: &Piece) -> (&str, usize) {
+    (&piece.path, piece.range.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::Mesh;
+    use crate::plan::{PlacedSlot, View};
+
+    fn piece(path: &str, dtype: DType, of: usize, range: Range<usize>) -> Piece {
+        let (ty, slot) = (TensorType::new(dtype, [of]), format!("slot of {path}"));
+        Piece { path: path.into(), ty, class: Class::Weight, init: Init::Zeros, range, slot, at: 0 }
+    }
+
+    /// Every element of these pieces once, in order.
+    fn covered(owned: &[Vec<Piece>], path: &str) -> Vec<Range<usize>> {
+        let mut ranges: Vec<_> =
+            owned.iter().flatten().filter(|p| p.path == path).map(|p| p.range.clone()).collect();
+        ranges.sort_by_key(|range| range.start);
+        ranges
+    }
+
+    #[test]
+    fn replicas_write_equal_bytes_wherever_tensors_end() {
+        let of =
+            [(DType::F32, 4_096), (DType::E4M3, 3_001), (DType::BF16, 77), (DType::I32, 1), (DType::F32, 70)];
+        let held: Vec<Piece> =
+            of.iter().enumerate().map(|(i, (dtype, n))| piece(&i.to_string(), *dtype, *n, 0..*n)).collect();
+        let total: usize = held.iter().map(Piece::saved_bytes).sum();
+        for ranks in [1, 2, 3, 4, 7, 8] {
+            let owned = divided(&vec![held.clone(); ranks]);
+            for (rank, pieces) in owned.iter().enumerate() {
+                let bytes: usize = pieces.iter().map(Piece::saved_bytes).sum();
+                assert!(bytes.abs_diff(total / ranks) <= 4, "rank {rank} of {ranks}: {bytes} of {total}");
+                assert!(pieces.iter().all(|piece| piece.at == piece.range.start && piece.elements() > 0));
+            }
+            for whole in &held {
+                let mut end = 0;
+                for range in covered(&owned, &whole.path) {
+                    assert_eq!(range.start, end, "{} over {ranks}", whole.path);
+                    end = range.end;
+                }
+                assert_eq!(end, whole.elements());
+            }
+        }
+        assert!(divided(&vec![held.clone(); 1])[0] == held, "one rank writes whole tensors");
+    }
+
+    #[test]
+    fn a_rank_writes_what_it_alone_has_and_its_share_of_the_rest() {
+        // Two replicas of two shards, and a vector that all have.
+        let shard = |shard: usize| {
+            let sharded = Piece { at: 7, ..piece("w", DType::F32, 80, 40 * shard..40 * shard + 40) };
+            vec![sharded, piece("b", DType::F32, 8, 0..8), piece("none", DType::F32, 9, 3..3)]
+        };
+        let owned = divided(&[shard(0), shard(1), shard(0), shard(1)]);
+        let of = |rank: usize, i: usize| (owned[rank][i].range.clone(), owned[rank][i].at);
+        assert_eq!([of(0, 0), of(1, 0)], [(0..20, 7), (40..60, 7)]);
+        assert_eq!([of(2, 0), of(3, 0)], [(20..40, 27), (60..80, 27)]);
+        assert_eq!([of(0, 1), of(1, 1), of(2, 1), of(3, 1)], [(0..2, 0), (2..4, 2), (4..6, 4), (6..8, 6)]);
+        assert!(owned.iter().all(|pieces| pieces.len() == 2));
+        let alone = divided(&[shard(0), shard(1)]);
+        assert_eq!(covered(&alone, "w"), [0..40, 40..80]);
+    }
+
+    #[test]
+    fn plans_of_several_ranks_divide_what_is_saved_and_hold_all() {
+        let slot = |path: &str, class: Class, n: usize, is_whole: bool| {
+            let ty = TensorType::new(DType::F32, [n]);
+            let view = View::dense(0, &ty);
+            PlacedSlot { path: path.into(), ty, class, init: Init::Zeros, is_whole, view }
+        };
+        let slots = vec![
+            slot("region", Class::Weight, 96, true),
+            slot("w", Class::Weight, 96, false),
+            slot("base", Class::Frozen, 10, false),
+            slot("grad", Class::Carry, 96, false),
+            slot("m", Class::Moment, 32, false),
+        ];
+        let plans = PlanSet {
+            arena_bytes: 0,
+            persistent_bytes: 0,
+            transient_bytes: 0,
+            buffers: vec![],
+            slots,
+            inputs: 0..0,
+            landings: vec![],
+            plans: vec![],
+            mesh: Mesh::new(2, 1),
+            done: vec![],
+        };
+        let held = plans.held(1);
+        assert_eq!(held.iter().map(|piece| piece.path.as_str()).collect::<Vec<_>>(), ["w", "base", "m"]);
+        assert!(held.iter().all(Piece::is_whole));
+        let owned: Vec<_> =
+            plans.owned(1).into_iter().map(|piece| (piece.path.clone(), piece.within())).collect();
+        assert_eq!(owned, [("w".to_string(), 64..96), ("m".to_string(), 0..32)]);
+        let saved: Vec<_> = plans.saved().into_iter().map(|(path, ty)| (path, ty.elements())).collect();
+        assert_eq!(saved, [("w".to_string(), 96), ("m".to_string(), 32)]);
+        let seen = held[0].covering(&(64..96)).unwrap();
+        assert_eq!((seen.within(), seen.part(1..3).range), (64..96, 65..67));
+        assert_eq!(seen.covering(&(60..70)), None);
+    }
+}
