@@ -93,6 +93,7 @@ impl Trainer<'_, '_, '_> {
         if self.saving.writer.is_none() {
             return Ok(());
         }
+        self.ranks.busy(self.progress.step, "saving");
         let began = Instant::now();
         self.collect_saved(true)?;
         let (step, waited) = (self.progress.step, began.elapsed().as_secs_f64());
