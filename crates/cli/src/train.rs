@@ -42,7 +42,7 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     }
     let (stop, starting) = start::watch(args.max_time, screen)?;
     let config = asked(args, screen)?;
-    let advice = Advice::new(None, part.ranks());
+    let advice = Advice::new(args.run.as_deref(), part.ranks());
     let Some(ranks) = many::join(&part, &args.ranks, args.run.as_deref(), &starting, screen, &advice)? else {
         return Ok(ExitCode::FAILURE);
     };

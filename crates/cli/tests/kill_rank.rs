@@ -72,7 +72,7 @@ fn kills_of_one_rank_leave_no_trace() {
         let is_there = |rank: &u32| fs::exists(format!("/proc/{rank}")).unwrap_or(true);
         assert!(!all.iter().any(is_there), "kill {kill}: all are gone");
         if checkpoints(&run).whole.is_some() {
-            assert!(told.contains("; continue with: flatout resume broken --ranks 4"), "{told}");
+            assert!(told.ends_with("; continue with: flatout resume broken --ranks 4\n"), "{told}");
         }
         // Some go on with fewer ranks, to a step of their own.
         if kill % 4 == 3 {
@@ -131,8 +131,8 @@ fn one_rank_that_is_asked_before_the_first_step_stops_all() {
 fn a_rank_that_stays_behind_is_named_once() {
     let scene = Scene::new();
     let mut all = words(TEXT, "run", "2");
-    all.extend(["model.width=128", "model.ffn=256", "model.layers=2", "model.context=64"]);
-    all.extend(["train.steps=100000", "checkpoint.every=0", "eval.rows=0"]);
+    // Steps are longer than the moments in which the rank runs.
+    all.extend(["model.width=64", "train.batch=64", "train.steps=100000", "checkpoint.every=0", "eval.rows=0"]);
     let mut child = scene.start(&all);
     let slowed = ranks_of(&mut child, 2)[1];
     wait_until(&mut child, || !events::steps(&scene.events("run")).is_empty());
@@ -146,10 +146,10 @@ fn a_rank_that_stays_behind_is_named_once() {
     };
     let (began, mut told) = (Instant::now(), vec![]);
     while told.is_empty() {
-        assert!(began.elapsed() < Duration::from_secs(60), "nobody is called slow");
-        for _ in 0..20 {
+        assert!(began.elapsed() < Duration::from_secs(100), "nobody is called slow");
+        for _ in 0..10 {
             send_to("-STOP", slowed);
-            std::thread::sleep(Duration::from_millis(30));
+            std::thread::sleep(Duration::from_millis(100));
             send_to("-CONT", slowed);
         }
         told = warnings();

@@ -122,6 +122,14 @@ fn ranks_that_do_not_divide_the_lanes_stay_close_and_say_so() {
         };
         assert_eq!(runs.each_ref().map(|(_, run)| warned(run)), [0, 1], "{kind}");
     }
+    // A run that three ranks began is read by other commands, and goes on with two.
+    let mut three = words(TEXT, "three", "3");
+    three.retain(|word| *word != "train.lanes=8");
+    assert_eq!(say(scene.folder.path(), &three).code, Some(0));
+    let said = say(scene.folder.path(), &["generate", "three", "--max-tokens", "3"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let said = say(scene.folder.path(), &["resume", "three", "train.steps=22", "--ranks", "2", "-q"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
     let mut refused = words(TEXT, "refused", "3");
     refused.push("deterministic=on");
     let said = say(scene.folder.path(), &refused);
