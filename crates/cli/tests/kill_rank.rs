@@ -131,11 +131,14 @@ fn one_rank_that_is_asked_before_the_first_step_stops_all() {
 fn a_rank_that_stays_behind_is_named_once() {
     let scene = Scene::new();
     let mut all = words(TEXT, "run", "2");
-    // Steps are longer than the moments in which the rank runs.
     all.extend(["model.width=64", "train.batch=64", "train.steps=100000", "checkpoint.every=0", "eval.rows=0"]);
     let mut child = scene.start(&all);
     let slowed = ranks_of(&mut child, 2)[1];
-    wait_until(&mut child, || !events::steps(&scene.events("run")).is_empty());
+    wait_until(&mut child, || events::steps(&scene.events("run")).len() >= 5);
+    // It runs for moments much shorter than a step, with as long as a step between them.
+    let steps = events::steps(&scene.events("run"));
+    let fastest = steps.iter().map(|step| step.step_ms).fold(f64::INFINITY, f64::min);
+    let step = Duration::from_secs_f64(fastest / 1e3);
     let warnings = || {
         let events = scene.events("run").into_iter();
         let warned = events.filter_map(|event| match event {
@@ -149,8 +152,9 @@ fn a_rank_that_stays_behind_is_named_once() {
         assert!(began.elapsed() < Duration::from_secs(100), "nobody is called slow");
         for _ in 0..10 {
             send_to("-STOP", slowed);
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(step);
             send_to("-CONT", slowed);
+            std::thread::sleep(step / 5);
         }
         told = warnings();
     }
