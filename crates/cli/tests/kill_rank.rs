@@ -21,7 +21,8 @@ const GONE_WITHIN: Duration = Duration::from_secs(5);
 fn begin(run: &str, ranks: usize, steps: u64) -> Vec<String> {
     let ranks = ranks.to_string();
     let mut all: Vec<String> = words(TEXT, run, &ranks).into_iter().map(String::from).collect();
-    let own = [&format!("train.steps={steps}"), "schedule.horizon_steps=150", "checkpoint.every=1", "eval.rows=0"];
+    let own =
+        [&format!("train.steps={steps}"), "schedule.horizon_steps=150", "checkpoint.every=1", "eval.rows=0"];
     all.extend(own.into_iter().chain(["--resume", "auto"]).map(String::from));
     all
 }
@@ -68,7 +69,10 @@ fn kills_of_one_rank_leave_no_trace() {
         let (code, told) = wait_for(child, GONE_WITHIN);
         slowest = slowest.max(killed.elapsed());
         assert_eq!((code, told.lines().count()), (Some(1), 1), "kill {kill}: {told}");
-        assert!(told.starts_with("flatout: rank ") && told.contains("was killed by signal 9 (SIGKILL)"), "{told}");
+        assert!(
+            told.starts_with("flatout: rank ") && told.contains("was killed by signal 9 (SIGKILL)"),
+            "{told}"
+        );
         let is_there = |rank: &u32| fs::exists(format!("/proc/{rank}")).unwrap_or(true);
         assert!(!all.iter().any(is_there), "kill {kill}: all are gone");
         if checkpoints(&run).whole.is_some() {
@@ -82,7 +86,9 @@ fn kills_of_one_rank_leave_no_trace() {
             assert_eq!(said.code, Some(0), "kill {kill}: {}", said.err);
         }
     }
-    println!("{KILLS} kills, {before_steps} of them before a step was saved; the slowest end took {slowest:?}");
+    println!(
+        "{KILLS} kills, {before_steps} of them before a step was saved; the slowest end took {slowest:?}"
+    );
     let said = say(scene.folder.path(), &strs(&begin("broken", 2, STEPS)));
     assert_eq!(said.code, Some(0), "{}", said.err);
     scene.assert_same("unbroken", "broken", STEPS);
@@ -100,7 +106,10 @@ fn a_killed_rank_0_of_a_run_without_a_name_leaves_the_command_that_continues() {
     send_to("-KILL", children(child.id())[0]);
     let (code, told) = wait_for(child, GONE_WITHIN);
     assert_eq!(code, Some(1), "{told}");
-    assert!(told.starts_with("flatout: rank 0 (") && told.contains("; the newest whole checkpoint is step "), "{told}");
+    assert!(
+        told.starts_with("flatout: rank 0 (") && told.contains("; the newest whole checkpoint is step "),
+        "{told}"
+    );
     assert!(told.ends_with("; continue with: flatout resume runs/tiny-1 --ranks 2\n"), "{told}");
 }
 
@@ -131,7 +140,13 @@ fn one_rank_that_is_asked_before_the_first_step_stops_all() {
 fn a_rank_that_stays_behind_is_named_once() {
     let scene = Scene::new();
     let mut all = words(TEXT, "run", "2");
-    all.extend(["model.width=64", "train.batch=64", "train.steps=100000", "checkpoint.every=0", "eval.rows=0"]);
+    all.extend([
+        "model.width=64",
+        "train.batch=64",
+        "train.steps=100000",
+        "checkpoint.every=0",
+        "eval.rows=0",
+    ]);
     let mut child = scene.start(&all);
     let slowed = ranks_of(&mut child, 2)[1];
     wait_until(&mut child, || events::steps(&scene.events("run")).len() >= 5);

@@ -43,7 +43,8 @@ impl Ranks {
             return Ok(Ranks::over(world, None));
         }
         let sockets = Sockets::connect(&world).map_err(failed)?;
-        let wire = Some(Arc::new(Watched { sockets, broken: Mutex::new(None), nanoseconds: AtomicU64::new(0) }));
+        let wire =
+            Some(Arc::new(Watched { sockets, broken: Mutex::new(None), nanoseconds: AtomicU64::new(0) }));
         let own = (machine::threads() / world.locals).max(1) as u64;
         let threads = u64::MAX - world.agree("threads", u64::MAX - own).map_err(failed)?;
         machine::share(threads as usize, world.locals);

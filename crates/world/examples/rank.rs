@@ -49,7 +49,14 @@ fn main() -> ExitCode {
         Ok(Start::Copies(copies)) => {
             let say = |sentence: &str| eprintln!("rank: {sentence}");
             let shows_all = arguments.shows_all;
-            match launch(&Launch { copies, command: &own_command, shows_all, grace: GRACE, say: &say, about: &|_| {} }) {
+            match launch(&Launch {
+                copies,
+                command: &own_command,
+                shows_all,
+                grace: GRACE,
+                say: &say,
+                about: &|_| {},
+            }) {
                 Ok(code) => ExitCode::from(code),
                 Err(sentence) => {
                     say(&sentence);

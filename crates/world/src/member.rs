@@ -9,8 +9,8 @@ use crate::calls::MOST_CALL_BYTES;
 use crate::failure::Failure;
 use crate::frame::Kind;
 use crate::hub::Hub;
-use crate::parent::Up;
 use crate::message::{Head, Member, Op, Report, Status, join_call, json, nodes, split_parts};
+use crate::parent::Up;
 use crate::watcher::Core;
 use crate::wire::WireError;
 

@@ -478,7 +478,13 @@ mod tests {
     fn an_evaluation_reads_every_example_once_in_order() {
         for layout in layouts() {
             let parts = once(&table(37), 30, &layout, &[]);
-            let update = ExampleUpdate { parts, numbers: vec![], tokens: [0; 2], epoch: 0.0, waited: Waited::default() };
+            let update = ExampleUpdate {
+                parts,
+                numbers: vec![],
+                tokens: [0; 2],
+                epoch: 0.0,
+                waited: Waited::default(),
+            };
             assert!(read(&update).iter().map(|one| one.1[0]).eq(0..30));
         }
     }

@@ -103,7 +103,10 @@ mod tests {
             lowered(&recipes::resolve("tiny", &[], &words).unwrap(), lanes)
         };
         let told = said(&["train.batch=16", "train.micro_batch=4"], 8).expect("a sentence");
-        assert!(told.starts_with("`train.micro_batch` = 4 is more than") && told.contains("makes 2"), "{told}");
+        assert!(
+            told.starts_with("`train.micro_batch` = 4 is more than") && told.contains("makes 2"),
+            "{told}"
+        );
         assert_eq!(said(&["train.batch=16", "train.micro_batch=2"], 8), None);
         assert_eq!(said(&["train.batch=16"], 8), None);
         assert_eq!(said(&["train.batch=16", "train.micro_batch=16"], 1), None);

@@ -180,12 +180,7 @@ pub fn give(
 }
 
 /// The scores that the run kept; `None` where they are still to be made.
-fn kept(
-    config: &Config,
-    compared: &Compared,
-    run: &Path,
-    is_fresh: bool,
-) -> Result<Option<Scores>, Failure> {
+fn kept(config: &Config, compared: &Compared, run: &Path, is_fresh: bool) -> Result<Option<Scores>, Failure> {
     let path = path(run);
     if path.is_file() {
         let is_own = config.preference.reference.is_none();

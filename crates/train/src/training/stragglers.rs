@@ -145,14 +145,18 @@ mod tests {
         assert_eq!(warned(&mut stragglers, &[105.0; 20]), []);
         assert_eq!(warned(&mut stragglers, &long), [(20, slow)], "it had recovered");
         let words = slow.sentence("rank 2 (gpu-b, process 7)");
-        assert!(words.starts_with("rank 2 (gpu-b, process 7) is slow: ") && words.contains("120.0 ms against 100.0 ms"));
+        assert!(
+            words.starts_with("rank 2 (gpu-b, process 7) is slow: ")
+                && words.contains("120.0 ms against 100.0 ms")
+        );
     }
 
     #[test]
     fn single_slow_steps_and_small_differences_are_no_warning() {
         let mut stragglers = Stragglers::new(4);
         assert_eq!(warned(&mut stragglers, &[109.0; 100]), []);
-        let now_and_then: Vec<f64> = (0..200).map(|step| if step % 19 == 0 { 101.0 } else { 500.0 }).collect();
+        let now_and_then: Vec<f64> =
+            (0..200).map(|step| if step % 19 == 0 { 101.0 } else { 500.0 }).collect();
         assert_eq!(warned(&mut stragglers, &now_and_then), []);
         assert_eq!(warned(&mut stragglers, &[50.0; 100]), [], "a fast rank makes nobody slow");
     }

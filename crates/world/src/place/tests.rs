@@ -55,7 +55,10 @@ const SRUN_TWO_NODES: &str = "SLURM_JOB_ID=1207 SLURM_STEP_ID=0 SLURM_PROCID=6 S
 
 /// A step that starts one task on each of two nodes, which starts the ranks.
 fn one_task_a_node() -> String {
-    SRUN_TWO_NODES.replace("NUM_TASKS=8", "NUM_TASKS=2").replace("PROCID=6", "PROCID=1").replace("4(x2)", "1(x2)")
+    SRUN_TWO_NODES
+        .replace("NUM_TASKS=8", "NUM_TASKS=2")
+        .replace("PROCID=6", "PROCID=1")
+        .replace("4(x2)", "1(x2)")
 }
 
 #[test]
@@ -152,7 +155,11 @@ fn contradictions_are_refused_with_a_sentence() {
         (&four, OPEN_MPI, "Open MPI has started 4 already (OMPI_COMM_WORLD_SIZE)"),
         (&four, MPICH, "MPI has started 4 already (PMI_SIZE)"),
         (&four, SRUN_TWO_NODES, "SLURM has started 8 already (SLURM_STEP_NUM_TASKS)"),
-        (&none, &format!("{less} {SRUN_TWO_NODES}"), "WORLD_SIZE=1 and SLURM_STEP_NUM_TASKS=8 contradict each other"),
+        (
+            &none,
+            &format!("{less} {SRUN_TWO_NODES}"),
+            "WORLD_SIZE=1 and SLURM_STEP_NUM_TASKS=8 contradict each other",
+        ),
         (&none, "WORLD_SIZE=4", "WORLD_SIZE=4 is set and RANK is not"),
         (&none, "RANK=0 WORLD_SIZE=4", "MASTER_ADDR is not: set it to the host of rank 0"),
         (&none, "RANK=4 WORLD_SIZE=4 MASTER_ADDR=a", "torchrun says that this is rank 4 of 4"),
@@ -163,7 +170,11 @@ fn contradictions_are_refused_with_a_sentence() {
             &SRUN_TWO_NODES.replace("gpu-[07-08]", "gpu-[07"),
             "SLURM_STEP_NODELIST: `gpu-[07` is no list of hosts",
         ),
-        (&none, &SRUN_TWO_NODES.replace("4(x2)", "4(x"), "SLURM_STEP_TASKS_PER_NODE=4(x is not what SLURM writes"),
+        (
+            &none,
+            &SRUN_TWO_NODES.replace("4(x2)", "4(x"),
+            "SLURM_STEP_TASKS_PER_NODE=4(x is not what SLURM writes",
+        ),
         (&flags(Some(0), None, None, None), "", "--ranks 0 starts nothing"),
         (&flags(None, Some(2), None, None), "", "--nodes needs --ranks"),
         (&flags(None, None, None, at), "", "--address needs --ranks"),
