@@ -147,10 +147,9 @@ fn by_model_among(
 /// whose weights are still those that training begins with where `is_fresh`. What is new is kept. Rank 0 decides which it is, and
 /// answers that are to be scored are shared out.
 pub fn give(
-    ranks: &Ranks,
+    (ranks, run): (&Ranks, &Path),
     config: &Config,
     data: &dyn Dataset,
-    run: &Path,
     (session, layout): (&mut Session, Option<&Layout>),
     known: Option<Scores>,
     is_fresh: bool,

@@ -363,7 +363,7 @@ fn train_on_among(
         notice(Notice::Data(said));
     };
     let scoring = (&mut session, layout.as_ref());
-    reference::give(ranks, config, data, run.dir(), scoring, scores, !is_resumed, say)?;
+    reference::give((ranks, run.dir()), config, data, scoring, scores, !is_resumed, say)?;
     if config.has_reference() {
         laps.lap("reference");
     }
