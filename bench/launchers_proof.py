@@ -3,7 +3,7 @@
     cargo build
     apt-get install openmpi-bin mpich slurmctld slurmd slurm-client munge      # Debian's names
     python bench/launchers_proof.py target/debug/flatout
-    python bench/launchers_proof.py target/debug/flatout --only slurm --keep /tmp/proof
+    python bench/launchers_proof.py target/debug/flatout --only slurm --keep proof
 
 `openmpi` and `mpich` run `mpirun -n 4`. `slurm` starts SLURM itself, with a configuration, a key and folders of its own and one node
 that is this machine: `srun --ntasks 4`; `mpirun` inside a job; and a batch script that is asked to stop by `--signal=USR1@..`,
