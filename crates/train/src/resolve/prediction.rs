@@ -9,7 +9,7 @@ use flatout_ir::{OpKind, Role, Work};
 use crate::config::Config;
 use crate::resolve::compile::Compiled;
 
-/// What one update of `batch` rows costs: `grad` for every micro-batch, `keep` and `fold` behind lanes, then `apply`.
+/// The cost of one update of `batch` rows: `grad` for every micro-batch, `keep` and `fold` behind lanes, then `apply`.
 pub fn step_cost(compiled: &Compiled, batch: usize) -> Cost {
     let mut total = Cost::default();
     step_by_work(compiled, batch).into_iter().for_each(|(_, cost)| total += cost);

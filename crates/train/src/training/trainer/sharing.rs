@@ -17,7 +17,7 @@ const WARNED: u64 = 20;
 /// Between two messages of a rank to rank 0; the first comes after the first step.
 const TELL_EVERY: Duration = Duration::from_millis(500);
 
-/// What a rank has to tell of its updates.
+/// A rank's words about its updates.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Told {
     times: Vec<StepTimes>,
