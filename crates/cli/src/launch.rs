@@ -51,8 +51,8 @@ pub fn begin(
     advice: impl Fn() -> Option<String> + Send + Sync + 'static,
 ) -> Result<Begun, Failure> {
     match start(ranks)? {
-        Start::Copies(copies) => look_after(copies, screen, advice).map(Begun::Ended),
-        Start::Rank(place) => join(&place, ranks, folder, screen, advice),
+        Start::Copies(copies) => look_after(copies, screen, advice, &|_| {}).map(Begun::Ended),
+        Start::Rank(place) => join(&place, ranks, folder, screen, advice, |_| signal::leave(3)),
     }
 }
 
@@ -65,24 +65,27 @@ pub fn start(ranks: &Ranks) -> Result<Start, Failure> {
     start.map_err(|sentence| Failure::User(UserError(sentence)))
 }
 
-/// Starts ranks and waits for them.
+/// Starts ranks and waits for them. `about` takes what rank 0 tells of the run.
 pub fn look_after(
     copies: Copies,
     screen: &Screen,
     advice: impl Fn() -> Option<String>,
+    about: &dyn Fn(&str),
 ) -> Result<ExitCode, Failure> {
     let say = |sentence: &str| complain(advised(sentence, advice()));
-    let launch = Launch { copies, command: &own_command, shows_all: screen.verbose, grace: GRACE, say: &say };
+    let (shows_all, grace) = (screen.verbose, GRACE);
+    let launch = Launch { copies, command: &own_command, shows_all, grace, say: &say, about };
     flatout_world::launch(&launch).map(ExitCode::from).map_err(Failure::Environment)
 }
 
-/// Joins the other ranks.
+/// Joins the other ranks. `stop` ends the process where a rank was asked to stop before the run began, with the reason.
 pub fn join(
     place: &Place,
     ranks: &Ranks,
     folder: Option<&Path>,
     screen: &Screen,
     advice: impl Fn() -> Option<String> + Send + Sync + 'static,
+    stop: impl Fn(&str) + Send + Sync + 'static,
 ) -> Result<Begun, Failure> {
     let build = flatout_world::program::hash().map_err(Failure::io("the program's own file"))?;
     let screen = *screen;
@@ -99,6 +102,7 @@ pub fn join(
             }
             signal::leave(1)
         }),
+        stop: Arc::new(stop),
     };
     match World::join(place, joining) {
         Ok(world) => Ok(Begun::Rank(world)),

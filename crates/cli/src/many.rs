@@ -101,7 +101,7 @@ pub fn look_after(
     // From here on signals are the ranks' to answer.
     stop.begin_steps();
     let advice = Advice::new(run, ranks);
-    launch::look_after(copies, screen, || advice.words())
+    launch::look_after(copies, screen, || advice.words(), &|run| advice.about(Path::new(run)))
 }
 
 /// The copies to start, or the place that this process has among the ranks that were started. One rank is this process.
@@ -134,14 +134,19 @@ pub fn join(
     part: &Part,
     args: &launch::Ranks,
     folder: Option<&Path>,
+    starting: &Starting,
     screen: &Screen,
     advice: &Advice,
 ) -> Result<Option<Ranks>, Failure> {
     let Part::Rank(place) = part else { return Ok(Some(Ranks::alone())) };
+    starting.is_rank(place.rank);
     let advice = advice.clone();
-    match launch::join(place, args, folder, screen, move || advice.words())? {
+    match launch::join(place, args, folder, screen, move || advice.words(), starting.leave_with_others())? {
         Begun::Ended(_) => Ok(None),
-        Begun::Rank(world) => Ranks::connect(world).map(Some),
+        Begun::Rank(world) => {
+            starting.is_among(world.stopper());
+            Ranks::connect(world).map(Some)
+        }
     }
 }
 
@@ -176,6 +181,7 @@ pub fn enter(
     let told = own.as_ref().map(|(run, is_fresh)| (run.dir().to_path_buf(), *is_fresh));
     let (dir, is_fresh) = ranks.of_first(told)?.expect("rank 0 has a run");
     advice.about(&dir);
+    ranks.tell_parent(&dir.to_string_lossy());
     let run = own.map_or_else(|| Arc::new(Run::follow(&dir)), |(run, _)| run);
     if !ranks.is_first() {
         // Rank 0 has written its number there.

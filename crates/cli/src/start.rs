@@ -1,30 +1,62 @@
 //! A run that is asked to stop before its first step: there is nothing to save, so it leaves at once with code 3,
-//! whatever is being compiled or read.
+//! whatever is being compiled or read. Of several ranks all leave, whichever is asked.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::run::signal::{self, StopFlag};
 use flatout_train::run::{Entered, Run, is_run};
+use flatout_world::Stopper;
 
 use crate::screen::Screen;
 
-/// The run that is starting, once it has a directory.
-pub struct Starting(Arc<Mutex<Option<Arc<Run>>>>);
+/// How long a rank waits for the hub to tell everyone, itself too, that they leave.
+const TELLING: Duration = Duration::from_secs(5);
+
+/// The run that is starting.
+pub struct Starting(Arc<State>);
+
+struct State {
+    /// Once it has a directory, on the rank that writes it.
+    run: Mutex<Option<Arc<Run>>>,
+    /// Once this process is one of several ranks.
+    others: OnceLock<Stopper>,
+    is_quiet: AtomicBool,
+    screen: Screen,
+}
+
+impl State {
+    /// Ends the process, and what was only begun of its run.
+    fn leave(&self, reason: &str) -> ! {
+        let run: Option<Arc<Run>> = self.run.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let left = left(run.as_deref());
+        if !self.is_quiet.load(Ordering::SeqCst) {
+            self.screen.note(format!("{reason} before the first step: {left}"));
+        }
+        signal::leave(3)
+    }
+}
 
 /// Takes over signals and the clock. To be called before anything that takes time.
 pub fn watch(max_time: Option<Duration>, screen: &Screen) -> Result<(StopFlag, Starting), Failure> {
     let cannot = |e| Failure::Environment(format!("signals cannot be handled: {e}"));
     let deadline = max_time.and_then(|time| Instant::now().checked_add(time));
     let stop = signal::install().map_err(cannot)?.with_deadline(deadline);
-    let run = Arc::new(Mutex::new(None));
-    let (starting, screen) = (Starting(Arc::clone(&run)), *screen);
-    let leave = move |reason| {
-        let run: Option<Arc<Run>> = run.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        screen.note(format!("{reason} before the first step: {}", left(run.as_deref())));
-        signal::leave(3)
+    let state = Arc::new(State {
+        run: Mutex::new(None),
+        others: OnceLock::new(),
+        is_quiet: AtomicBool::new(false),
+        screen: *screen,
+    });
+    let starting = Starting(Arc::clone(&state));
+    let leave = move |reason: &'static str| {
+        if state.others.get().is_some_and(|others| others.stop(reason)) {
+            std::thread::sleep(TELLING);
+        }
+        state.leave(reason)
     };
     stop.watch_start(leave).map_err(cannot)?;
     Ok((stop, starting))
@@ -37,7 +69,7 @@ impl Starting {
         &self,
         make: impl FnOnce() -> Result<Entered, UserError>,
     ) -> Result<(Arc<Run>, bool), Failure> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.run.lock().unwrap_or_else(PoisonError::into_inner);
         let (run, is_fresh) = match make()? {
             Entered::Fresh(run) => (Arc::new(run), true),
             Entered::Existing(run) => (Arc::new(run), false),
@@ -48,7 +80,23 @@ impl Starting {
 
     /// Lets go of a run that has ended, so that it is free for whoever reads it.
     pub fn leave(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.0.run.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Of several ranks the first alone speaks.
+    pub fn is_rank(&self, rank: usize) {
+        self.0.is_quiet.store(rank > 0, Ordering::SeqCst);
+    }
+
+    /// From here on a reason to stop is told to the other ranks, and all leave together.
+    pub fn is_among(&self, others: Stopper) {
+        let _ = self.0.others.set(others);
+    }
+
+    /// Ends the process because another rank was asked to stop.
+    pub fn leave_with_others(&self) -> impl Fn(&str) + Send + Sync + 'static {
+        let state = Arc::clone(&self.0);
+        move |reason| state.leave(reason)
     }
 }
 

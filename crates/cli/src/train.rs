@@ -42,8 +42,8 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     }
     let (stop, starting) = start::watch(args.max_time, screen)?;
     let config = asked(args, screen)?;
-    let advice = Advice::new(None, part.ranks());
-    let Some(ranks) = many::join(&part, &args.ranks, args.run.as_deref(), screen, &advice)? else {
+    let advice = Advice::new(args.run.as_deref(), part.ranks());
+    let Some(ranks) = many::join(&part, &args.ranks, args.run.as_deref(), &starting, screen, &advice)? else {
         return Ok(ExitCode::FAILURE);
     };
     let result = train_as(&ranks, config, args, &starting, &stop, screen, &advice);
@@ -150,7 +150,7 @@ pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
         return crate::folds::train(&dir, Resume::Must, &config, &starting, &device, &stop, screen);
     }
     let advice = Advice::new(Some(&dir), part.ranks());
-    let Some(ranks) = many::join(&part, &args.ranks, Some(&dir), screen, &advice)? else {
+    let Some(ranks) = many::join(&part, &args.ranks, Some(&dir), &starting, screen, &advice)? else {
         return Ok(ExitCode::FAILURE);
     };
     let result = resume_as(&ranks, args, &starting, &stop, screen, &advice);

@@ -18,6 +18,7 @@ mod hub_server;
 mod images;
 mod kept_runs;
 mod kill;
+mod kill_rank;
 mod lengths;
 mod models;
 mod output;

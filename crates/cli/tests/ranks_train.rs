@@ -19,13 +19,18 @@ const SMALL: &str = "model.width=32 model.layers=1 model.heads=2 model.kv_heads=
 pub const TEXT: &str = "tiny model.context=32 model.dropout=0.1 optimizer.clip=0.5 train.ema=0.9";
 
 /// The trainings, by name, and the numbers of ranks beside one that each is tried on.
-const KINDS: [(&str, &str, &[usize]); 8] = [
+const KINDS: [(&str, &str, &[usize]); 9] = [
     ("text", TEXT, &[2, 4, 8]),
     ("bf16", "tiny model.context=32 optimizer.state=bf16 train.micro_batch=1", &[4]),
     ("int8", "tiny model.context=32 optimizer.state=int8", &[2]),
     ("chat", "tiny data.task=chat model.context=64 data.synthetic_rows=200", &[2, 4]),
     ("trees", "tiny data.task=chat model.context=64 data.synthetic_rows=200 shared_prefix=on", &[4]),
     ("pairs", "tiny data.task=preference model.context=64 data.synthetic_rows=200", &[2, 4]),
+    (
+        "referred",
+        "tiny data.task=preference preference.reference=pairs-1 model.context=64 data.synthetic_rows=200",
+        &[2],
+    ),
     (
         "judged",
         "tiny data.task=preference preference.loss=kto model.context=64 data.synthetic_rows=200",
@@ -84,8 +89,13 @@ fn every_number_of_ranks_that_divides_the_lanes_has_the_same_bits() {
             for step in [10, 20] {
                 assert!(scene.state(&run, step) == scene.state(&one, step), "{run} at step {step}");
             }
+            // Scored in shares, where there is a reference.
+            let scores = |run: &str| fs::read(scene.dir(run).join("reference.safetensors")).ok();
+            assert!(scores(&run) == scores(&one), "{run}");
+            assert_eq!(scores(&one).is_some(), command.contains("preference"), "{run}");
+            // Ranks tell their times late, and the first of them after the first step.
             let steps = events::steps(&scene.events(&run));
-            let slowest = steps[0].ranks.as_ref().expect("times of ranks").slowest;
+            let slowest = steps.last().and_then(|step| step.ranks.as_ref()).expect("times of ranks").slowest;
             assert!(slowest < *ranks as u64);
         }
     }
@@ -121,6 +131,14 @@ fn ranks_that_do_not_divide_the_lanes_stay_close_and_say_so() {
         };
         assert_eq!(runs.each_ref().map(|(_, run)| warned(run)), [0, 1], "{kind}");
     }
+    // A run that three ranks began is read by other commands, and goes on with two.
+    let mut three = words(TEXT, "three", "3");
+    three.retain(|word| *word != "train.lanes=8");
+    assert_eq!(say(scene.folder.path(), &three).code, Some(0));
+    let said = say(scene.folder.path(), &["generate", "three", "--max-tokens", "3"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let said = say(scene.folder.path(), &["resume", "three", "train.steps=22", "--ranks", "2", "-q"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
     let mut refused = words(TEXT, "refused", "3");
     refused.push("deterministic=on");
     let said = say(scene.folder.path(), &refused);

@@ -4,6 +4,7 @@
 //! comes from results that are equal everywhere, or from rank 0.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -29,19 +30,6 @@ pub struct Ranks {
     has_begun: Cell<bool>,
 }
 
-/// The part of a step that a rank tells the others.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Share {
-    pub real_tokens: usize,
-    pub computed_tokens: usize,
-    /// The time its own micro-batches took.
-    pub compute_ms: f64,
-    /// How many times the data has been read; 0 where it had no rows.
-    pub epoch: f64,
-    /// Sentences about its rows.
-    pub warnings: Vec<String>,
-}
-
 impl Ranks {
     /// A run of one process, which opens nothing.
     pub fn alone() -> Ranks {
@@ -55,7 +43,8 @@ impl Ranks {
             return Ok(Ranks::over(world, None));
         }
         let sockets = Sockets::connect(&world).map_err(failed)?;
-        let wire = Some(Arc::new(Watched { sockets, broken: Mutex::new(None) }));
+        let wire =
+            Some(Arc::new(Watched { sockets, broken: Mutex::new(None), nanoseconds: AtomicU64::new(0) }));
         let own = (machine::threads() / world.locals).max(1) as u64;
         let threads = u64::MAX - world.agree("threads", u64::MAX - own).map_err(failed)?;
         machine::share(threads as usize, world.locals);
@@ -96,6 +85,12 @@ impl Ranks {
         self.wire.clone().map(|wire| wire as Arc<dyn Wire>)
     }
 
+    /// The time spent in exchanges of tensors since this was last asked.
+    pub fn take_wire_time(&self) -> Duration {
+        let take = |wire: &Arc<Watched>| wire.nanoseconds.swap(0, Ordering::Relaxed);
+        Duration::from_nanos(self.wire.as_ref().map_or(0, take))
+    }
+
     /// A device's target, for as many of them as there are ranks.
     pub fn target(&self, target: Target) -> Target {
         Target { ranks: self.world.ranks, ..target }
@@ -113,8 +108,30 @@ impl Ranks {
 
     /// All ranks, as sentences name them; none where there is only one.
     pub fn names(&self) -> Vec<String> {
-        let members = self.world.members().iter().enumerate();
-        members.map(|(rank, member)| member.named(rank)).collect()
+        (0..self.world.members().len()).map(|rank| self.named(rank)).collect()
+    }
+
+    /// Tells the process that started the ranks which run this is.
+    pub fn tell_parent(&self, run: &str) {
+        if self.is_first() {
+            self.world.tell_parent(run);
+        }
+    }
+
+    /// The name of a rank in sentences, with its host and process.
+    pub fn named(&self, rank: usize) -> String {
+        self.world.members().get(rank).map_or_else(|| format!("rank {rank}"), |member| member.named(rank))
+    }
+
+    /// Sends rank 0 something that it reads when it likes; nobody waits.
+    pub fn post(&self, told: &impl Serialize) {
+        self.world.post(&serde_json::to_vec(told).expect("what ranks tell each other has a JSON form"));
+    }
+
+    /// The messages that other ranks have posted to rank 0 since it last asked, with their numbers.
+    pub fn posts<T: DeserializeOwned>(&self) -> Result<Vec<(usize, T)>, Failure> {
+        let read = |(rank, bytes): (usize, Vec<u8>)| Ok((rank, read_word(&bytes)?));
+        self.world.posts().into_iter().map(read).collect()
     }
 
     /// Counts a run of a plan that holds collectives.
@@ -188,12 +205,7 @@ impl Ranks {
     fn words<S: Serialize, T: DeserializeOwned>(&self, own: &Word<S>) -> Result<Vec<Word<T>>, Failure> {
         let bytes = serde_json::to_vec(own).expect("what ranks tell each other has a JSON form");
         let all = self.world.gather("words", &bytes).map_err(failed)?;
-        let read = |bytes: &Vec<u8>| {
-            serde_json::from_slice(bytes).map_err(|error| {
-                Failure::Environment(format!("another rank's message cannot be read: {error}"))
-            })
-        };
-        all.iter().map(read).collect()
+        all.iter().map(|bytes| read_word(bytes)).collect()
     }
 
     /// From here on a failure ends the run at once.
@@ -286,6 +298,11 @@ enum Word<T> {
     Refusal(u8, String),
 }
 
+fn read_word<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| Failure::Environment(format!("another rank's message cannot be read: {error}")))
+}
+
 fn failed(failure: flatout_world::Failure) -> Failure {
     Failure::Environment(failure.sentence)
 }
@@ -294,6 +311,8 @@ fn failed(failure: flatout_world::Failure) -> Failure {
 struct Watched {
     sockets: Sockets,
     broken: Mutex<Option<WireError>>,
+    /// Spent in exchanges.
+    nanoseconds: AtomicU64,
 }
 
 impl Watched {
@@ -312,8 +331,11 @@ impl Wire for Watched {
     }
 
     fn exchange(&self, send: &[&[u8]], receive: &mut [&mut [u8]]) -> Result<(), WireError> {
-        self.sockets.exchange(send, receive).inspect_err(|error| {
+        let since = Instant::now();
+        let exchanged = self.sockets.exchange(send, receive).inspect_err(|error| {
             *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
-        })
+        });
+        self.nanoseconds.fetch_add(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        exchanged
     }
 }

@@ -49,7 +49,14 @@ fn main() -> ExitCode {
         Ok(Start::Copies(copies)) => {
             let say = |sentence: &str| eprintln!("rank: {sentence}");
             let shows_all = arguments.shows_all;
-            match launch(&Launch { copies, command: &own_command, shows_all, grace: GRACE, say: &say }) {
+            match launch(&Launch {
+                copies,
+                command: &own_command,
+                shows_all,
+                grace: GRACE,
+                say: &say,
+                about: &|_| {},
+            }) {
                 Ok(code) => ExitCode::from(code),
                 Err(sentence) => {
                     say(&sentence);
@@ -138,6 +145,7 @@ fn rank(arguments: &Arguments, mut place: Place) -> ExitCode {
         timing: arguments.timing,
         note: Arc::new(|line| eprintln!("rank: {line}")),
         leave: Arc::new(leave),
+        stop: Arc::new(|_| std::process::exit(3)),
     };
     let world = match World::join(&place, joining) {
         Ok(world) => world,

@@ -40,9 +40,13 @@ pub enum Kind {
     Account = 9,
     /// Rank to hub: it leaves because the run is over.
     Bye = 10,
+    /// Rank to hub: it was asked to stop before the run began, with the reason. Hub to rank: everyone leaves for it.
+    Stop = 11,
+    /// Rank to hub: something that rank 0 reads when it likes. Hub to rank 0: the same behind the number of the rank.
+    Post = 12,
 }
 
-const KINDS: [Kind; 10] = [
+const KINDS: [Kind; 12] = [
     Kind::Hello,
     Kind::Join,
     Kind::Refused,
@@ -53,6 +57,8 @@ const KINDS: [Kind; 10] = [
     Kind::Failure,
     Kind::Account,
     Kind::Bye,
+    Kind::Stop,
+    Kind::Post,
 ];
 
 #[derive(Debug, Clone, PartialEq, Eq)]

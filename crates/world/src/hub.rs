@@ -57,7 +57,7 @@ impl Hub {
             let mut state = State::new(terms);
             if let Err(failure) = state.run(listener) {
                 let _ = told.set(failure.clone());
-                state.tell(&failure);
+                state.tell(Kind::Failure, &json(&failure));
             }
         })?;
         Ok(Hub { address, failure, thread })
@@ -97,6 +97,8 @@ struct State {
     beats: Beats,
     /// A rank whose connection closed: its parent may still say how it ended.
     lost: Option<(Instant, Failure)>,
+    /// Why everyone leaves before the run has begun.
+    stopped: Option<String>,
     strangers: usize,
     events: Receiver<Event>,
     sender: Sender<Event>,
@@ -112,6 +114,7 @@ impl State {
             calls: Collected::new(ranks),
             beats: Beats::new(ranks, terms.timing, Instant::now()),
             lost: None,
+            stopped: None,
             strangers: 0,
             terms,
             events,
@@ -132,6 +135,10 @@ impl State {
                 Ok(event) => self.take(event)?,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => unreachable!("the hub has a sender itself"),
+            }
+            if let Some(reason) = &self.stopped {
+                self.tell(Kind::Stop, reason.as_bytes());
+                return Ok(());
             }
             let now = Instant::now();
             if now.duration_since(beaten) >= beat_every {
@@ -333,6 +340,17 @@ impl State {
                 let at = at_step(self.beats.step(ended));
                 Err(Failure::new(Some(ended), format!("{} {how}{at}", self.who(ended))))
             }
+            Kind::Stop => {
+                self.stopped.get_or_insert(String::from_utf8_lossy(&frame.payload).into_owned());
+                Ok(())
+            }
+            Kind::Post => {
+                let payload = [&(rank as u32).to_le_bytes()[..], &frame.payload].concat();
+                let bytes = Arc::new(frame::encode(Kind::Post, &payload));
+                let first = self.seats[0].as_ref().filter(|seat| !seat.has_left);
+                first.map(|seat| seat.out.send(Post::Frame(bytes)));
+                Ok(())
+            }
             Kind::Bye => {
                 self.seats[rank].as_mut().expect("who speaks has a seat").has_left = true;
                 self.beats.leave(rank);
@@ -365,9 +383,9 @@ impl State {
         }
     }
 
-    /// Tells the failure to everyone, rank 0 last: it ends the process that this runs in.
-    fn tell(&self, failure: &Failure) {
-        let bytes = Arc::new(frame::encode(Kind::Failure, &json(failure)));
+    /// Tells everyone to leave, rank 0 last: it ends the process that this runs in.
+    fn tell(&self, kind: Kind, payload: &[u8]) {
+        let bytes = Arc::new(frame::encode(kind, payload));
         let until = Instant::now() + TELLING;
         let tell_seats = |seats: &[Option<Seat>]| {
             let (done, written) = mpsc::channel();

@@ -34,6 +34,8 @@ pub type Note = Arc<dyn Fn(&str) + Send + Sync>;
 /// Ends the process after a failure, from a thread of this crate's, whatever the main thread waits for. It prints the sentence
 /// where `Failure::is_mine_to_say`.
 pub type Leave = Arc<dyn Fn(&Failure) + Send + Sync>;
+/// Ends the process in the same way because a rank was asked to stop before the run began, with the reason.
+pub type Stop = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// A rank's own part of joining.
 pub struct Joining<'a> {
@@ -48,6 +50,7 @@ pub struct Joining<'a> {
     pub timing: Timing,
     pub note: Note,
     pub leave: Leave,
+    pub stop: Stop,
 }
 
 impl World {
@@ -59,7 +62,7 @@ impl World {
         let own =
             |sentence: String| Failure { is_mine_to_say: true, ..Failure::new(Some(place.rank), sentence) };
         let system = |error: io::Error| own(format!("rank {} cannot join: {error}", place.rank));
-        let Joining { timing, leave, .. } = &joining;
+        let Joining { timing, leave, stop, .. } = &joining;
         let deadline = Instant::now() + timing.join;
         let (line, words) = match place.has_parent {
             true => {
@@ -67,7 +70,8 @@ impl World {
             }
             false => (None, None),
         };
-        let core = Arc::new(Core::new(place.rank, host_name(), *timing, Arc::clone(leave), line));
+        let ends = (Arc::clone(leave), Arc::clone(stop));
+        let core = Arc::new(Core::new(place.rank, host_name(), *timing, ends, line));
         if let Some(words) = words {
             let core = Arc::clone(&core);
             let listen = move || {

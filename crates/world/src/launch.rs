@@ -30,8 +30,10 @@ use crate::place::{self, Copies};
 const TICK: Duration = Duration::from_millis(20);
 /// Lines of a rank's standard error that are kept.
 const KEPT_LINES: usize = 20;
+/// The exit code of a rank that was asked to stop.
+const STOPPED: i32 = 3;
 /// Exit codes after which nothing is wrong: done, and stopped after saving.
-const GOOD_CODES: [i32; 2] = [0, 3];
+const GOOD_CODES: [i32; 2] = [0, STOPPED];
 
 /// How copies are started and shown.
 pub struct Launch<'a> {
@@ -44,6 +46,8 @@ pub struct Launch<'a> {
     pub grace: Duration,
     /// Takes sentences for the user.
     pub say: &'a dyn Fn(&str),
+    /// Takes what rank 0 tells of the run (`World::tell_parent`).
+    pub about: &'a dyn Fn(&str),
 }
 
 /// The time ranks have to leave by themselves after one has failed.
@@ -251,6 +255,7 @@ impl Family<'_> {
                 self.ranks[local].told = Some((sentence, is_said_by_rank_0));
                 self.until.get_or_insert(Instant::now() + self.launch.grace);
             }
+            Up::About(run) => (self.launch.about)(&run),
         }
     }
 
@@ -262,9 +267,13 @@ impl Family<'_> {
         }
         let Ok(Some(status)) = rank.child.try_wait() else { return };
         rank.end = Some(status);
+        if status.code() == Some(STOPPED) {
+            self.tell_alive(&Down::Stopped);
+        }
         if status.code().is_some_and(|code| GOOD_CODES.contains(&code)) {
             return;
         }
+        let rank = &self.ranks[local];
         // Its last lines are on their way; a grandchild may hold the pipe open for longer than that.
         let patience = Instant::now() + 5 * TICK;
         while !rank.readers.iter().all(thread::JoinHandle::is_finished) && Instant::now() < patience {
@@ -274,10 +283,12 @@ impl Family<'_> {
         self.until.get_or_insert(Instant::now() + self.launch.grace);
         if self.failure.is_none() {
             self.failure = Some(format!("rank {rank} ({}, process {process}) {how}", self.host));
-            let account = Account { rank, process, how };
-            let alive = self.ranks.iter().filter(|rank| rank.end.is_none());
-            alive.for_each(|rank| rank.line.tell(&Down::Ended(account.clone())));
+            self.tell_alive(&Down::Ended(Account { rank, process, how }));
         }
+    }
+
+    fn tell_alive(&self, word: &Down) {
+        self.ranks.iter().filter(|rank| rank.end.is_none()).for_each(|rank| rank.line.tell(word));
     }
 
     /// Says what happened where nobody else does. A rank 0 that ended by itself has spoken, on this node or on another.

@@ -10,6 +10,7 @@ use crate::failure::Failure;
 use crate::frame::Kind;
 use crate::hub::Hub;
 use crate::message::{Head, Member, Op, Report, Status, join_call, json, nodes, split_parts};
+use crate::parent::Up;
 use crate::watcher::Core;
 use crate::wire::WireError;
 
@@ -102,6 +103,33 @@ impl World {
         }
     }
 
+    /// Sends rank 0 something that it reads when it likes. Nobody waits for anything.
+    pub fn post(&self, bytes: &[u8]) {
+        if let Some(core) = &self.core {
+            core.send(Kind::Post, bytes);
+        }
+    }
+
+    /// The messages that other ranks have posted to rank 0 since it last asked, with their numbers. Those of one rank are in order.
+    pub fn posts(&self) -> Vec<(usize, Vec<u8>)> {
+        let take = |core: &Arc<Core>| {
+            std::mem::take(&mut *core.posts.lock().expect("no thread panics with the posts"))
+        };
+        self.core.as_ref().map(take).unwrap_or_default()
+    }
+
+    /// Tells the parent process what the run is, for its sentence where rank 0 is killed.
+    pub fn tell_parent(&self, run: &str) {
+        if let Some(line) = self.core.as_ref().and_then(|core| core.line.as_ref()) {
+            line.tell(&Up::About(run.into()));
+        }
+    }
+
+    /// A handle by which any thread of this rank stops all of them before the run has begun.
+    pub fn stopper(&self) -> Stopper {
+        Stopper(self.core.clone())
+    }
+
     /// Counts a run of a plan that holds collectives. Heartbeats carry a hash of their order, which must be the same everywhere.
     pub fn called(&self, role: &str) {
         if let Some(core) = &self.core {
@@ -188,6 +216,17 @@ impl Drop for World {
     }
 }
 
+/// Stops all ranks before the run has begun: none has saved anything, and each is left by the function that it passed to `join`.
+/// Who calls it must be sure that no rank has begun.
+pub struct Stopper(Option<Arc<Core>>);
+
+impl Stopper {
+    /// Asks the hub to tell everyone, this rank too. Comes back at once; whether there is anyone to ask.
+    pub fn stop(&self, reason: &str) -> bool {
+        self.0.as_ref().inspect(|core| core.send(Kind::Stop, reason.as_bytes())).is_some()
+    }
+}
+
 /// Calls that all ranks make together, in the same order. Host messages are small and rare.
 pub struct Calls {
     core: Option<Arc<Core>>,
@@ -253,6 +292,8 @@ mod tests {
         world.barrier("here").unwrap();
         world.beat(Status::default());
         world.called("grad");
+        world.post(b"times");
+        assert!(world.posts().is_empty() && !world.stopper().stop("SIGTERM"));
         assert!(world.members().is_empty());
         world.finish().unwrap();
     }

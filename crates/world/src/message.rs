@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Every greeting has it, so that the hub and its ranks know each other from anything else that listens or connects.
 pub const MAGIC: &str = "flatout world";
 /// Raised with every change of the messages.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// The hub's greeting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

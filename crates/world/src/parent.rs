@@ -20,6 +20,8 @@ pub(crate) enum Down {
     Address(String),
     /// Another rank of this node ended.
     Ended(Account),
+    /// Another rank of this node ended because it was asked to stop.
+    Stopped,
 }
 
 /// Rank to parent.
@@ -30,6 +32,8 @@ pub(crate) enum Up {
     Address(String),
     /// The rank leaves because of this failure. Rank 0 says it to the user, unless rank 0 is what was lost.
     Failed { sentence: String, is_said_by_rank_0: bool },
+    /// Rank 0 has found out what the run is, for sentences about a failure of its own.
+    About(String),
 }
 
 /// The writing side.

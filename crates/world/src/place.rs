@@ -148,7 +148,11 @@ pub fn place(flags: &Flags, env: Env, parent: u32) -> Result<Start, String> {
             first.size, place.ranks, outer.size, other.ranks
         ));
     }
-    Ok(Start::Rank(match found.into_iter().next() {
+    // Two that say the same are one starter's: `srun --mpi=pmi2` sets the variables of MPI too, and SLURM's name rank 0's host.
+    let first = found.first().map(|(_, place)| (place.rank, place.ranks));
+    let is_same = |place: &Place| Some((place.rank, place.ranks)) == first;
+    let known = found.iter().position(|(_, place)| is_same(place) && place.meeting != Meeting::Folder);
+    Ok(Start::Rank(match found.into_iter().nth(known.unwrap_or(0)) {
         Some((_, place)) if place.ranks > 1 => place,
         _ => Place::alone(),
     }))

@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::beats::{CallHash, at_step};
 use crate::failure::Failure;
 use crate::frame::{self, FrameError, Kind, MOST_BYTES};
-use crate::join::Leave;
+use crate::join::{Leave, Stop};
 use crate::message::{Account, Beat, Member, Status, json, nodes, parse, split_call};
 use crate::parent::{Down, Line, Up};
 use crate::timing::Timing;
@@ -20,7 +20,8 @@ pub(crate) struct Core {
     pub rank: usize,
     pub host: String,
     pub timing: Timing,
-    pub leave: Leave,
+    leave: Leave,
+    stop: Stop,
     pub line: Option<Line>,
     pub link: Mutex<Option<TcpStream>>,
     pub local_address: OnceLock<IpAddr>,
@@ -30,6 +31,8 @@ pub(crate) struct Core {
     pub state: Mutex<State>,
     pub changed: Condvar,
     pub status: Mutex<(Status, CallHash)>,
+    /// Messages of other ranks that rank 0 has not read yet, with their numbers.
+    pub posts: Mutex<Vec<(usize, Vec<u8>)>>,
     /// A failure is being told.
     is_falling: AtomicBool,
     /// The run is over or has failed: nobody waits for the hub or for other ranks any more.
@@ -48,12 +51,19 @@ pub(crate) struct State {
 }
 
 impl Core {
-    pub fn new(rank: usize, host: String, timing: Timing, leave: Leave, line: Option<Line>) -> Core {
+    pub fn new(
+        rank: usize,
+        host: String,
+        timing: Timing,
+        (leave, stop): (Leave, Stop),
+        line: Option<Line>,
+    ) -> Core {
         Core {
             rank,
             host,
             timing,
             leave,
+            stop,
             line,
             link: Mutex::new(None),
             local_address: OnceLock::new(),
@@ -62,6 +72,7 @@ impl Core {
             state: Mutex::default(),
             changed: Condvar::new(),
             status: Mutex::default(),
+            posts: Mutex::default(),
             is_falling: AtomicBool::new(false),
             is_over: Arc::default(),
         }
@@ -105,6 +116,9 @@ impl Core {
                     );
                 }
             }
+            // Ranks that have joined leave by a word of the hub, and end together in any case.
+            Down::Stopped if self.members.get().is_none() => self.stopped("a rank was asked to stop"),
+            Down::Stopped => {}
         }
         self.changed.notify_all();
     }
@@ -132,6 +146,18 @@ impl Core {
         state.failure = Some(failure);
         state.waiting.clear();
         self.is_over.store(true, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+
+    /// Everyone leaves before the run has begun: the caller's function ends the process. Where it does not, calls fail.
+    fn stopped(&self, reason: &str) {
+        if self.is_falling.load(Ordering::SeqCst) || self.is_over.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        (self.stop)(reason);
+        let mut state = self.state();
+        state.failure = Some(Failure::new(None, format!("the run was stopped before it began: {reason}")));
+        state.waiting.clear();
         self.changed.notify_all();
     }
 
@@ -166,6 +192,14 @@ impl Core {
                     let Some((head, bytes)) = split_call(&frame.payload) else { continue };
                     let waiting = self.state().waiting.remove(&(head.line, head.count));
                     waiting.map(|waiting| waiting.send(bytes.to_vec()));
+                }
+                Ok(frame) if frame.kind == Kind::Post => {
+                    let Some((rank, bytes)) = frame.payload.split_first_chunk::<4>() else { continue };
+                    let post = (u32::from_le_bytes(*rank) as usize, bytes.to_vec());
+                    self.posts.lock().expect("no thread panics with the posts").push(post);
+                }
+                Ok(frame) if frame.kind == Kind::Stop => {
+                    return self.stopped(&String::from_utf8_lossy(&frame.payload));
                 }
                 Ok(frame) => {
                     let told =

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use flatout_world::{Status, Timing, World};
 
 use crate::proxy;
-use crate::ranks::{Notes, at, free_port, joining, quick, rank, with_ranks};
+use crate::ranks::{Notes, at, free_port, joining, quick, rank, with_ranks, with_timing};
 
 #[test]
 fn every_rank_gets_what_every_rank_gave() {
@@ -146,4 +146,49 @@ fn both_sides_of_a_cut_link_notice() {
     );
     assert!(far.sentence.starts_with("rank 0 (") && far.sentence.contains("no sign of life for "), "{far}");
     assert!(near.is_mine_to_say && far.is_mine_to_say, "each side speaks to its own users");
+}
+
+#[test]
+fn posts_reach_rank_0_in_order_and_before_later_calls() {
+    let ends = with_ranks(3, |world| {
+        (0..50u8).filter(|_| world.rank > 0).for_each(|number| world.post(&[number]));
+        world.barrier("posted").expect("everyone is there");
+        let posts = world.posts();
+        world.finish().expect("an end");
+        posts
+    });
+    assert!(ends[1].is_empty() && ends[2].is_empty(), "posts are rank 0's");
+    for rank in [1, 2] {
+        let of_rank = ends[0].iter().filter(|(from, _)| *from == rank).map(|(_, bytes)| bytes[0]);
+        assert_eq!(of_rank.collect::<Vec<u8>>(), (0..50).collect::<Vec<u8>>());
+    }
+}
+
+#[test]
+fn a_rank_that_is_asked_to_stop_before_the_run_begins_stops_all() {
+    let ends = with_ranks(3, |world| {
+        assert!(world.rank != 1 || world.stopper().stop("SIGTERM"), "there are others to stop");
+        world.barrier("begin").expect_err("nobody begins").sentence
+    });
+    assert_eq!(ends, ["the run was stopped before it began: SIGTERM"; 3]);
+}
+
+/// A long save tells how far it is while ranks wait for it.
+#[test]
+fn work_that_tells_its_progress_is_not_standing_still() {
+    let quickly = Timing { still_after: Duration::from_millis(400), ..quick() };
+    for is_told in [true, false] {
+        let ends = with_timing(2, quickly, |world| {
+            let saving = |part: u64| world.beat(Status { step: 7, doing: "saving".into(), part });
+            saving(0);
+            // It takes four times as long as nothing may move.
+            for part in (0..16).filter(|_| world.rank == 0) {
+                thread::sleep(Duration::from_millis(100));
+                saving(if is_told { part } else { 0 });
+            }
+            world.finish()
+        });
+        let is_fine = ends.iter().all(Result::is_ok);
+        assert_eq!(is_fine, is_told, "{ends:?}");
+    }
 }

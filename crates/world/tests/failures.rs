@@ -114,7 +114,7 @@ fn a_rank_that_does_not_belong_ends_the_run_before_it_begins() {
     for (order, told) in [
         (
             "2:version",
-            "runs flatout 0.0.0 (protocol 1), rank 0 runs 0.1.0 (protocol 1): start one program everywhere",
+            "runs flatout 0.0.0 (protocol 2), rank 0 runs 0.1.0 (protocol 2): start one program everywhere",
         ),
         ("2:world size", "was started as one of 5 ranks, rank 0 as one of 4"),
         ("2:secret", "was refused: its FLATOUT_SECRET is not that of rank 0"),

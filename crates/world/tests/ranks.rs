@@ -32,6 +32,7 @@ pub fn joining<'a>(timing: Timing, notes: &Notes, folder: Option<&'a Path>) -> J
         note: Arc::new(move |line| notes.lock().unwrap().push(line.into())),
         // A thread cannot end its process: calls give the failure back instead.
         leave: Arc::new(|_| {}),
+        stop: Arc::new(|_| {}),
     }
 }
 
@@ -50,6 +51,11 @@ pub fn at(ports: std::ops::Range<u16>, label: &str) -> Meeting {
 
 /// Runs a function on every rank of a world and gives back what each returned.
 pub fn with_ranks<T: Send>(ranks: usize, run: impl Fn(World) -> T + Sync) -> Vec<T> {
+    with_timing(ranks, quick(), run)
+}
+
+/// The same with durations of its own.
+pub fn with_timing<T: Send>(ranks: usize, timing: Timing, run: impl Fn(World) -> T + Sync) -> Vec<T> {
     let port = free_port();
     let meeting = at(port..port + 1, "");
     let notes = Notes::default();
@@ -57,7 +63,7 @@ pub fn with_ranks<T: Send>(ranks: usize, run: impl Fn(World) -> T + Sync) -> Vec
         let (run, notes, meeting) = (&run, &notes, &meeting);
         let begin = |own| {
             scope.spawn(move || {
-                run(World::join(&rank(own, ranks, meeting), joining(quick(), notes, None)).expect("it joins"))
+                run(World::join(&rank(own, ranks, meeting), joining(timing, notes, None)).expect("it joins"))
             })
         };
         let threads: Vec<_> = (0..ranks).map(begin).collect();

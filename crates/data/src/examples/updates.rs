@@ -36,6 +36,8 @@ pub struct ExampleUpdate {
     pub parts: Vec<MicroBatch>,
     /// The number of every example of the update, also of those in other ranks' lanes.
     pub numbers: Vec<usize>,
+    /// Its tokens on all ranks: those of examples, and those that are computed.
+    pub tokens: [usize; 2],
     /// How many times the examples have been read, after these.
     pub epoch: f64,
     pub waited: Waited,
@@ -130,7 +132,7 @@ impl Updates {
         let samples: Vec<u64> = units.clone().flat_map(of_unit).collect();
         let examples = units.map(|sample| self.unit(sample));
         let examples: Vec<usize> = examples.flat_map(of_unit).map(|example| example as usize).collect();
-        let parts = self.parts(&examples, &samples);
+        let (parts, tokens) = self.parts(&examples, &samples);
         // As they lie, where all of them lie here.
         let numbers = match self.lanes.of {
             1 => parts.iter().flat_map(|part| part.numbers.iter().copied()).collect(),
@@ -142,17 +144,21 @@ impl Updates {
         let waited = Waited::new(spent, Spent::default(), spent);
         self.waited += waited;
         let epoch = self.cursor.sample as f64 / self.table.epoch_examples() as f64;
-        ExampleUpdate { parts, numbers, epoch, waited }
+        ExampleUpdate { parts, numbers, tokens, epoch, waited }
     }
 
-    /// Lays out an update lane by lane. Examples that share a prefix, or are compared, are one unit of a lane.
-    fn parts(&self, examples: &[usize], samples: &[u64]) -> Vec<MicroBatch> {
+    /// Lays out an update lane by lane, and counts the tokens of all lanes, also of those that other ranks lay out. Examples that
+    /// share a prefix, or are compared, are one unit of a lane.
+    fn parts(&self, examples: &[usize], samples: &[u64]) -> (Vec<MicroBatch>, [usize; 2]) {
         if self.lanes.of == 1 {
-            return laid_out(&self.table, examples, samples, &self.layout, &self.class_weights);
+            let parts = laid_out(&self.table, examples, samples, &self.layout, &self.class_weights);
+            let real = parts.iter().map(MicroBatch::real_tokens).sum();
+            let computed = parts.iter().map(|part| part.tokens.len()).sum();
+            return (parts, [real, computed]);
         }
         let (together, shares) = (self.table.together(), self.layout.trees().is_some());
         let mut units: HashMap<(bool, usize), usize> = HashMap::new();
-        let mut lanes = vec![(vec![], vec![]); self.lanes.count];
+        let mut lanes = vec![(vec![], vec![]); self.lanes.of];
         for (place, (example, sample)) in examples.iter().zip(samples).enumerate() {
             let member = self.table.member(*example);
             let unit = match shares && together == 1 && member.prefix.tokens > 0 {
@@ -160,19 +166,29 @@ impl Updates {
                 false => (false, place / together),
             };
             let next = units.len();
-            if let Some(lane) = self.lanes.of_unit(*units.entry(unit).or_insert(next)) {
-                lanes[lane].0.push(*example);
-                lanes[lane].1.push(*sample);
+            let lane = *units.entry(unit).or_insert(next) % self.lanes.of;
+            lanes[lane].0.push(*example);
+            lanes[lane].1.push(*sample);
+        }
+        let (mut parts, mut tokens) = (vec![], [0; 2]);
+        for (lane, (examples, samples)) in lanes.into_iter().enumerate() {
+            let Some(own) = self.lanes.of_unit(lane) else {
+                let members: Vec<Member> =
+                    examples.iter().map(|example| self.table.member(*example)).collect();
+                for place in self.layout.places(&members) {
+                    tokens[0] += place.used.tokens;
+                    tokens[1] += self.layout.shapes()[place.shape].tokens();
+                }
+                continue;
+            };
+            for mut part in laid_out(&self.table, &examples, &samples, &self.layout, &self.class_weights) {
+                part.lane = own;
+                tokens[0] += part.real_tokens();
+                tokens[1] += part.tokens.len();
+                parts.push(part);
             }
         }
-        let of_lane = |(lane, (examples, samples)): (usize, (Vec<usize>, Vec<u64>))| {
-            let parts = laid_out(&self.table, &examples, &samples, &self.layout, &self.class_weights);
-            parts.into_iter().map(move |mut part| {
-                part.lane = lane;
-                part
-            })
-        };
-        lanes.into_iter().enumerate().flat_map(of_lane).collect()
+        (parts, tokens)
     }
 
     /// The example or pair at a place of the series.
@@ -462,7 +478,13 @@ mod tests {
     fn an_evaluation_reads_every_example_once_in_order() {
         for layout in layouts() {
             let parts = once(&table(37), 30, &layout, &[]);
-            let update = ExampleUpdate { parts, numbers: vec![], epoch: 0.0, waited: Waited::default() };
+            let update = ExampleUpdate {
+                parts,
+                numbers: vec![],
+                tokens: [0; 2],
+                epoch: 0.0,
+                waited: Waited::default(),
+            };
             assert!(read(&update).iter().map(|one| one.1[0]).eq(0..30));
         }
     }

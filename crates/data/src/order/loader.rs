@@ -180,6 +180,11 @@ impl Loader {
         Ok(Self { cursor, context, epoch, gauge, waited, queues, threads, failed })
     }
 
+    /// Tokens of a row.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
     /// This rank's rows among the next `count` of all ranks. An error is final: the cursor stays before the rows that were
     /// asked for, and every later call gives the same error.
     pub fn next_rows(&mut self, count: usize) -> Result<Rows, DataError> {

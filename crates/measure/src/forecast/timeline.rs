@@ -123,7 +123,7 @@ fn alive_bytes(plans: &PlanSet, plan: usize, counts: impl Fn(&Buffer) -> bool) -
 pub fn picture(title: &str, plans: &PlanSet, micro_batches: usize) -> Areas {
     let is_of_step = |plan: &usize| {
         let role = plans.plans[*plan].role;
-        role.is_grad() || role == Role::Apply
+        role.is_grad() || matches!(role, Role::Keep(_) | Role::Fold(_) | Role::Apply)
     };
     let step: Vec<usize> = (0..plans.plans.len()).filter(is_of_step).collect();
     let (unit, scale) = match plans.arena_bytes {

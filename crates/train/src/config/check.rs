@@ -47,6 +47,10 @@ impl Config {
     /// Whether there is something to train on. Apart from `validate`, because plans and listings need no data.
     pub fn validate_for_training(&self) -> Result<(), UserError> {
         self.validate_head_and_data()?;
+        // A run that three ranks began has three; asked for are those that other numbers of ranks can share out.
+        if let Some(lanes) = self.train.lanes.given().filter(|lanes| !lanes.is_power_of_two()) {
+            refuse!("`train.lanes` = {lanes} is no power of two: give 1, 2, 4, 8 ...");
+        }
         if self.data.source() != SourceKind::Synthetic && !self.data.has_files() {
             refuse!(
                 "`data.path` is not given, and {} trains on text: name a text file or a folder of them, as in \
@@ -363,15 +367,14 @@ impl Config {
         }
         if let Some(rows) = train.micro_batch() {
             at_least_one("train.micro_batch", rows)?;
-            if !batch.is_multiple_of(rows) {
+            // Where there are several lanes, the last micro-batch of each is filled up.
+            let has_one_lane = train.lanes.given().is_none_or(|lanes| lanes == 1);
+            if has_one_lane && !batch.is_multiple_of(rows) {
                 refuse!("`train.micro_batch` = {rows} does not divide `train.batch` = {batch}");
             }
         }
         if let Some(lanes) = train.lanes.given() {
             at_least_one("train.lanes", lanes)?;
-            if !lanes.is_power_of_two() {
-                refuse!("`train.lanes` = {lanes} is no power of two: give 1, 2, 4, 8 ...");
-            }
             if lanes > batch {
                 refuse!(
                     "`train.lanes` = {lanes} is more than the rows of `train.batch` = {batch}: some lanes would have none"
@@ -513,8 +516,10 @@ mod tests {
 
     #[test]
     fn values_that_do_not_go_together_are_refused() {
+        let lanes = resolve("tiny", &[], &["train.lanes=6".into()]).expect("such a run can go on");
+        let sentence = lanes.validate_for_training().expect_err("none begins").0;
+        assert!(sentence.starts_with("`train.lanes` = 6 is no power of two"), "{sentence}");
         let cases = [
-            ("train.lanes=6", "`train.lanes` = 6 is no power of two"),
             ("train.lanes=16 batch=8", "more than the rows of `train.batch` = 8"),
             ("batch=32 micro_batch=5", "`train.micro_batch` = 5 does not divide `train.batch` = 32"),
             ("batch=32 accumulate=5", "`train.accumulate` = 5 does not divide `train.batch` = 32"),

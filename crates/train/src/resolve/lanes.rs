@@ -42,6 +42,18 @@ pub fn other_bits(began: usize, ranks: usize, lanes: usize) -> Option<String> {
     })
 }
 
+/// The sentence about a micro-batch that was given and is more than a lane has.
+pub fn lowered(asked: &Config, lanes: usize) -> Option<String> {
+    let (rows, given) = (rows_a_lane(asked, lanes), asked.train.micro_batch()?);
+    (lanes > 1 && given > rows).then(|| {
+        format!(
+            "`train.micro_batch` = {given} is more than the rows of a lane: `train.batch` = {} in {lanes} lanes makes {rows}, which are \
+             computed at once",
+            asked.train.batch
+        )
+    })
+}
+
 /// The most rows that a lane has in an update, which is the most that are computed at once.
 pub fn rows_a_lane(config: &Config, lanes: usize) -> usize {
     config.train.batch.div_ceil(lanes)
@@ -82,5 +94,21 @@ mod tests {
         assert!(of(&[], 9).unwrap_err().0.starts_with("9 lanes share out `train.batch` = 8 rows"));
         assert_eq!(other_bits(8, 4, 8), None);
         assert!(other_bits(8, 3, 3).unwrap().contains("in 8 lanes, which 3 ranks cannot"));
+    }
+
+    #[test]
+    fn a_micro_batch_of_more_rows_than_a_lane_has_is_said() {
+        let said = |words: &[&str], lanes: usize| {
+            let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+            lowered(&recipes::resolve("tiny", &[], &words).unwrap(), lanes)
+        };
+        let told = said(&["train.batch=16", "train.micro_batch=4"], 8).expect("a sentence");
+        assert!(
+            told.starts_with("`train.micro_batch` = 4 is more than") && told.contains("makes 2"),
+            "{told}"
+        );
+        assert_eq!(said(&["train.batch=16", "train.micro_batch=2"], 8), None);
+        assert_eq!(said(&["train.batch=16"], 8), None);
+        assert_eq!(said(&["train.batch=16", "train.micro_batch=16"], 1), None);
     }
 }

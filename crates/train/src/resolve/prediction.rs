@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use flatout_ir::cost::{Cost, by_work, rate};
+use flatout_ir::passes::lanes::{lanes_a_rank, roles_after};
 use flatout_ir::{OpKind, Role, Work};
 
 use crate::config::Config;
 use crate::resolve::compile::Compiled;
 
-/// What one update of `batch` rows costs: `grad` for every micro-batch, then `apply`.
+/// The cost of one update of `batch` rows: `grad` for every micro-batch, `keep` and `fold` behind lanes, then `apply`.
 pub fn step_cost(compiled: &Compiled, batch: usize) -> Cost {
     let mut total = Cost::default();
     step_by_work(compiled, batch).into_iter().for_each(|(_, cost)| total += cost);
@@ -30,14 +31,22 @@ pub fn step_by_work(compiled: &Compiled, batch: usize) -> Vec<(Work, Cost)> {
 
 /// How often an update runs each of its plans on one rank, in the mean.
 fn mean_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, f64)> {
-    let ranks = compiled.target.ranks;
+    let (ranks, options) = (compiled.target.ranks, &compiled.settled.options);
+    let lanes = lanes_a_rank(options);
     let mut runs: Vec<(Role, f64)> = match &compiled.settled.arrangement {
-        None => vec![(Role::GRAD, batch.div_ceil(ranks).div_ceil(compiled.micro_batch) as f64)],
+        None => {
+            let of_lane = batch.div_ceil(lanes * ranks).div_ceil(compiled.micro_batch);
+            vec![(Role::GRAD, (lanes * of_lane) as f64)]
+        }
         Some(arrangement) => {
             let runs = arrangement.runs.iter().map(|times| times / ranks as f64);
             (0..).map(Role::Grad).zip(runs).collect()
         }
     };
+    let mut behind: BTreeMap<Role, f64> = BTreeMap::new();
+    let roles = (0..lanes).flat_map(|lane| roles_after(lane, lanes));
+    roles.for_each(|role| *behind.entry(role).or_default() += 1.0);
+    runs.extend(behind);
     runs.push((Role::Apply, 1.0));
     runs
 }
@@ -46,7 +55,7 @@ fn mean_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, f64)> {
 /// micro-batches as in the mean, shared out by how often each plan runs.
 pub fn typical_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, u64)> {
     let mean = mean_runs(compiled, batch);
-    let (_, grads) = mean.split_last().expect("an update ends with apply");
+    let (grads, others): (Vec<_>, Vec<_>) = mean.into_iter().partition(|(role, _)| role.is_grad());
     let parts = (grads.iter().map(|(_, runs)| runs).sum::<f64>().round() as u64).max(1);
     let mut shared: Vec<(Role, u64)> = grads.iter().map(|(role, runs)| (*role, *runs as u64)).collect();
     let mut by_rest: Vec<usize> = (0..grads.len()).collect();
@@ -54,7 +63,7 @@ pub fn typical_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, u64)> {
     let left = parts.saturating_sub(shared.iter().map(|(_, runs)| runs).sum());
     by_rest.iter().cycle().take(left as usize).for_each(|index| shared[*index].1 += 1);
     shared.retain(|(_, runs)| *runs > 0);
-    shared.push((Role::Apply, 1));
+    shared.extend(others.into_iter().map(|(role, runs)| (role, runs as u64)));
     shared
 }
 
@@ -120,6 +129,15 @@ mod tests {
         // The same rows in four parts do the same arithmetic and read the weights four times.
         assert!((whole.flops as f64 / split.flops as f64 - 1.0).abs() < 0.05);
         assert!(split.bytes > whole.bytes);
+        let lanes = ["train.batch=8", "train.lanes=8"].map(String::from);
+        let lanes = recipes::resolve("tiny", &[], &lanes).unwrap();
+        let lanes = compile::compile(&lanes, &compile::target()).unwrap();
+        let runs = typical_runs(&lanes, 8);
+        let times = |role: Role| runs.iter().find(|(own, _)| *own == role).map(|(_, times)| *times);
+        let kept = [Role::Keep(0), Role::Keep(1), Role::Keep(2), Role::Fold(0), Role::Fold(1), Role::Fold(2)];
+        assert_eq!(kept.map(times), [4, 2, 1, 4, 2, 1].map(Some), "{runs:?}");
+        assert_eq!((times(Role::GRAD), runs.last()), (Some(8), Some(&(Role::Apply, 1))));
+        assert!(step_cost(&lanes, 8).bytes > split.bytes);
         assert_eq!(peak_flops(&compiled("8")), None, "the CPU promises no peak");
         let mut gpu = compiled("8");
         gpu.target.name = "h200".into();

@@ -223,12 +223,22 @@ pub struct Step {
     pub ranks: Option<RankTimes>,
 }
 
-/// How long ranks took for their own rows of an update, before they exchanged anything.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// How long ranks took for their own rows of an update, before they exchanged anything. Ranks tell their times late, so that no
+/// update waits for them: these are of the newest step that all have told of.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankTimes {
+    /// The step that the times are of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
     pub slowest: u64,
     pub slowest_ms: f64,
     pub median_ms: f64,
+    /// The longest that any rank waited for its data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_wait_ms: Option<f64>,
+    /// The time that the rank which waited least spent in exchanges: the others also waited for slower ranks there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wire_ms: Option<f64>,
 }
 
 impl RankTimes {
@@ -237,7 +247,8 @@ impl RankTimes {
         let mut sorted: Vec<(f64, usize)> = times_ms.iter().copied().zip(0..).collect();
         sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (slowest_ms, slowest) = sorted[sorted.len() - 1];
-        RankTimes { slowest: slowest as u64, slowest_ms, median_ms: sorted[(sorted.len() - 1) / 2].0 }
+        let median_ms = sorted[(sorted.len() - 1) / 2].0;
+        RankTimes { slowest: slowest as u64, slowest_ms, median_ms, ..RankTimes::default() }
     }
 }
 

@@ -154,6 +154,12 @@ pub trait BatchSource {
     /// The next batch of the update, or `None` behind its last.
     fn next_batch(&mut self) -> Result<Option<Batch>, Failure>;
 
+    /// The tokens of the update on all ranks, real ones and computed ones, where this rank's batches have `own`. Known without a
+    /// word of the other ranks: every source knows the order of all samples.
+    fn of_all_ranks(&self, own: [usize; 2]) -> [usize; 2] {
+        own
+    }
+
     /// The numbers of the examples of the update that was begun, of sources that have numbered examples.
     fn numbers(&self) -> Vec<usize> {
         vec![]

@@ -372,6 +372,7 @@ impl Dataset for Examples {
             supply,
             next: vec![].into_iter(),
             numbers: vec![],
+            tokens: [0; 2],
             failed: None,
             epoch: 0.0,
             waited: Waited::default(),
@@ -451,6 +452,7 @@ struct ExampleSource {
     next: std::vec::IntoIter<(MicroBatch, Vec<u8>)>,
     /// Of all examples of the update.
     numbers: Vec<usize>,
+    tokens: [usize; 2],
     /// Why there is no next update.
     failed: Option<DataError>,
     epoch: f64,
@@ -473,7 +475,7 @@ impl BatchSource for ExampleSource {
         match seen {
             Err(error) => self.failed = Some(error),
             Ok(SeenUpdate { update, rows }) => {
-                self.numbers = update.numbers;
+                (self.numbers, self.tokens) = (update.numbers, update.tokens);
                 let parts: Vec<_> = update.parts.into_iter().zip(rows).collect();
                 (self.next, self.epoch, self.waited) = (parts.into_iter(), update.epoch, update.waited);
             }
@@ -495,6 +497,10 @@ impl BatchSource for ExampleSource {
         let waited = std::mem::take(&mut self.waited);
         let batch = batch(role, laid_out, images, compared, inputs);
         Ok(Some(Batch { epoch: self.epoch, waited, ..batch }))
+    }
+
+    fn of_all_ranks(&self, _: [usize; 2]) -> [usize; 2] {
+        self.tokens
     }
 
     fn numbers(&self) -> Vec<usize> {

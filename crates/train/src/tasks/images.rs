@@ -264,6 +264,10 @@ impl BatchSource for ImageBatches {
         Ok(Some(Batch { lane, ..self.maker.batch(Role::GRAD, images) }))
     }
 
+    fn of_all_ranks(&self, own: [usize; 2]) -> [usize; 2] {
+        self.batches.tokens(self.maker.tokens, own)
+    }
+
     fn cursor(&self) -> Value {
         let cursor = match &self.loader {
             Images::Loaded(loader) => serde_json::to_value(loader.cursor()),

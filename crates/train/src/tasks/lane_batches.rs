@@ -61,6 +61,11 @@ impl<S: Samples> LaneBatches<S> {
         LaneBatches { lanes, most, left: 0, portions: None }
     }
 
+    /// The tokens of an update on all ranks, where a sample has this number and this rank's have `own`, real and computed.
+    pub fn tokens(&self, of_sample: usize, own: [usize; 2]) -> [usize; 2] {
+        if self.lanes.of == 1 { own } else { [self.lanes.batch * of_sample; 2] }
+    }
+
     pub fn begin_update(&mut self) {
         (self.left, self.portions) = (self.lanes.batch, None);
     }

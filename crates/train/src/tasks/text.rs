@@ -195,6 +195,10 @@ impl BatchSource for RowSource {
         Ok(Some(Batch { lane, ..batch(Role::GRAD, &rows, 0, self.micro_batch, &self.inputs) }))
     }
 
+    fn of_all_ranks(&self, own: [usize; 2]) -> [usize; 2] {
+        self.batches.tokens(self.loader.context(), own)
+    }
+
     fn cursor(&self) -> Value {
         serde_json::to_value(self.loader.cursor()).expect("a cursor has a JSON form")
     }

@@ -9,6 +9,7 @@ pub mod resume;
 pub mod schedule;
 mod shared_eval;
 mod spike;
+mod stragglers;
 pub mod trainer;
 pub mod update;
 pub mod vision_cache;

@@ -14,11 +14,12 @@ use flatout_runtime::Session;
 
 use crate::config::Config;
 use crate::device::Device;
+use crate::ranks::Ranks;
 use crate::run::checkpoint::tensors::{Dtype, Tensor, TensorFile, write};
 use crate::tasks::batch::Inputs;
 use crate::tasks::capacities::{self, Capacities};
 use crate::tasks::dataset::Dataset;
-use crate::tasks::preference::{Compared, Scores};
+use crate::tasks::preference::{Compared, Scores, Side};
 use crate::weights::loaded::Loaded;
 use crate::weights::pretrained::{Origin, Source, open};
 use crate::{Failure, UserError, refuse};
@@ -45,8 +46,9 @@ pub fn unscored<'d>(config: &Config, data: &'d dyn Dataset) -> Option<&'d Compar
 }
 
 /// The scores that another model gives, where one is named and the run has not kept them. To be called before the run's own
-/// session is opened, so that both never lie in memory together.
+/// session is opened, so that both never lie in memory together. Every rank scores its share.
 pub fn by_another(
+    ranks: &Ranks,
     config: &Config,
     data: &dyn Dataset,
     run: &Path,
@@ -56,11 +58,12 @@ pub fn by_another(
 ) -> Result<Option<Scores>, Failure> {
     let (Some(compared), Some(layout)) = (unscored(config, data), layout) else { return Ok(None) };
     let Some(named) = &config.preference.reference else { return Ok(None) };
-    if path(run).is_file() {
+    // Rank 0 looks for all of them.
+    if ranks.of_first(path(run).is_file())? {
         return Ok(None);
     }
     let mut other = another(config, data, named)?;
-    Ok(Some(by_model(&mut other, compared, layout, device, say)?))
+    Ok(Some(by_model_among(ranks, &mut other, compared, layout, device, say)?))
 }
 
 /// Opens the model of a run, a folder or a name on the hub to compare with: it must have the same tokens, and as many
@@ -123,49 +126,77 @@ pub fn by_model(
     device: &Device,
     say: Say<'_>,
 ) -> Result<Scores, Failure> {
+    by_model_among(&Ranks::alone(), model, compared, layout, device, say)
+}
+
+fn by_model_among(
+    ranks: &Ranks,
+    model: &mut Loaded,
+    compared: &Compared,
+    layout: &Layout,
+    device: &Device,
+    say: Say<'_>,
+) -> Result<Scores, Failure> {
     let capacities = Capacities::of_shape(&model.config, layout, 0);
     let graph = capacities::texts(&model.config, &capacities, false);
     let mut session = model.session(device, &[Program { role: Role::Eval, graph }])?;
-    score(&mut session, compared, layout, say)
+    score_among(ranks, &mut session, compared, layout, say)
 }
 
 /// Gives the answers their scores: those that the run kept, those that another model gave, or what the session makes of them,
-/// whose weights are still those that training begins with where `is_fresh`. What is new is kept.
+/// whose weights are still those that training begins with where `is_fresh`. What is new is kept. Rank 0 decides which it is, and
+/// answers that are to be scored are shared out.
 pub fn give(
+    (ranks, run): (&Ranks, &Path),
     config: &Config,
     data: &dyn Dataset,
-    run: &Path,
     (session, layout): (&mut Session, Option<&Layout>),
     known: Option<Scores>,
     is_fresh: bool,
     say: Say<'_>,
 ) -> Result<(), Failure> {
     let (Some(compared), Some(layout)) = (unscored(config, data), layout) else { return Ok(()) };
-    let key = key(config, compared, run)?;
-    let kept = path(run);
-    let is_own = config.preference.reference.is_none();
     let scores = match known {
         Some(scores) => scores,
-        None if kept.is_file() => match read(&kept, &key, &compared.counts()) {
-            Ok(scores) => {
+        None => {
+            let kept = match ranks.is_first() {
+                true => kept(config, compared, run, is_fresh)?,
+                false => None,
+            };
+            if ranks.of_first(kept.is_some())? {
+                let scores = kept.map_or_else(|| of_run(config, compared, run), Ok)?;
                 compared.give(scores);
                 return Ok(());
             }
-            // A life that ended before its first checkpoint may have had other data.
-            Err(_) if is_fresh && is_own => score(session, compared, layout, say)?,
-            Err(failure) => return Err(failure),
-        },
-        None if is_fresh => score(session, compared, layout, say)?,
-        None => {
-            return Err(Failure::User(UserError(format!(
-                "{} is not there, and the model it is of has been trained on since: restore the file, or begin a new run",
-                kept.display()
-            ))));
+            score_among(ranks, session, compared, layout, say)?
         }
     };
-    keep(&kept, &key, &scores)?;
+    if ranks.is_first() {
+        keep(&path(run), &key(config, compared, run)?, &scores)?;
+    }
     compared.give(scores);
     Ok(())
+}
+
+/// The scores that the run kept; `None` where they are still to be made.
+fn kept(config: &Config, compared: &Compared, run: &Path, is_fresh: bool) -> Result<Option<Scores>, Failure> {
+    let path = path(run);
+    if path.is_file() {
+        let is_own = config.preference.reference.is_none();
+        return match of_run(config, compared, run) {
+            Ok(scores) => Ok(Some(scores)),
+            // A life that ended before its first checkpoint may have had other data.
+            Err(_) if is_fresh && is_own => Ok(None),
+            Err(failure) => Err(failure),
+        };
+    }
+    if is_fresh {
+        return Ok(None);
+    }
+    Err(Failure::User(UserError(format!(
+        "{} is not there, and the model it is of has been trained on since: restore the file, or begin a new run",
+        path.display()
+    ))))
 }
 
 /// The scores that a run kept of its own answers.
@@ -180,22 +211,36 @@ pub fn score(
     layout: &Layout,
     say: Say<'_>,
 ) -> Result<Scores, Failure> {
+    score_among(&Ranks::alone(), session, compared, layout, say)
+}
+
+/// The same by several ranks, each of which scores its share of the micro-batches and is told the others' scores. What an answer
+/// scores does not depend on who scores it.
+fn score_among(
+    ranks: &Ranks,
+    session: &mut Session,
+    compared: &Compared,
+    layout: &Layout,
+    say: Say<'_>,
+) -> Result<Scores, Failure> {
     let counts = compared.counts();
     let total: usize = counts.iter().sum();
     let mut scores = Scores(counts.iter().map(|count| vec![0.0; *count]).collect());
     let inputs = Inputs::of(session.plans(), Role::Eval);
     let (began, mut said, mut done) = (Instant::now(), None::<Instant>, 0);
+    let (count, rank) = (ranks.count(), ranks.rank());
+    let mut own: Vec<(Side, usize)> = vec![];
     std::thread::scope(|threads| -> Result<(), Failure> {
         // Images are decoded while the device works.
         let (sender, ready) = sync_channel(AHEAD);
         threads.spawn(move || {
-            for (side, parts) in compared.parts(layout) {
-                for laid_out in parts {
-                    let batch = compared.batch(Role::Eval, side, laid_out.clone(), &inputs);
-                    let is_last = batch.is_err();
-                    if sender.send(batch.map(|batch| (side, laid_out, batch))).is_err() || is_last {
-                        return;
-                    }
+            let parts = compared.parts(layout);
+            let parts = parts.flat_map(|(side, parts)| parts.into_iter().map(move |part| (side, part)));
+            for (side, laid_out) in parts.skip(rank).step_by(count) {
+                let batch = compared.batch(Role::Eval, side, laid_out.clone(), &inputs);
+                let is_last = batch.is_err();
+                if sender.send(batch.map(|batch| (side, laid_out, batch))).is_err() || is_last {
+                    return;
                 }
             }
         });
@@ -203,7 +248,9 @@ pub fn score(
             let (side, laid_out, batch) = made?;
             let by_answer = compared.sums(session, batch)?;
             compared.take(side, &laid_out, &by_answer, &mut scores);
-            done += laid_out.samples.len();
+            own.extend(laid_out.numbers.iter().map(|number| (side, *number)));
+            // The others have done about as many.
+            done = (done + count * laid_out.samples.len()).min(total);
             let is_due = match said {
                 None => began.elapsed() >= FIRST_LINE,
                 Some(said) => said.elapsed() >= LINE_EVERY,
@@ -216,6 +263,7 @@ pub fn score(
         }
         Ok(())
     })?;
+    exchange(ranks, &own, &mut scores)?;
     if let Some(number) = scores.0.iter().flatten().position(|score| !score.is_finite()) {
         return Err(Failure::User(UserError(format!(
             "the reference gives answer {number} no finite log-probability: its weights or its precision cannot be used"
@@ -225,6 +273,25 @@ pub fn score(
         say(format!("the reference scored {total} answers in {:.0} s", began.elapsed().as_secs_f64()));
     }
     Ok(scores)
+}
+
+/// Tells the other ranks the scores of this one's answers, and takes theirs.
+fn exchange(ranks: &Ranks, own: &[(Side, usize)], scores: &mut Scores) -> Result<(), Failure> {
+    if !ranks.are_many() {
+        return Ok(());
+    }
+    let word = |(side, number): &(Side, usize)| {
+        let score = scores.0[*side as usize][*number].to_bits();
+        [*side as u32, *number as u32, score].into_iter().flat_map(u32::to_le_bytes)
+    };
+    let bytes: Vec<u8> = own.iter().flat_map(word).collect();
+    for bytes in ranks.gather_bytes(&bytes)? {
+        for word in bytes.chunks_exact(12) {
+            let at = |i: usize| u32::from_le_bytes([word[i], word[i + 1], word[i + 2], word[i + 3]]);
+            scores.0[at(0) as usize][at(4) as usize] = f32::from_bits(at(8));
+        }
+    }
+    Ok(())
 }
 
 fn path(run: &Path) -> PathBuf {

@@ -22,13 +22,13 @@ use crate::config::resolved::Resolved;
 use crate::device::Device;
 use crate::metrics::Metrics;
 use crate::metrics::goal::Patience;
-use crate::ranks::{Ranks, Share};
+use crate::ranks::Ranks;
 use crate::resolve::arranged;
 use crate::resolve::compile::{self, Compiled};
 use crate::resolve::lanes;
 use crate::run::Run;
 use crate::run::checkpoint::{self, Retention, State, Together};
-use crate::run::events::{self, DataWait, End, Event, EventLog, RankTimes, Status, Step};
+use crate::run::events::{self, DataWait, End, Event, EventLog, Status, Step};
 use crate::run::signal::StopFlag;
 use crate::run::state::{check_schema, load, saved_bytes};
 use crate::run::writer::Writer;
@@ -44,13 +44,14 @@ use crate::training::reference;
 use crate::training::schedule::learning_rates;
 use crate::training::shared_eval::evaluate_among;
 use crate::training::spike::{Spike, Spikes};
+use crate::training::stragglers::StepTimes;
 use crate::training::update::{Results, accumulate, apply, collect, end_lanes};
 use crate::training::vision_cache;
 use crate::training::watch::Watch;
 use crate::weights::pretrained;
 use recovery::Skips;
 use saving::Saving;
-use sharing::Work;
+use sharing::Sharing;
 
 /// What the command line shows while a run goes on.
 pub enum Notice<'a> {
@@ -235,6 +236,7 @@ fn train_on_among(
     let (began_lanes, lanes) = (config.train.lanes.given(), compiled.settled.options.lanes);
     let began_lanes = began_lanes.unwrap_or(if is_begun { 1 } else { lanes });
     left_out.extend(lanes::other_bits(began_lanes, ranks.count(), lanes));
+    left_out.extend(lanes::lowered(asked, lanes));
     let has_its_lanes = began_lanes == lanes;
     if has_its_lanes && is_begun && resolved.capacities != compiled.capacities {
         return Err(Failure::User(UserError(
@@ -245,6 +247,8 @@ fn train_on_among(
     }
     if has_its_lanes {
         compiled.pin(config, &mut resolved);
+    } else if config.train.micro_batch().is_none() {
+        resolved.micro_batch = Some(compiled.micro_batch);
     }
     pretrained::pin(config, &mut resolved, run.dir())?;
     resolved = ranks.of_first(resolved)?;
@@ -274,11 +278,7 @@ fn train_on_among(
         check_schema(&compiled.plans, &file)?;
     }
     let say = &mut |said: String| notice(Notice::Data(said));
-    let scores = match ranks.is_first() {
-        true => reference::by_another(config, data, run.dir(), layout.as_ref(), device, say)?,
-        // Rank 0 keeps them for all.
-        false => None,
-    };
+    let scores = reference::by_another(ranks, config, data, run.dir(), layout.as_ref(), device, say)?;
     laps.lap("data");
     let mut session = device.session_among(compiled.plans.clone(), &compiled.settled, ranks.wire())?;
     match session.as_cuda() {
@@ -356,7 +356,7 @@ fn train_on_among(
         notice(Notice::Data(said));
     };
     let scoring = (&mut session, layout.as_ref());
-    ranks.in_turn(|| reference::give(config, data, run.dir(), scoring, scores, !is_resumed, say))?;
+    reference::give((ranks, run.dir()), config, data, scoring, scores, !is_resumed, say)?;
     if config.has_reference() {
         laps.lap("reference");
     }
@@ -397,6 +397,7 @@ fn train_on_among(
         is_past_peak: false,
         samples_left_out: 0,
         agreed_stop: None,
+        sharing: Sharing::new(ranks.count()),
         ended: None,
         evaluated: evaluation.as_ref().map(|(loss, _)| (progress.step, *loss)),
         score: evaluation.as_ref().and_then(|(loss, metrics)| config.eval.metric.of(*loss, metrics.as_ref())),
@@ -405,11 +406,12 @@ fn train_on_among(
         began: Instant::now(),
         began_tokens: progress.tokens,
     };
+    // Before ranks meet for the last time: who is still asked to leave at once knows that nobody has begun.
+    stop.begin_steps();
     ranks.begin_steps()?;
     for (path, why) in found.skipped {
         trainer.say(Event::Warning { message: format!("{} is not used: {why}", path.display()) })?;
     }
-    stop.begin_steps();
     (trainer.notice)(Notice::Ready(&ready));
     trainer.start(is_resumed, &laps)?;
     for message in left_out {
@@ -490,9 +492,8 @@ struct Pending {
     /// Tokens of this update, and the share of what it computed that is padding, where lengths vary.
     real_tokens: usize,
     padding: Option<f64>,
-    /// Tokens of this rank, and how long all ranks took for theirs, where there are several.
+    /// Tokens of this rank.
     own_tokens: usize,
-    times: Option<RankTimes>,
     /// The step's micro-batches, until it is known to be finite.
     batches: Vec<Batch>,
 }
@@ -534,6 +535,7 @@ struct Trainer<'a, 'n, 's> {
     samples_left_out: u64,
     /// Why all ranks stop, where there are several and one was asked to.
     agreed_stop: Option<&'static str>,
+    sharing: Sharing,
     /// The end of the newest update, as long as nothing but updates was run behind it.
     ended: Option<Rc<Mark>>,
     /// The newest evaluation.
@@ -674,16 +676,26 @@ impl Trainer<'_, '_, '_> {
             batches.push(batch);
         }
         end_lanes(&mut self.session, lane..lanes, lanes)?;
-        let compute_ms = 1e3 * since.elapsed().as_secs_f64();
-        let own = Share { real_tokens, computed_tokens, compute_ms, epoch, warnings };
-        let Work { own, all: Share { real_tokens, computed_tokens, epoch, .. }, times } = self.share(own)?;
+        let own_tokens = real_tokens;
+        let [real_tokens, computed_tokens] = self.source.of_all_ranks([real_tokens, computed_tokens]);
+        let (spent, data) = (since.elapsed(), waited.total);
+        self.pass_on_stop()?;
         let has_lengths = self.compiled.settled.arrangement.is_some();
         let padding = has_lengths.then(|| 1.0 - real_tokens as f64 / computed_tokens as f64);
         self.progress.step += 1;
         self.progress.tokens += real_tokens as u64;
         self.progress.samples += self.config.train.batch as u64;
         let rates = learning_rates(self.config, self.horizon, self.progress.step);
+        self.ranks.take_wire_time();
         let posted = apply(&mut self.session, &rates)?;
+        let ms = |time: Duration| 1e3 * time.as_secs_f64();
+        let times = StepTimes {
+            step: self.progress.step,
+            compute_ms: ms(spent.saturating_sub(data)),
+            data_ms: ms(data),
+            wire_ms: ms(self.ranks.take_wire_time()),
+        };
+        self.share(times, warnings)?;
         let ended = Rc::new(self.session.mark()?);
         self.ended = Some(Rc::clone(&ended));
         let (progress, span) = (self.progress, [began, ended]);
@@ -695,9 +707,8 @@ impl Trainer<'_, '_, '_> {
             posted,
             span,
             real_tokens,
-            own_tokens: own.real_tokens,
+            own_tokens,
             padding,
-            times,
             batches,
         };
         if let Some(before) = self.pending.replace(now) {
@@ -716,7 +727,7 @@ impl Trainer<'_, '_, '_> {
 
     fn report(&mut self, update: Pending) -> Result<(), Failure> {
         let Pending { progress, epoch, waited, rates, posted, span, real_tokens, .. } = update;
-        let Pending { own_tokens, padding, times, batches, .. } = update;
+        let Pending { own_tokens, padding, batches, .. } = update;
         let Progress { step, tokens, samples } = progress;
         let Results { loss, grad_norm, is_applied, rewards, stop } = collect(&mut self.session, posted)?;
         self.agreed_stop = self.agreed_stop.or(stop);
@@ -773,7 +784,7 @@ impl Trainer<'_, '_, '_> {
             padding,
             gpu: seen.gpu,
             metrics: rewards.map(Metrics::Rewards),
-            ranks: times,
+            ranks: self.rank_times(),
         }))
     }
 
@@ -839,6 +850,9 @@ impl Trainer<'_, '_, '_> {
     }
 
     fn end(&mut self, status: Status) -> Result<Outcome, Failure> {
+        if status != Status::Failed {
+            self.hear_the_rest()?;
+        }
         let evaluated = self.evaluated.filter(|(step, _)| *step == self.progress.step);
         let loss = evaluated.map_or(self.last_loss, |(_, loss)| loss);
         let seconds = self.began.elapsed().as_secs_f64();

@@ -273,6 +273,7 @@ mod tests {
                 note: Arc::new(|_| {}),
                 // A thread cannot end its process.
                 leave: Arc::new(|_| {}),
+                stop: Arc::new(|_| {}),
             };
             let world = World::join(&place, joining).expect("it joins");
             let names = (0..ranks).map(|rank| format!("rank {rank}")).collect();

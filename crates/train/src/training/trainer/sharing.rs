@@ -1,43 +1,113 @@
-//! The messages between ranks about an update, before they make it.
+//! The words of ranks about updates. A steady update has none that anyone waits for: why a rank is asked to stop goes with the sums of
+//! the update, tokens of all ranks are known to each of them, and times and warnings reach rank 0 late, some steps at a time.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
 
 use super::Trainer;
 use crate::Failure;
-use crate::ranks::Share;
 use crate::run::events::{Event, RankTimes};
+use crate::training::stragglers::{StepTimes, Stragglers};
 use crate::training::update::ask_to_stop;
-
-/// An update as this rank computed it, and as all did.
-pub(super) struct Work {
-    pub own: Share,
-    pub all: Share,
-    /// Where there are several ranks.
-    pub times: Option<RankTimes>,
-}
 
 /// Samples of which nothing is learned that are warned of, at most.
 const WARNED: u64 = 20;
 
+/// Between two messages of a rank to rank 0; the first comes after the first step.
+const TELL_EVERY: Duration = Duration::from_millis(500);
+
+/// A rank's words about its updates.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Told {
+    times: Vec<StepTimes>,
+    /// Sentences about samples that could not be used.
+    left_out: Vec<String>,
+}
+
+/// The words of ranks, as this one has them.
+pub(super) struct Sharing {
+    /// Not told yet.
+    own: Told,
+    told_at: Option<Instant>,
+    /// Of rank 0.
+    stragglers: Stragglers,
+    /// Of the newest step that all ranks have told of.
+    newest: Option<RankTimes>,
+}
+
+impl Sharing {
+    pub fn new(ranks: usize) -> Sharing {
+        Sharing { own: Told::default(), told_at: None, stragglers: Stragglers::new(ranks), newest: None }
+    }
+}
+
 impl Trainer<'_, '_, '_> {
-    /// Adds up what all ranks computed, and passes on why this one is asked to stop.
-    pub(super) fn share(&mut self, own: Share) -> Result<Work, Failure> {
+    /// Passes on with the next update why this rank is asked to stop, where there are others.
+    pub(super) fn pass_on_stop(&mut self) -> Result<(), Failure> {
+        if self.ranks.are_many() {
+            let asked = self.stop.asked(self.time_to_stop());
+            ask_to_stop(&mut self.session, asked)?;
+            self.ranks.at(self.progress.step + 1, "training", 0);
+            self.ranks.called("apply");
+        }
+        Ok(())
+    }
+
+    /// Takes up an update that was made: its times on this rank, and sentences about its samples.
+    pub(super) fn share(&mut self, times: StepTimes, left_out: Vec<String>) -> Result<(), Failure> {
         if !self.ranks.are_many() {
-            self.tell_left_out(&own.warnings)?;
-            return Ok(Work { all: own.clone(), own, times: None });
+            return self.tell_left_out(&left_out);
         }
-        let of_ranks = self.ranks.gather(&own)?;
-        let times: Vec<f64> = of_ranks.iter().map(|share| share.compute_ms).collect();
-        let mut all = of_ranks[0].clone();
-        for share in &of_ranks[1..] {
-            all.real_tokens += share.real_tokens;
-            all.computed_tokens += share.computed_tokens;
-            all.warnings.extend(share.warnings.iter().cloned());
+        self.sharing.own.times.push(times);
+        self.sharing.own.left_out.extend(left_out);
+        let is_due = self.sharing.told_at.is_none_or(|at| at.elapsed() >= TELL_EVERY);
+        match self.ranks.is_first() {
+            true => {
+                let told = self.ranks.posts()?;
+                let own = std::mem::take(&mut self.sharing.own);
+                self.hear([(0, own)].into_iter().chain(told))?;
+            }
+            false if is_due => {
+                self.ranks.post(&std::mem::take(&mut self.sharing.own));
+                self.sharing.told_at = Some(Instant::now());
+            }
+            false => {}
         }
-        self.tell_left_out(&all.warnings)?;
-        let asked = self.stop.asked(self.time_to_stop());
-        ask_to_stop(&mut self.session, asked)?;
-        self.ranks.at(self.progress.step + 1, "training", 0);
-        self.ranks.called("apply");
-        Ok(Work { own, all, times: Some(RankTimes::of(&times)) })
+        Ok(())
+    }
+
+    /// The times of the newest step that all ranks have told of.
+    pub(super) fn rank_times(&self) -> Option<RankTimes> {
+        self.sharing.newest.clone()
+    }
+
+    /// Hears what is left untold at the end of a run. Every rank calls this.
+    pub(super) fn hear_the_rest(&mut self) -> Result<(), Failure> {
+        if !self.ranks.are_many() {
+            return Ok(());
+        }
+        let own = std::mem::take(&mut self.sharing.own);
+        let rest = self.ranks.gather(&own)?;
+        // Posts of a rank come before its part of a call.
+        let told = self.ranks.posts()?;
+        self.hear(told.into_iter().chain(rest.into_iter().enumerate()))
+    }
+
+    /// Takes in what ranks told, on rank 0.
+    fn hear(&mut self, told: impl Iterator<Item = (usize, Told)>) -> Result<(), Failure> {
+        for (rank, Told { times, left_out }) in told {
+            self.sharing.stragglers.take(rank, &times);
+            self.tell_left_out(&left_out)?;
+        }
+        while let Some((times, slow)) = self.sharing.stragglers.next() {
+            self.sharing.newest = Some(times);
+            for slow in slow {
+                let message = slow.sentence(&self.ranks.named(slow.rank));
+                self.say(Event::Warning { message })?;
+            }
+        }
+        Ok(())
     }
 
     /// Warns of samples of which nothing is learned, the first ones by name.

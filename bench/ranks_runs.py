@@ -1,0 +1,47 @@
+"""Runs of several ranks on the CPU, small enough to be repeated: what scripts about ranks share. Measures nothing itself."""
+
+import hashlib
+import json
+from pathlib import Path
+
+# Eight lanes: 1, 2, 4 and 8 ranks have the same bits.
+SMALL = ["tiny", "model.context=32", "model.width=32", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.ffn=48",
+         "model.dropout=0.1", "optimizer.clip=0.5", "train.ema=0.9", "train.batch=16", "train.lanes=8", "schedule.warmup_steps=2",
+         "eval.rows=0", "backend=cpu"]
+
+
+def state(run, step):
+    """A hash of everything that was saved at a step: weights, moments, counters and the data's cursor."""
+    folder = Path(run) / "checkpoints" / f"step-{step}"
+    files = sorted(file for file in folder.iterdir() if file.name.startswith("state"))
+    return hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in files)).hexdigest()
+
+
+def events(run):
+    """The lines of a run's log; a last one that is not whole yet is left out."""
+    log = Path(run) / "events.jsonl"
+    lines = log.read_text().splitlines() if log.is_file() else []
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return found
+
+
+def steps(run):
+    """The step lines of a run by step, where a later one wins."""
+    return {event["step"]: event for event in events(run) if event["event"] == "step"}
+
+
+def ranks_of_lives(run):
+    """The number of ranks of each life of a run."""
+    return [event.get("world", {}).get("ranks", 1) for event in events(run) if event["event"] == "start"]
+
+
+def saved(run):
+    """The newest step with a whole checkpoint; 0 where there is none."""
+    folder = Path(run) / "checkpoints"
+    found = [file.parent.name for file in folder.glob("step-*/complete") if file.stat().st_size == 32]
+    return max((int(name.removeprefix("step-")) for name in found), default=0)

@@ -1,0 +1,175 @@
+//! Ranks that are slow: the times of all ranks put together step by step, and a warning about one that stays behind.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use crate::run::events::RankTimes;
+
+/// A rank is slow where its own computing takes this much longer than the median rank's,
+const BEHIND: f64 = 1.1;
+/// in each of this number of steps; and it has recovered where it does not in as many.
+const STEPS: usize = 20;
+
+/// The times of one rank in one update.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepTimes {
+    pub step: u64,
+    /// Its own micro-batches, without the wait for their data.
+    pub compute_ms: f64,
+    /// The wait for data.
+    pub data_ms: f64,
+    /// Exchanges with other ranks, which contain the wait for those that are slower.
+    pub wire_ms: f64,
+}
+
+/// The times that rank 0 knows of all ranks.
+pub struct Stragglers {
+    /// Of every rank, those of steps that not all ranks have told yet.
+    untold: Vec<VecDeque<StepTimes>>,
+    ranks: Vec<Behind>,
+}
+
+/// How one rank has fared.
+#[derive(Clone, Copy, Debug, Default)]
+struct Behind {
+    /// Steps one after another in which it was behind, or was not.
+    in_a_row: usize,
+    is_behind: bool,
+    /// Sums over the steps in a row.
+    own_ms: f64,
+    median_ms: f64,
+    /// It was warned of, and has not recovered since.
+    is_known: bool,
+}
+
+/// A rank that stays behind, with the mean times of the steps in which it did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slow {
+    pub rank: usize,
+    pub own_ms: f64,
+    pub median_ms: f64,
+}
+
+impl Slow {
+    /// The warning; `named` is the rank with its host.
+    pub fn sentence(&self, named: &str) -> String {
+        format!(
+            "{named} is slow: in each of the last {STEPS} steps its own rows took at least 10% longer than the median rank's, in the \
+             mean {:.1} ms against {:.1} ms; the others wait for it",
+            self.own_ms, self.median_ms
+        )
+    }
+}
+
+impl Stragglers {
+    pub fn new(ranks: usize) -> Stragglers {
+        Stragglers { untold: vec![VecDeque::new(); ranks], ranks: vec![Behind::default(); ranks] }
+    }
+
+    /// Takes times of a rank, its steps in order.
+    pub fn take(&mut self, rank: usize, times: &[StepTimes]) {
+        self.untold[rank].extend(times);
+    }
+
+    /// The next step that all ranks have told of, and whoever is found to be slow by it.
+    pub fn next(&mut self) -> Option<(RankTimes, Vec<Slow>)> {
+        let is_told = self.untold.iter().all(|times| !times.is_empty());
+        let times: Vec<StepTimes> =
+            if is_told { self.untold.iter_mut().filter_map(VecDeque::pop_front).collect() } else { vec![] };
+        let step = times.first()?.step;
+        let most = |of: fn(&StepTimes) -> f64| times.iter().map(of).fold(0.0, f64::max);
+        let least = |of: fn(&StepTimes) -> f64| times.iter().map(of).fold(f64::INFINITY, f64::min);
+        let compute: Vec<f64> = times.iter().map(|times| times.compute_ms).collect();
+        let all = RankTimes {
+            step: Some(step),
+            data_wait_ms: Some(most(|times| times.data_ms)),
+            wire_ms: Some(least(|times| times.wire_ms)),
+            ..RankTimes::of(&compute)
+        };
+        let slow = self.slow(&compute, all.median_ms);
+        Some((all, slow))
+    }
+
+    fn slow(&mut self, compute_ms: &[f64], median_ms: f64) -> Vec<Slow> {
+        let mut found = vec![];
+        for (rank, (state, own_ms)) in self.ranks.iter_mut().zip(compute_ms).enumerate() {
+            let is_behind = *own_ms >= BEHIND * median_ms;
+            if is_behind != state.is_behind || state.in_a_row == STEPS {
+                *state = Behind { is_behind, is_known: state.is_known, ..Behind::default() };
+            }
+            state.in_a_row += 1;
+            state.own_ms += own_ms;
+            state.median_ms += median_ms;
+            if state.in_a_row == STEPS && is_behind != state.is_known {
+                state.is_known = is_behind;
+                let mean = |sum: f64| sum / STEPS as f64;
+                if is_behind {
+                    found.push(Slow { rank, own_ms: mean(state.own_ms), median_ms: mean(state.median_ms) });
+                }
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps of four ranks in which rank 2 takes `own` and the others 100 ms.
+    fn warned(stragglers: &mut Stragglers, own: &[f64]) -> Vec<(u64, Slow)> {
+        let mut found = vec![];
+        for (step, own) in (1..).zip(own) {
+            for rank in 0..4 {
+                let compute_ms = if rank == 2 { *own } else { 100.0 };
+                let times = StepTimes { step, compute_ms, data_ms: rank as f64, wire_ms: 4.0 - rank as f64 };
+                stragglers.take(rank, &[times]);
+            }
+            let (all, slow) = stragglers.next().expect("all have told");
+            assert_eq!((all.step, all.median_ms), (Some(step), 100.0));
+            assert_eq!((all.data_wait_ms, all.wire_ms), (Some(3.0), Some(1.0)));
+            found.extend(slow.into_iter().map(|slow| (step, slow)));
+        }
+        found
+    }
+
+    #[test]
+    fn a_rank_that_stays_behind_is_one_warning_until_it_has_recovered() {
+        let mut stragglers = Stragglers::new(4);
+        let long: Vec<f64> = std::iter::repeat_n(120.0, 100).collect();
+        let slow = Slow { rank: 2, own_ms: 120.0, median_ms: 100.0 };
+        assert_eq!(warned(&mut stragglers, &long), [(20, slow)], "once, after twenty steps");
+        assert_eq!(warned(&mut stragglers, &[105.0; 10]), [], "ten steps are no recovery");
+        assert_eq!(warned(&mut stragglers, &long), [], "so it is not said again");
+        assert_eq!(warned(&mut stragglers, &[105.0; 20]), []);
+        assert_eq!(warned(&mut stragglers, &long), [(20, slow)], "it had recovered");
+        let words = slow.sentence("rank 2 (gpu-b, process 7)");
+        assert!(
+            words.starts_with("rank 2 (gpu-b, process 7) is slow: ")
+                && words.contains("120.0 ms against 100.0 ms")
+        );
+    }
+
+    #[test]
+    fn single_slow_steps_and_small_differences_are_no_warning() {
+        let mut stragglers = Stragglers::new(4);
+        assert_eq!(warned(&mut stragglers, &[109.0; 100]), []);
+        let now_and_then: Vec<f64> =
+            (0..200).map(|step| if step % 19 == 0 { 101.0 } else { 500.0 }).collect();
+        assert_eq!(warned(&mut stragglers, &now_and_then), []);
+        assert_eq!(warned(&mut stragglers, &[50.0; 100]), [], "a fast rank makes nobody slow");
+    }
+
+    #[test]
+    fn a_step_is_known_when_all_ranks_have_told_of_it() {
+        let mut stragglers = Stragglers::new(2);
+        let times = |step, compute_ms| StepTimes { step, compute_ms, ..StepTimes::default() };
+        stragglers.take(0, &[times(1, 10.0), times(2, 10.0)]);
+        assert_eq!(stragglers.next(), None);
+        stragglers.take(1, &[times(1, 30.0)]);
+        let (all, _) = stragglers.next().expect("step 1");
+        assert_eq!((all.step, all.slowest, all.slowest_ms, all.median_ms), (Some(1), 1, 30.0, 10.0));
+        assert_eq!(stragglers.next(), None);
+    }
+}
