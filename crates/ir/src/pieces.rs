@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::graph::{Class, Init};
+use crate::mesh::Axis;
 use crate::plan::PlanSet;
 use crate::types::{DType, TensorType};
 
@@ -74,10 +75,39 @@ pub fn saved_dtype(dtype: DType) -> DType {
     }
 }
 
+/// A tensor of which each rank of a shard group has a range. Ranks divide a flat bucket into shares of equal size, in which
+/// tensors lie one behind the other, so that a share may begin inside a tensor and end inside another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sharded {
+    pub path: String,
+    pub ty: TensorType,
+    pub class: Class,
+    pub init: Init,
+    /// The slot that holds a rank's shares of buckets.
+    pub slot: String,
+    /// The tensor's first element in its bucket.
+    pub start: usize,
+    /// The first element of a rank's share of the bucket in the slot.
+    pub at: usize,
+    /// The elements that each rank has of the bucket.
+    pub share: usize,
+}
+
+impl Sharded {
+    /// The piece of the rank at a coordinate along the axis of shards; without elements where its share has none of them.
+    fn piece(&self, coordinate: usize) -> Piece {
+        let Sharded { path, ty, class, init, slot, start, at, share } = self.clone();
+        let [begins, ends] = [0, 1].map(|next| (coordinate + next) * share);
+        let [from, to] = [begins, ends].map(|at| at.clamp(start, start + ty.elements()));
+        let at = at + from.saturating_sub(begins).min(share);
+        Piece { path, ty, class, init, range: from - start..to - start, slot, at }
+    }
+}
+
 impl PlanSet {
-    /// The parameters and saved tensors that a rank has, in the order of slots.
-    pub fn held(&self, _rank: usize) -> Vec<Piece> {
-        // Every rank has all of them: nothing is sharded.
+    /// The parameters and saved tensors that a rank has, in the order of slots and then those that it has pieces of, among them
+    /// pieces without elements.
+    pub fn held(&self, rank: usize) -> Vec<Piece> {
         let leaves = self.slots.iter().filter(|slot| !slot.is_whole);
         let wanted = leaves.filter(|slot| slot.class.is_saved() || slot.class.is_parameter());
         let whole = wanted.map(|slot| Piece {
@@ -89,7 +119,9 @@ impl PlanSet {
             slot: slot.path.clone(),
             at: 0,
         });
-        whole.collect()
+        let coordinate = self.mesh.coordinate(rank, Axis::Shard);
+        let pieces = self.sharded.iter().filter(|sharded| sharded.class != Class::Scale);
+        whole.chain(pieces.map(|sharded| sharded.piece(coordinate))).collect()
     }
 
     /// The pieces that a rank writes into a checkpoint.
@@ -237,6 +269,7 @@ mod tests {
             landings: vec![],
             plans: vec![],
             mesh: Mesh::new(2, 1),
+            sharded: vec![],
             done: vec![],
         };
         let held = plans.held(1);

@@ -431,6 +431,7 @@ mod tests {
                 results: vec![("rows".into(), rows)],
             }],
             mesh: Mesh::ONE,
+            sharded: vec![],
             done: vec![],
         }
     }

@@ -1,28 +1,33 @@
-//! Switches of memory: `optimizer.state`, `recompute`, `memory_plan`.
+//! Switches of memory: `optimizer.state`, `shard`, `recompute`, `memory_plan`.
 
 use std::collections::HashMap;
 
 use flatout_ir::ops::product;
-use flatout_ir::{Launch, Moments, Op, OpKind, Recompute};
+use flatout_ir::passes::adapter;
+use flatout_ir::passes::layout::{LEAST_BYTES, REGION};
+use flatout_ir::plan::PlacedSlot;
+use flatout_ir::{Axis, Class as SlotClass, Launch, Moments, Op, OpKind, PlanSet, Recompute, Role, Shard};
 
 use super::active::{Reading, on};
 use super::value::{Auto, Named, Toggle, field};
 use super::{Class, Difference, GUIDES, HF, ROW, Settle, Switch, TITAN, elsewhere, unless_nothing};
+use crate::refuse;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Memory {
     pub optimizer_state: Moments,
+    pub shard: Auto<Shard>,
     pub recompute: Auto<Recompute>,
     pub plan: Toggle,
 }
 
 impl Default for Memory {
     fn default() -> Memory {
-        Memory { optimizer_state: Moments::F32, recompute: Auto::Auto, plan: Toggle::On }
+        Memory { optimizer_state: Moments::F32, shard: Auto::Auto, recompute: Auto::Auto, plan: Toggle::On }
     }
 }
 
-pub(super) const ROWS: [Switch; 3] = [OPTIMIZER_STATE, RECOMPUTE, PLAN];
+pub(super) const ROWS: [Switch; 4] = [OPTIMIZER_STATE, SHARD, RECOMPUTE, PLAN];
 
 pub const OPTIMIZER_STATE: Switch = Switch {
     name: "optimizer.state",
@@ -59,6 +64,67 @@ fn moments(reading: &Reading<'_>) -> &'static str {
         _ => Moments::F32,
     };
     moments.name()
+}
+
+/// Where nothing that is trained is large enough, `resolve::settle` takes `auto` back to `none`.
+pub const SHARD: Switch = Switch {
+    name: "shard",
+    doc: "What ranks divide among themselves beside rows: nothing, or the weights, moments and averages of large tensors.",
+    field: field!(memory.shard),
+    class: Class::Bounded,
+    off: Some("none"),
+    settle: Settle::ByModel(|s| {
+        let (is_whole, ranks) = (s.settled.options.fuse_optimizer, s.target.ranks);
+        s.settled.options.shard = match s.asked.memory.shard {
+            Auto::Given(Shard::Optimizer) if ranks > 1 && !is_whole => refuse!(
+                "`shard=optimizer` cannot run with `fuse.optimizer=off`: a rank's share may end inside a parameter; leave one of \
+                 them out"
+            ),
+            Auto::Given(shard) => shard,
+            Auto::Auto if ranks == 1 => Shard::None,
+            Auto::Auto if is_whole => {
+                s.choose("optimizer", format!("{ranks} ranks need a share each, and exchange fewer bytes"));
+                Shard::Optimizer
+            }
+            Auto::Auto => {
+                s.choose("none", "fuse.optimizer=off updates parameters one by one");
+                Shard::None
+            }
+        };
+        Ok(())
+    }),
+    active: shard,
+    guides_word: "ZeRO-1",
+    ..ROW
+};
+
+/// Whether gradients are exchanged in shares and weights gathered, or every rank updates everything.
+fn shard(reading: &Reading<'_>) -> &'static str {
+    let plans = reading.plans;
+    let has = |role: Role, kind: OpKind| {
+        plans.plan(role).is_some_and(|plan| plan.launches.iter().any(|l| l.op.kind() == kind))
+    };
+    let gathers = [Role::Apply, Role::Derive].into_iter().all(|role| has(role, OpKind::AllGather));
+    match has(Role::Apply, OpKind::ReduceScatter) && gathers {
+        true => Shard::Optimizer.name(),
+        false if plans.mesh.ways(Axis::Shard) > 1 && may_be_divided(plans) => Shard::None.name(),
+        false => "nothing to share",
+    }
+}
+
+/// Whether some region that lies whole is large enough to be divided, and of matrices that are trained themselves.
+fn may_be_divided(plans: &PlanSet) -> bool {
+    let weights = || plans.slots.iter().filter(|slot| slot.class == SlotClass::Weight);
+    let is_region =
+        |slot: &&PlacedSlot| slot.path.starts_with(REGION) && slot.view.span_bytes() >= LEAST_BYTES;
+    weights().filter(is_region).any(|region| {
+        let range = region.view.offset..region.view.offset + region.view.span_bytes();
+        let is_divided = |slot: &PlacedSlot| {
+            let is_own = !slot.is_whole && slot.ty.rank() >= 2 && !slot.path.starts_with(adapter::SCOPE);
+            is_own && range.contains(&slot.view.offset)
+        };
+        weights().any(is_divided)
+    })
 }
 
 /// `auto` begins with `cheap`; `resolve::recompute_layers` goes further where plans do not fit.
