@@ -28,6 +28,7 @@ mod program;
 mod ranks;
 mod ranks_train;
 mod requeue;
+mod reshard;
 mod runs;
 mod scene;
 mod stop;

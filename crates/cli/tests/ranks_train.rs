@@ -16,7 +16,7 @@ const STEPS: u64 = 20;
 /// A run that takes a moment, of eight lanes.
 const SMALL: &str = "model.width=32 model.layers=1 model.heads=2 model.kv_heads=1 model.ffn=48 train.batch=16 train.lanes=8 \
                      train.steps=20 schedule.warmup_steps=2 eval.rows=12 eval.every=10 checkpoint.every=10 backend=cpu -q";
-const TEXT: &str = "tiny model.context=32 model.dropout=0.1 optimizer.clip=0.5 train.ema=0.9";
+pub const TEXT: &str = "tiny model.context=32 model.dropout=0.1 optimizer.clip=0.5 train.ema=0.9";
 
 /// The trainings, by name, and the numbers of ranks beside one that each is tried on.
 const KINDS: [(&str, &str, &[usize]); 8] = [
@@ -34,7 +34,7 @@ const KINDS: [(&str, &str, &[usize]); 8] = [
     ("images", "vision-tiny data.synthetic_rows=200 train.mixup=0.4 image_table=off", &[2, 4]),
 ];
 
-fn words<'w>(command: &'w str, run: &'w str, ranks: &'w str) -> Vec<&'w str> {
+pub fn words<'w>(command: &'w str, run: &'w str, ranks: &'w str) -> Vec<&'w str> {
     let (recipe, more) = command.split_once(' ').unwrap_or((command, ""));
     let of_images = recipe.starts_with("vision");
     let is_text_key = |word: &&str| !(of_images && (word.contains("kv_heads") || word.contains("ffn")));
@@ -148,7 +148,7 @@ fn another_number_of_ranks_goes_on_with_the_unbroken_bits() {
 }
 
 /// The processes that a process has started and that are still there.
-fn children(parent: u32) -> Vec<u32> {
+pub fn children(parent: u32) -> Vec<u32> {
     let of = |entry: fs::DirEntry| {
         let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
         let mut behind_name = stat.rsplit(')').next()?.split_whitespace();
@@ -161,12 +161,12 @@ fn children(parent: u32) -> Vec<u32> {
     found
 }
 
-fn send_to(signal: &str, process: u32) {
+pub fn send_to(signal: &str, process: u32) {
     let sent = Command::new("kill").args([signal, &process.to_string()]).status().expect("kill");
     assert!(sent.success());
 }
 
-fn wait_for(child: Child, most: Duration) -> (Option<i32>, String) {
+pub fn wait_for(child: Child, most: Duration) -> (Option<i32>, String) {
     let began = Instant::now();
     let output = child.wait_with_output().expect("an end");
     assert!(began.elapsed() < most, "{:?}", began.elapsed());

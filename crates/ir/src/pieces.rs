@@ -4,7 +4,7 @@
 //! row-major order; ranges of one tensor that two ranks have are the same or have nothing in common. State that several ranks
 //! have alike is cut by bytes, so that each of them writes as much as the others, and a tensor may be cut anywhere.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use crate::graph::{Class, Init};
@@ -57,6 +57,12 @@ impl Piece {
     /// The bytes of its elements in a checkpoint.
     pub fn saved_bytes(&self) -> usize {
         self.elements() * self.saved_dtype().bytes()
+    }
+
+    /// The part of it that is a range of the tensor's elements, where it has all of these.
+    pub fn covering(&self, range: &Range<usize>) -> Option<Piece> {
+        let has = self.range.start <= range.start && range.end <= self.range.end;
+        has.then(|| self.part(range.start - self.range.start..range.end - self.range.start))
     }
 
     /// Some of its elements, counted from its first.
@@ -124,6 +130,13 @@ impl PlanSet {
         whole.chain(pieces.map(|sharded| sharded.piece(coordinate))).collect()
     }
 
+    /// Every saved tensor with its type, whichever ranks have it.
+    pub fn saved(&self) -> Vec<(String, TensorType)> {
+        let mut known = HashSet::new();
+        let all = self.owners().into_iter().flatten();
+        all.filter(|piece| known.insert(piece.path.clone())).map(|piece| (piece.path, piece.ty)).collect()
+    }
+
     /// The pieces that a rank writes into a checkpoint.
     pub fn owned(&self, rank: usize) -> Vec<Piece> {
         self.owners().swap_remove(rank)
@@ -140,13 +153,13 @@ impl PlanSet {
 }
 
 /// Divides pieces among the ranks that have them: each of the ranks that have some pieces alike gets an equal share of the
-/// bytes of these.
+/// bytes of these. A tensor without elements belongs to the first rank.
 fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
     // In the order in which they are first met, with every rank's own piece.
     let mut ranges: Vec<Vec<(usize, &Piece)>> = vec![];
     let mut known: HashMap<(&str, usize), usize> = HashMap::new();
     for (rank, pieces) in held.iter().enumerate() {
-        for piece in pieces.iter().filter(|piece| piece.elements() > 0) {
+        for piece in pieces.iter().filter(|piece| piece.elements() > 0 || piece.is_whole()) {
             let index = *known.entry((piece.path.as_str(), piece.range.start)).or_insert(ranges.len());
             match ranges.get_mut(index) {
                 Some(holders) => {
@@ -162,7 +175,7 @@ fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
     for holders in &ranges {
         *totals.entry(ranks_of(holders)).or_default() += holders[0].1.saved_bytes();
     }
-    let mut owned = vec![vec![]; held.len()];
+    let mut owned: Vec<Vec<Piece>> = vec![vec![]; held.len()];
     let mut passed: HashMap<Vec<usize>, usize> = HashMap::new();
     for holders in &ranges {
         let (ranks, first) = (ranks_of(holders), holders[0].1);
@@ -174,7 +187,7 @@ fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
         };
         for (share, (rank, piece)) in holders.iter().enumerate() {
             let of = cut(share)..cut(share + 1);
-            if !of.is_empty() {
+            if !of.is_empty() || (share == 0 && first.elements() == 0) {
                 owned[*rank].push(piece.part(of));
             }
         }
@@ -278,5 +291,10 @@ mod tests {
         let owned: Vec<_> =
             plans.owned(1).into_iter().map(|piece| (piece.path.clone(), piece.within())).collect();
         assert_eq!(owned, [("w".to_string(), 64..96), ("m".to_string(), 0..32)]);
+        let saved: Vec<_> = plans.saved().into_iter().map(|(path, ty)| (path, ty.elements())).collect();
+        assert_eq!(saved, [("w".to_string(), 96), ("m".to_string(), 32)]);
+        let seen = held[0].covering(&(64..96)).unwrap();
+        assert_eq!((seen.within(), seen.part(1..3).range), (64..96, 65..67));
+        assert_eq!(seen.covering(&(60..70)), None);
     }
 }

@@ -48,7 +48,8 @@ impl Ranks {
         self.mesh.coordinate(self.rank(), axis)
     }
 
-    fn rank(&self) -> usize {
+    /// The number of this rank; 0 where there is no wire.
+    pub fn rank(&self) -> usize {
         self.wire.as_ref().map_or(0, |wire| wire.rank())
     }
 

@@ -1,6 +1,7 @@
 //! A session: plans over one arena, on either backend. Write slots, run a plan, read slots and results.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -125,6 +126,15 @@ impl Session {
         }
     }
 
+    /// The number of this rank among those of the plans' mesh.
+    pub fn rank(&self) -> usize {
+        match &self.backend {
+            Backend::Cpu(session) => session.rank(),
+            // No plans of several ranks run there.
+            Backend::Cuda(_) => 0,
+        }
+    }
+
     /// The memory that was allocated for the plans.
     pub fn arena_bytes(&self) -> usize {
         match &self.backend {
@@ -227,6 +237,20 @@ impl Session {
         slot.map(|s| &s.view).ok_or_else(|| RuntimeError::Name(format!("there is no slot `{path}`")))
     }
 
+    /// Some elements of a slot, counted in row-major order. Slots are dense.
+    fn range_view(&self, path: &str, range: &Range<usize>) -> Result<View, RuntimeError> {
+        let view = self.slot_view(path)?;
+        let elements = view.elements();
+        if range.start > range.end || range.end > elements || !view.is_dense() {
+            return Err(RuntimeError::Name(format!(
+                "`{path}` has {elements} elements, and none from {} to {}",
+                range.start, range.end
+            )));
+        }
+        let offset = view.offset + range.start * view.dtype.bytes();
+        Ok(View { offset, dtype: view.dtype, dims: vec![range.len()], strides: vec![1] })
+    }
+
     /// Sets a slot from its elements in row-major order, in the slot's own type.
     pub fn write_slot(&mut self, path: &str, bytes: &[u8]) -> Result<(), RuntimeError> {
         let view = self.slot_view(path)?.clone();
@@ -238,6 +262,25 @@ impl Session {
         self.write_view(&view, bytes)
     }
 
+    /// Sets the elements of a slot from one of them on, as many as there are bytes for.
+    pub fn write_range(&mut self, path: &str, first: usize, bytes: &[u8]) -> Result<(), RuntimeError> {
+        let size = self.slot_view(path)?.dtype.bytes();
+        let view = self.range_view(path, &(first..first + bytes.len() / size))?;
+        if !bytes.len().is_multiple_of(size) {
+            let got = bytes.len();
+            return Err(RuntimeError::Name(format!(
+                "`{path}` takes elements of {size} bytes, not {got} bytes"
+            )));
+        }
+        if bytes.is_empty() { Ok(()) } else { self.write_view(&view, bytes) }
+    }
+
+    /// Some elements of a slot, counted in row-major order, in the slot's own type.
+    pub fn read_range(&self, path: &str, range: Range<usize>) -> Result<Vec<u8>, RuntimeError> {
+        let view = self.range_view(path, &range)?;
+        if range.is_empty() { Ok(vec![]) } else { self.read_view(&view) }
+    }
+
     /// The elements of a slot in row-major order, in the slot's own type.
     pub fn read_slot(&self, path: &str) -> Result<Vec<u8>, RuntimeError> {
         self.read_view(self.slot_view(path)?)
@@ -247,7 +290,19 @@ impl Session {
     /// next, and one that writes any of these slots waits for it on the device; on the CPU it is made here.
     pub fn begin_copy<P: AsRef<str>>(&mut self, paths: &[P]) -> Result<Copying, RuntimeError> {
         let views = paths.iter().map(|path| self.slot_view(path.as_ref()).cloned());
-        let views = views.collect::<Result<Vec<View>, _>>()?;
+        self.begin_copy_views(views.collect::<Result<Vec<View>, _>>()?)
+    }
+
+    /// The same of some elements of each slot, counted in row-major order.
+    pub fn begin_copy_ranges<P: AsRef<str>>(
+        &mut self,
+        ranges: &[(P, Range<usize>)],
+    ) -> Result<Copying, RuntimeError> {
+        let views = ranges.iter().map(|(path, range)| self.range_view(path.as_ref(), range));
+        self.begin_copy_views(views.collect::<Result<Vec<View>, _>>()?)
+    }
+
+    fn begin_copy_views(&mut self, views: Vec<View>) -> Result<Copying, RuntimeError> {
         match &mut self.backend {
             Backend::Cpu(session) => Ok(Copying::here(views.iter().map(|view| session.read(view)).collect())),
             Backend::Cuda(session) => session.begin_copy(&views),
@@ -273,6 +328,12 @@ impl Session {
     pub fn read_f32(&self, path: &str) -> Result<Vec<f32>, RuntimeError> {
         let dtype = self.slot_view(path)?.dtype;
         Ok(as_f32(dtype, &self.read_slot(path)?))
+    }
+
+    /// Some elements of one, counted in row-major order.
+    pub fn read_range_f32(&self, path: &str, range: Range<usize>) -> Result<Vec<f32>, RuntimeError> {
+        let dtype = self.slot_view(path)?.dtype;
+        Ok(as_f32(dtype, &self.read_range(path, range)?))
     }
 
     pub fn read_i32(&self, path: &str) -> Result<Vec<i32>, RuntimeError> {
@@ -465,6 +526,37 @@ mod tests {
         let mut session = Session::new(gather("gather"), 1).unwrap();
         let missing = session.begin_copy(&["tabel"]).err().expect("no such slot");
         assert_eq!(missing.to_string(), "there is no slot `tabel`");
+    }
+
+    #[test]
+    fn ranges_of_slots_go_in_and_out() {
+        let mut session = Session::new(gather("gather"), 1).unwrap();
+        session.write_i32("index", &[7, 8, 9]).unwrap();
+        session.write_range("index", 1, bytes_of(&[5_i32, 6])).unwrap();
+        session.write_range("index", 3, &[]).unwrap();
+        assert_eq!(session.read_range("index", 0..2).unwrap(), bytes_of(&[7_i32, 5]));
+        assert_eq!(session.read_range_f32("index", 1..3).unwrap(), [5.0, 6.0]);
+        assert!(session.read_range("index", 3..3).unwrap().is_empty());
+        let copying =
+            session.begin_copy_ranges(&[("index", 2..3), ("index", 0..2), ("index", 1..1)]).unwrap();
+        session.write_i32("index", &[0; 3]).unwrap();
+        let copied = copying.finish().unwrap();
+        assert_eq!((copied.tensor(0), copied.tensor(1)), (bytes_of(&[6_i32]), bytes_of(&[7_i32, 5])));
+        assert_eq!((copied.count(), copied.tensor(2).len(), session.rank()), (3, 0, 0));
+        for (error, said) in [
+            (session.read_range("index", 1..4).unwrap_err(), "`index` has 3 elements, and none from 1 to 4"),
+            (
+                session.write_range("index", 3, &[0; 4]).unwrap_err(),
+                "`index` has 3 elements, and none from 3 to 4",
+            ),
+            (
+                session.write_range("index", 0, &[0; 5]).unwrap_err(),
+                "`index` takes elements of 4 bytes, not 5 bytes",
+            ),
+            (session.read_range("indices", 0..0).unwrap_err(), "there is no slot `indices`"),
+        ] {
+            assert_eq!(error.to_string(), said);
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use flatout_ir::Target;
-use flatout_world::{Sockets, Status, Wire, WireError, World};
+use flatout_world::{Calls, Sockets, Status, Wire, WireError, World};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -104,6 +104,17 @@ impl Ranks {
     /// Says where this rank is, for whoever finds it standing still.
     pub fn at(&self, step: u64, doing: &str, part: usize) {
         self.world.beat(Status { step, doing: doing.into(), part: part as u64 });
+    }
+
+    /// The calls of a thread beside the main one.
+    pub fn calls(&self, line: &'static str) -> Calls {
+        self.world.calls(line)
+    }
+
+    /// All ranks, as sentences name them; none where there is only one.
+    pub fn names(&self) -> Vec<String> {
+        let members = self.world.members().iter().enumerate();
+        members.map(|(rank, member)| member.named(rank)).collect()
     }
 
     /// Counts a run of a plan that holds collectives.

@@ -5,9 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use flatout_train::run::checkpoint::{self, Dtype, State};
 use flatout_train::run::events::{self, Event};
 
 use crate::program::flatout;
+
+/// A tensor of a checkpoint: name, type, shape and bytes.
+type Tensor = (String, Dtype, Vec<usize>, Vec<u8>);
 
 pub struct Scene {
     pub folder: tempfile::TempDir,
@@ -35,11 +39,16 @@ impl Scene {
         events::steps(&self.events(run)).iter().map(|step| (step.step, step.loss.to_bits())).collect()
     }
 
-    /// All state at a step: weights, moments, counters, cursor.
-    pub fn state(&self, run: &str, step: u64) -> [Vec<u8>; 2] {
+    /// All state at a step: weights, moments, counters, cursor, in however many files they lie.
+    pub fn state(&self, run: &str, step: u64) -> (State, Vec<Tensor>) {
         let folder = self.dir(run).join(format!("checkpoints/step-{step}"));
-        ["state.safetensors", "state.json"]
-            .map(|file| fs::read(folder.join(file)).expect("a last checkpoint"))
+        let (state, file) = checkpoint::open(&folder).expect("a last checkpoint");
+        let tensors = file.entries().iter().map(|(name, entry)| {
+            let mut bytes = vec![0; entry.bytes()];
+            file.read_into(name, &mut bytes).expect("its bytes");
+            (name.clone(), entry.dtype, entry.shape.clone(), bytes)
+        });
+        (state, tensors.collect())
     }
 
     pub fn assert_same(&self, a: &str, b: &str, steps: u64) {

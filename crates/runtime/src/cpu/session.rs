@@ -91,6 +91,11 @@ impl Session {
         copy::gather(view, self.arena.as_slice())
     }
 
+    /// The number of this rank.
+    pub fn rank(&self) -> usize {
+        self.ranks.rank()
+    }
+
     pub fn arena_bytes(&self) -> usize {
         self.arena.as_slice().len()
     }

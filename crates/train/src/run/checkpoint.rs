@@ -3,12 +3,19 @@
 //! `checkpoints/step-N/` has `state.safetensors` (tensors), `state.json` (step, data cursor, counters, and the
 //! size and hash of the tensor file) and `complete` (the hash of `state.json`), written last. The folder is filled
 //! under another name, flushed, renamed and flushed again before the marker is written, so at every moment the
-//! newest checkpoint with a right marker is whole, and an older one is removed only after that.
+//! newest checkpoint with a right marker is whole, and an older one is removed only after that. Several ranks write a file of
+//! tensors each, and `state.json` has an index of them.
 
 mod format;
+mod found;
+mod index;
+mod parts;
 mod retention;
 pub(crate) mod tensors;
 
+pub use found::{Latest, Whole, at, latest, latest_among, latest_where, newest_finished};
+pub use index::{Index, part_name};
+pub use parts::{Share, Together, Unsaved, Written};
 pub use retention::{Best, Retention, best, forget_after, prune};
 pub use tensors::{Dtype, Entry, Tensor, TensorFile, header};
 
@@ -20,10 +27,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use crate::UserError;
-use crate::refuse;
 use flatout_data::durable::{self, about};
-use format::{FORMAT, Unconverted};
+use format::{IN_ONE_FILE, IN_PARTS, Unconverted};
+use found::verify;
+use index::Parted;
 
 const TENSORS: &str = "state.safetensors";
 const STATE: &str = "state.json";
@@ -51,6 +58,9 @@ struct Record {
     #[serde(flatten)]
     state: State,
     files: BTreeMap<String, Sum>,
+    /// The index of tensors in parts; whole ones are found by the header of their file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tensors: Option<BTreeMap<String, Parted>>,
 }
 
 /// Size and hash of a file.
@@ -62,7 +72,7 @@ struct Sum {
 
 /// Called before every operation on the file system, with its name. An error stops the save where it stands, as
 /// a crash would: that is how tests visit every moment of it.
-type Watch<'a> = &'a mut dyn FnMut(&'static str) -> io::Result<()>;
+pub type Watch<'a> = &'a mut dyn FnMut(&'static str) -> io::Result<()>;
 
 /// A checkpoint that was saved.
 #[derive(Debug)]
@@ -72,22 +82,22 @@ pub struct Saved {
     pub untidy: Option<io::Error>,
 }
 
-/// Saves a checkpoint; others stay or go as `kept` says. A step that is already whole on disk is not written again.
-pub fn save(checkpoints: &Path, state: &State, tensors: &[Tensor], kept: &Retention) -> io::Result<Saved> {
-    let watch: Watch = &mut |_| Ok(());
+/// Saves a checkpoint of one rank; others stay or go as `kept` says. A step that is already whole on disk is not written
+/// again.
+pub fn save(
+    checkpoints: &Path,
+    state: &State,
+    tensors: &[Tensor],
+    kept: &Retention,
+    watch: Watch,
+) -> io::Result<Saved> {
     match write(checkpoints, state, tensors, watch) {
         Ok(path) => {
             let untidy = retention::apply(checkpoints, state.step, kept, watch).err();
             Ok(Saved { path, untidy })
         }
         Err(error) => {
-            // Space may be what was lacking, also for the marker alone. What cannot be removed now is removed at the
-            // next start.
-            let _ = fs::remove_dir_all(partial_path(checkpoints, state.step));
-            let folder = folder_path(checkpoints, state.step);
-            if verify(&folder).is_err() {
-                let _ = fs::remove_dir_all(&folder);
-            }
+            discard(checkpoints, state.step);
             Err(error)
         }
     }
@@ -98,7 +108,16 @@ fn write(checkpoints: &Path, state: &State, tensors: &[Tensor], watch: Watch) ->
     if verify(&folder).is_ok() {
         return Ok(folder);
     }
-    let partial = partial_path(checkpoints, state.step);
+    let partial = make_partial(checkpoints, state.step, watch)?;
+    let sum = write_tensors(&partial.join(TENSORS), tensors, watch)?;
+    let files = BTreeMap::from([(TENSORS.to_string(), sum)]);
+    let record = Record { format: IN_ONE_FILE, state: state.clone(), files, tensors: None };
+    commit(checkpoints, &record, watch)
+}
+
+/// Makes the folder that a checkpoint is filled in.
+fn make_partial(checkpoints: &Path, step: u64, watch: Watch) -> io::Result<PathBuf> {
+    let partial = partial_path(checkpoints, step);
     watch("make the folder of checkpoints")?;
     fs::create_dir_all(checkpoints).map_err(about(checkpoints))?;
     if partial.exists() {
@@ -107,11 +126,14 @@ fn write(checkpoints: &Path, state: &State, tensors: &[Tensor], watch: Watch) ->
     }
     watch("make the partial folder")?;
     fs::create_dir(&partial).map_err(about(&partial))?;
+    Ok(partial)
+}
 
-    let path = partial.join(TENSORS);
-    let sum = write_tensors(&path, tensors, watch).map_err(about(&path))?;
-    let files = BTreeMap::from([(TENSORS.to_string(), sum)]);
-    let record = serde_json::to_vec_pretty(&Record { format: FORMAT, state: state.clone(), files })?;
+/// Makes a checkpoint of the folder whose tensors are on disk: writes the record, gives the folder its name, and marks it.
+fn commit(checkpoints: &Path, record: &Record, watch: Watch) -> io::Result<PathBuf> {
+    let step = record.state.step;
+    let (folder, partial) = (folder_path(checkpoints, step), partial_path(checkpoints, step));
+    let record = serde_json::to_vec_pretty(record)?;
     let path = partial.join(STATE);
     watch("write the state")?;
     durable::write(&path, &record).map_err(about(&path))?;
@@ -134,85 +156,21 @@ fn write(checkpoints: &Path, state: &State, tensors: &[Tensor], watch: Watch) ->
     Ok(folder)
 }
 
-/// A checkpoint that was found whole.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Whole {
-    pub step: u64,
-    pub path: PathBuf,
-}
-
-/// The newest whole checkpoint, and the newer ones that are not, with the reason of each.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Latest {
-    pub whole: Option<Whole>,
-    pub skipped: Vec<(PathBuf, String)>,
-}
-
-/// Looks for the newest whole checkpoint, reading it through to check its hashes. One of a newer format is an
-/// error and not skipped: it is not broken, only not for this program. So is a run of which every checkpoint was
-/// finished and later damaged: what to lose is the user's choice.
-pub fn latest(checkpoints: &Path) -> Result<Latest, UserError> {
-    latest_where(checkpoints, |_| true)
-}
-
-/// As `latest`, of the checkpoints whose state is `wanted`.
-pub fn latest_where(checkpoints: &Path, wanted: impl Fn(&State) -> bool) -> Result<Latest, UserError> {
-    let mut latest = Latest::default();
-    let mut damaged = None;
-    for (step, path) in numbered(checkpoints)?.into_iter().rev() {
-        match verify(&path) {
-            Ok(record) if wanted(&record.state) => {
-                latest.whole = Some(Whole { step, path });
-                return Ok(latest);
-            }
-            Ok(_) => {}
-            Err(Unusable::Newer(format)) => refuse!(
-                "{} has checkpoint format {format} and this version reads formats up to {FORMAT}: continue it with \
-                 the version that wrote it",
-                path.display()
-            ),
-            Err(Unusable::Unfinished) => latest.skipped.push((path, "it was not finished".into())),
-            Err(Unusable::Broken(reason)) => {
-                damaged = damaged.or_else(|| Some(format!("{}: {reason}", path.display())));
-                latest.skipped.push((path, reason));
-            }
-        }
+/// Removes the remains of a save that failed. Space may be what was lacking, also for the marker alone. What cannot be
+/// removed now is removed at the next start.
+fn discard(checkpoints: &Path, step: u64) {
+    let _ = fs::remove_dir_all(partial_path(checkpoints, step));
+    let folder = folder_path(checkpoints, step);
+    if verify(&folder).is_err() {
+        let _ = fs::remove_dir_all(&folder);
     }
-    if let Some(damaged) = damaged {
-        refuse!(
-            "no checkpoint of this run is whole ({damaged}): restore one, or remove {} to begin it again from step 0",
-            checkpoints.display()
-        );
-    }
-    Ok(latest)
 }
 
-/// The step of the newest checkpoint that was finished. Nothing of it is read, because whoever asks is leaving.
-pub fn newest_finished(checkpoints: &Path) -> Option<u64> {
-    let all = numbered(checkpoints).ok()?.into_iter();
-    let is_finished = |(step, path): (u64, PathBuf)| path.join(MARKER).is_file().then_some(step);
-    all.filter_map(is_finished).max()
-}
-
-/// The checkpoint of one step, which must be whole.
-pub fn at(checkpoints: &Path, step: u64) -> Result<Whole, UserError> {
-    let path = folder_path(checkpoints, step);
-    let kept = || -> Result<String, UserError> {
-        let steps: Vec<String> = numbered(checkpoints)?.iter().map(|(step, _)| step.to_string()).collect();
-        Ok(if steps.is_empty() { "none".into() } else { steps.join(", ") })
-    };
-    match verify(&path) {
-        Ok(_) => Ok(Whole { step, path }),
-        Err(_) if !path.is_dir() => {
-            refuse!("there is no checkpoint of step {step}: there is {}", kept()?)
-        }
-        Err(Unusable::Newer(format)) => refuse!(
-            "{} has checkpoint format {format} and this version reads formats up to {FORMAT}",
-            path.display()
-        ),
-        Err(Unusable::Unfinished) => refuse!("{} cannot be used: it was not finished", path.display()),
-        Err(Unusable::Broken(reason)) => refuse!("{} cannot be used: {reason}", path.display()),
-    }
+/// What `state.json` says, in this format whichever it was written in.
+fn record(text: &[u8]) -> Result<Record, Unconverted> {
+    let broken = |error: serde_json::Error| Unconverted::Broken(error.to_string());
+    let value = format::convert(serde_json::from_slice(text).map_err(broken)?)?;
+    serde_json::from_value(value).map_err(broken)
 }
 
 /// Opens a checkpoint that `latest` found.
@@ -223,7 +181,11 @@ pub fn open(path: &Path) -> io::Result<(State, TensorFile)> {
         Unconverted::Newer(format) => invalid(format!("it has format {format}")),
         Unconverted::Broken(why) => invalid(why),
     })?;
-    Ok((record.state, TensorFile::open(&path.join(TENSORS))?))
+    let file = match record.tensors {
+        None => TensorFile::open(&path.join(TENSORS))?,
+        Some(tensors) => TensorFile::over(path, &Index::of(tensors).map_err(invalid)?)?,
+    };
+    Ok((record.state, file))
 }
 
 /// Removes what an interrupted save or removal left behind. For the process that holds the run's lock.
@@ -252,70 +214,6 @@ fn partial_path(checkpoints: &Path, step: u64) -> PathBuf {
     checkpoints.join(format!(".step-{step}.partial"))
 }
 
-/// The folders `step-N` by step, oldest first.
-fn numbered(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>, UserError> {
-    let entries = match fs::read_dir(checkpoints) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => refuse!("{} cannot be read: {error}", checkpoints.display()),
-    };
-    let step_of = |name: &str| name.strip_prefix("step-").and_then(|n| n.parse::<u64>().ok());
-    let mut found: Vec<_> = entries
-        .flatten()
-        .filter_map(|entry| Some((step_of(&entry.file_name().to_string_lossy())?, entry.path())))
-        .collect();
-    found.sort();
-    Ok(found)
-}
-
-enum Unusable {
-    /// A save that was interrupted: nothing is lost with it.
-    Unfinished,
-    Broken(String),
-    Newer(u64),
-}
-
-/// What `state.json` says, in this format whichever it was written in.
-fn record(text: &[u8]) -> Result<Record, Unconverted> {
-    let broken = |error: serde_json::Error| Unconverted::Broken(error.to_string());
-    let value = format::convert(serde_json::from_slice(text).map_err(broken)?)?;
-    serde_json::from_value(value).map_err(broken)
-}
-
-/// Whether everything that was saved is there, to the bit.
-fn verify(folder: &Path) -> Result<Record, Unusable> {
-    let broken = |reason: String| Unusable::Broken(reason);
-    let marker = fs::read(folder.join(MARKER)).map_err(|_| Unusable::Unfinished)?;
-    // The marker is made, written and flushed: a crash may leave it empty or short.
-    if marker.len() < MARKER_BYTES {
-        return Err(Unusable::Unfinished);
-    }
-    let text = fs::read(folder.join(STATE)).map_err(|error| broken(format!("{STATE}: {error}")))?;
-    if marker != hex(xxh3_128(&text)).as_bytes() {
-        return Err(broken(format!("{STATE} is not what was saved")));
-    }
-    let record = record(&text).map_err(|unusable| match unusable {
-        Unconverted::Newer(format) => Unusable::Newer(format),
-        Unconverted::Broken(why) => broken(format!("{STATE}: {why}")),
-    })?;
-    if folder != folder_path(folder.parent().unwrap_or(Path::new("")), record.state.step) {
-        return Err(broken(format!("it holds step {}", record.state.step)));
-    }
-    if !record.files.contains_key(TENSORS) {
-        return Err(broken(format!("{STATE} does not know {TENSORS}")));
-    }
-    for (name, sum) in &record.files {
-        let found = sum_of(&folder.join(name)).map_err(|error| broken(format!("{name}: {error}")))?;
-        if found.bytes != sum.bytes {
-            return Err(broken(format!("{name} has {} bytes and should have {}", found.bytes, sum.bytes)));
-        }
-        if found.xxh3 != sum.xxh3 {
-            return Err(broken(format!("{name} is not what was saved")));
-        }
-    }
-    Ok(record)
-}
-
 fn hex(hash: u128) -> String {
     format!("{hash:032x}")
 }
@@ -336,8 +234,12 @@ fn sum_of(path: &Path) -> io::Result<Sum> {
     }
 }
 
-/// Writes and flushes the tensor file, hashing on the way.
+/// Writes and flushes a file of tensors, hashing on the way.
 fn write_tensors(path: &Path, tensors: &[Tensor], watch: Watch) -> io::Result<Sum> {
+    hashed(path, tensors, watch).map_err(about(path))
+}
+
+fn hashed(path: &Path, tensors: &[Tensor], watch: Watch) -> io::Result<Sum> {
     watch("make the tensor file")?;
     let hashed = Hashed { file: File::create(path)?, hash: Xxh3::new(), bytes: 0, watch };
     let mut buffered = BufWriter::with_capacity(WRITE_BYTES, hashed);

@@ -6,7 +6,7 @@ use std::ops::Range;
 use flatout_ir::block8::{BLOCK, Code};
 use flatout_ir::optimizers::scales_path;
 use flatout_ir::plan::PlacedSlot;
-use flatout_ir::{DType, PlanSet};
+use flatout_ir::{Class, DType, Piece, PlanSet};
 use flatout_runtime::Session;
 use rayon::prelude::*;
 
@@ -28,36 +28,44 @@ pub struct Coded {
     code: Code,
 }
 
-/// The regions of these plans.
+/// The regions of these plans: the slots that have scales beside them.
 pub fn coded(plans: &PlanSet) -> Vec<Coded> {
-    let regions = plans.slots.iter().filter(|slot| slot.path.starts_with("region."));
-    regions.filter_map(|slot| Some(Coded { code: code(slot.ty.dtype)?, slot: slot.clone() })).collect()
+    let moments = plans.slots.iter().filter(|slot| slot.class == Class::Moment);
+    let eight_bits = moments.filter_map(|slot| Some((slot, code(slot.ty.dtype)?)));
+    let regions = eight_bits.filter(|(slot, _)| plans.slot(&scales_path(&slot.path)).is_some());
+    regions.map(|(slot, code)| Coded { slot: slot.clone(), code }).collect()
 }
 
-impl Coded {
-    /// The slot of the scales of all its blocks.
-    pub fn scales(&self) -> String {
-        scales_path(&self.slot.path)
+/// A piece of moments in eight bits: how its codes become numbers.
+pub struct Scaled {
+    code: Code,
+    /// The slot of the scales, and those of the blocks that the piece lies in.
+    pub scales: (String, Range<usize>),
+    /// The place of its first element in the first of these blocks.
+    first: usize,
+}
+
+impl Scaled {
+    /// Of a piece that lies in one of these regions; `None` where it lies in none.
+    pub fn of(regions: &[Coded], plans: &PlanSet, piece: &Piece) -> Option<Scaled> {
+        code(piece.ty.dtype)?;
+        regions.iter().find_map(|region| {
+            let range = region.range(plans, piece)?;
+            let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
+            let scales = (region.scales(), blocks);
+            Some(Scaled { code: region.code, scales, first: range.start % BLOCK })
+        })
     }
 
-    /// Which of its elements a slot is.
-    fn range(&self, slot: &PlacedSlot) -> Option<Range<usize>> {
-        let start = slot.view.offset.checked_sub(self.slot.view.offset)?;
-        let range = start..start + slot.ty.elements();
-        (range.end <= self.slot.ty.elements() && slot.ty.dtype == self.slot.ty.dtype).then_some(range)
-    }
-
-    /// The values of a slot that lies in this region, in bf16, from its codes and the region's scales as they lie in
-    /// memory; `None` where it lies elsewhere.
-    pub fn widened(&self, slot: &PlacedSlot, codes: &[u8], scales: &[u8]) -> Option<Vec<u8>> {
-        let range = self.range(slot)?;
+    /// The values in bf16, from codes and scales as they lie in memory.
+    pub fn widened(&self, codes: &[u8], scales: &[u8]) -> Vec<u8> {
         let scale = |block: usize| {
             let at = 4 * block;
             f32::from_le_bytes(scales[at..at + 4].try_into().expect("four bytes"))
         };
         let mut bytes = Vec::with_capacity(2 * codes.len());
         let mut values = [0; BLOCK];
-        let (mut at, mut rest) = (range.start, codes);
+        let (mut at, mut rest) = (self.first, codes);
         while !rest.is_empty() {
             // The first may begin, and the last end, within a block.
             let (now, later) = rest.split_at(rest.len().min(BLOCK - at % BLOCK));
@@ -65,25 +73,39 @@ impl Coded {
             bytes.extend(values[..now.len()].iter().flat_map(|x| x.to_le_bytes()));
             (at, rest) = (at + now.len(), later);
         }
-        Some(bytes)
+        bytes
+    }
+}
+
+impl Coded {
+    /// The slot of the scales of all its blocks.
+    fn scales(&self) -> String {
+        scales_path(&self.slot.path)
     }
 
-    /// Reads those of `slots` that lie in this region, and writes the region's codes and scales; nothing where none does.
-    pub fn load(
-        &self,
-        session: &mut Session,
-        file: &mut TensorFile,
-        slots: &[PlacedSlot],
-    ) -> Result<(), Failure> {
-        let inside: Vec<_> = slots.iter().filter_map(|slot| Some((slot, self.range(slot)?))).collect();
+    /// Which of its elements a piece is.
+    fn range(&self, plans: &PlanSet, piece: &Piece) -> Option<Range<usize>> {
+        let slot = plans.slot(&piece.slot)?;
+        // Elements are bytes.
+        let start = (slot.view.offset + piece.at).checked_sub(self.slot.view.offset)?;
+        let range = start..start + piece.elements();
+        (range.end <= self.slot.ty.elements() && slot.ty.dtype == self.slot.ty.dtype).then_some(range)
+    }
+
+    /// Reads those of `pieces` that lie in this region, and writes the region's codes and scales; nothing where none does.
+    pub fn load(&self, session: &mut Session, file: &TensorFile, pieces: &[Piece]) -> Result<(), Failure> {
+        let plans = session.plans();
+        let inside: Vec<_> =
+            pieces.iter().filter_map(|piece| Some((piece, self.range(plans, piece)?))).collect();
         if inside.is_empty() {
             return Ok(());
         }
         let elements = self.slot.ty.elements();
         let mut values = vec![0_u16; elements];
-        for (slot, range) in inside {
+        for (piece, range) in inside {
             let mut bytes = vec![0; 2 * range.len()];
-            file.read_into(&slot.path, &mut bytes).map_err(Failure::io(&slot.path))?;
+            file.read_range(&piece.path, piece.range.clone(), &mut bytes)
+                .map_err(Failure::io(&piece.path))?;
             for (value, bytes) in values[range].iter_mut().zip(bytes.chunks_exact(2)) {
                 *value = u16::from_le_bytes([bytes[0], bytes[1]]);
             }

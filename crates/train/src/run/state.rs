@@ -1,57 +1,120 @@
 //! A session's state to a checkpoint and back: every trained weight, moment and counter under the model's own names,
 //! whatever was merged or laid out in regions.
 
-use std::collections::BTreeSet;
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::Path;
 
+use flatout_ir::pieces::saved_dtype;
 use flatout_ir::plan::PlacedSlot;
-use flatout_ir::{Class, DType, PlanSet, Role};
-use flatout_runtime::{Copying, Session};
+use flatout_ir::{Class, DType, Piece, PlanSet, Role, TensorType};
+use flatout_runtime::{Copied, Copying, Session};
 
 use crate::Failure;
 use crate::UserError;
 use crate::refuse;
-use crate::run::checkpoint::{self, Dtype, Retention, Saved, State, Tensor, TensorFile};
-use crate::run::moments::{self, Coded, coded};
+use crate::run::checkpoint::{
+    self, Dtype, Index, Retention, Share, State, Tensor, TensorFile, Together, Unsaved, Watch, Written,
+};
+use crate::run::moments::{self, Scaled, coded};
 
 /// The state as it was between two steps, copied while training goes on. On a GPU the copy comes out beside the next
-/// `grad`, and the next `apply` waits for it on the device.
+/// `grad`, and the next `apply` waits for it on the device. Of several ranks each copies the pieces that it writes, and those of
+/// another rank, to compare.
 pub struct Snapshot {
-    slots: Vec<PlacedSlot>,
-    /// Whose scales were copied behind the slots.
-    coded: Vec<Coded>,
+    /// Those it writes, then those it compares.
+    pieces: Vec<Piece>,
+    /// How many of them it writes.
+    owned: usize,
+    /// The rank that writes the others.
+    owner: usize,
+    /// The pieces in eight bits by their number; their scales were copied behind all pieces.
+    scaled: Vec<(usize, Scaled)>,
+    /// Of rank 0, where there are several.
+    index: Option<Index>,
     copying: Copying,
     pub state: State,
 }
 
 impl Snapshot {
-    pub fn begin(session: &mut Session, state: State) -> Result<Snapshot, Failure> {
-        let slots = leaves(session.plans(), Class::is_saved);
-        let coded = coded(session.plans());
-        let paths = slots.iter().map(|slot| slot.path.clone()).chain(coded.iter().map(Coded::scales));
-        let copying = session.begin_copy(&paths.collect::<Vec<_>>())?;
-        Ok(Snapshot { slots, coded, copying, state })
+    /// Begins the copy of the `turn`-th save since the process began, by which ranks change whose pieces they compare.
+    pub fn begin(session: &mut Session, state: State, turn: u64) -> Result<Snapshot, Failure> {
+        let (plans, rank) = (session.plans(), session.rank());
+        let mut owners = plans.owners();
+        let index = (owners.len() > 1 && rank == 0).then(|| Index::of_owners(&owners, dtype));
+        let owner = other_rank(rank, owners.len(), turn);
+        let compared = if owner == rank { vec![] } else { copies_of(&owners[owner], &plans.held(rank)) };
+        let mut pieces = owners.swap_remove(rank);
+        let owned = pieces.len();
+        pieces.extend(compared);
+        let regions = coded(plans);
+        let scaled = |(i, piece)| Some((i, Scaled::of(&regions, plans, piece)?));
+        let scaled: Vec<_> = pieces.iter().enumerate().filter_map(scaled).collect();
+        let ranges = pieces.iter().map(|piece| (piece.slot.clone(), piece.within()));
+        let ranges: Vec<_> = ranges.chain(scaled.iter().map(|(_, scaled)| scaled.scales.clone())).collect();
+        let copying = session.begin_copy_ranges(&ranges)?;
+        Ok(Snapshot { pieces, owned, owner, scaled, index, copying, state })
     }
 
-    /// Waits for the copy and writes the checkpoint. For any thread.
-    pub fn save(self, checkpoints: &Path, kept: &Retention) -> io::Result<Saved> {
-        let copied = self.copying.finish().map_err(io::Error::other)?;
-        let widened = |(i, slot): (usize, &PlacedSlot)| {
-            let mut regions = self.coded.iter().enumerate();
-            regions.find_map(|(r, region)| {
-                region.widened(slot, copied.tensor(i), copied.tensor(self.slots.len() + r))
-            })
+    /// Waits for the copy and writes the checkpoint, or this rank's part of it. For any thread.
+    pub fn save(
+        self,
+        checkpoints: &Path,
+        kept: &Retention,
+        together: Option<&Together>,
+        watch: Watch,
+    ) -> Written {
+        let Snapshot { pieces, owned, owner, scaled, index, copying, state } = self;
+        let copied = copying.finish();
+        let values = match &copied {
+            Ok(copied) => saved_values(&pieces, &scaled, copied),
+            Err(_) => vec![],
         };
-        let wide: Vec<Option<Vec<u8>>> = self.slots.iter().enumerate().map(widened).collect();
-        let tensors = self.slots.iter().zip(&wide).enumerate().map(|(i, (slot, wide))| Tensor {
-            name: &slot.path,
-            dtype: dtype(slot),
-            shape: &slot.ty.dims,
-            bytes: wide.as_deref().unwrap_or_else(|| copied.tensor(i)),
-        });
-        checkpoint::save(checkpoints, &self.state, &tensors.collect::<Vec<_>>(), kept)
+        let saved = values.iter().zip(&pieces).map(|(bytes, piece)| (piece, bytes.as_ref()));
+        let Some(together) = together else {
+            copied.as_ref().map_err(|error| Unsaved::Failed(io::Error::other(error.to_string())))?;
+            let tensors: Vec<Tensor> =
+                saved.map(|(piece, bytes)| tensor(piece, &piece.ty.dims, bytes)).collect();
+            return checkpoint::save(checkpoints, &state, &tensors, kept, watch).map_err(Unsaved::Failed);
+        };
+        // Parts have one axis, since they may begin and end anywhere.
+        let shapes: Vec<[usize; 1]> = pieces.iter().map(|piece| [piece.elements()]).collect();
+        let tensors = saved.zip(&shapes).map(|((piece, bytes), shape)| tensor(piece, shape, bytes));
+        let mut own: Vec<Tensor> = tensors.collect();
+        let seen = own.split_off(owned.min(own.len()));
+        let own = copied.as_ref().map(|_| own).map_err(|error| error.to_string());
+        let share = Share { state: &state, own, seen: (owner, seen), index: index.as_ref() };
+        together.save(checkpoints, &share, kept, watch)
     }
+}
+
+/// The bytes of every piece as checkpoints have them.
+fn saved_values<'c>(pieces: &[Piece], scaled: &[(usize, Scaled)], copied: &'c Copied) -> Vec<Cow<'c, [u8]>> {
+    let mut values: Vec<Cow<[u8]>> = (0..pieces.len()).map(|i| Cow::Borrowed(copied.tensor(i))).collect();
+    for (scales, (i, scaled)) in (pieces.len()..).zip(scaled) {
+        values[*i] = Cow::Owned(scaled.widened(copied.tensor(*i), copied.tensor(scales)));
+    }
+    values
+}
+
+fn tensor<'t>(piece: &'t Piece, shape: &'t [usize], bytes: &'t [u8]) -> Tensor<'t> {
+    Tensor { name: &piece.path, dtype: dtype(piece), shape, bytes }
+}
+
+/// The rank whose pieces a rank compares in a save: each other one in its turn; itself where there is no other.
+fn other_rank(rank: usize, ranks: usize, turn: u64) -> usize {
+    match ranks {
+        1 => rank,
+        _ => (rank + 1 + (turn % (ranks as u64 - 1)) as usize) % ranks,
+    }
+}
+
+/// Pieces of another rank as this one has them, where it does.
+fn copies_of(pieces: &[Piece], held: &[Piece]) -> Vec<Piece> {
+    let held: HashMap<&str, &Piece> = held.iter().map(|piece| (piece.path.as_str(), piece)).collect();
+    let copy = |piece: &Piece| held.get(piece.path.as_str())?.covering(&piece.range);
+    pieces.iter().filter_map(copy).collect()
 }
 
 /// Slots of a class that nothing lies inside.
@@ -59,29 +122,36 @@ pub fn leaves(plans: &PlanSet, class: impl Fn(Class) -> bool) -> Vec<PlacedSlot>
     plans.slots.iter().filter(|s| class(s.class) && !s.is_whole).cloned().collect()
 }
 
-/// Bytes of the state that is saved.
+/// The pieces of parameters and saved tensors of a class that a session has.
+pub fn held(session: &Session, class: impl Fn(Class) -> bool) -> Vec<Piece> {
+    session.plans().held(session.rank()).into_iter().filter(|piece| class(piece.class)).collect()
+}
+
+/// Bytes of the state that is saved, by all ranks.
 pub fn saved_bytes(plans: &PlanSet) -> u64 {
-    let saved = plans.slots.iter().filter(|s| s.class.is_saved() && !s.is_whole);
-    saved.map(|s| (s.ty.elements() * dtype(s).bytes()) as u64).sum()
+    plans.saved().iter().map(|(_, ty)| ty.with(saved_dtype(ty.dtype)).bytes() as u64).sum()
 }
 
-/// Bytes on the host of a state that is being saved: its slots as they are, and those that are saved in another type in
-/// that, too.
+/// Bytes on a rank's host of a state that is being saved: its pieces as they are, and those that are saved in another type in
+/// that, too. Each of several ranks copies about as much again, to compare.
 pub fn copied_bytes(plans: &PlanSet) -> u64 {
-    let copied = |slot: &&PlacedSlot| slot.class.is_saved() && !slot.is_whole;
-    let bytes = |slot: &PlacedSlot| {
-        let other = moments::code(slot.ty.dtype).map_or(0, |_| slot.ty.elements() * dtype(slot).bytes());
-        (slot.ty.bytes() + other) as u64
+    let bytes = |piece: &Piece| {
+        let other = moments::code(piece.ty.dtype).map_or(0, |_| piece.saved_bytes());
+        (piece.bytes() + other) as u64
     };
-    plans.slots.iter().filter(copied).map(bytes).sum()
+    let owners = plans.owners();
+    let most = owners.iter().map(|pieces| pieces.iter().map(bytes).sum::<u64>()).max().unwrap_or(0);
+    if owners.len() > 1 { 2 * most } else { most }
 }
 
-/// The type a slot is saved in.
-fn dtype(slot: &PlacedSlot) -> Dtype {
-    if moments::code(slot.ty.dtype).is_some() {
-        return Dtype::Bf16;
-    }
-    match slot.ty.dtype {
+/// The type that checkpoints have the elements of a piece in.
+fn dtype(piece: &Piece) -> Dtype {
+    saved_as(piece.ty.dtype)
+}
+
+/// The type that checkpoints have a slot's elements in.
+fn saved_as(dtype: DType) -> Dtype {
+    match saved_dtype(dtype) {
         DType::F32 => Dtype::F32,
         DType::BF16 => Dtype::Bf16,
         DType::I32 => Dtype::I32,
@@ -89,21 +159,19 @@ fn dtype(slot: &PlacedSlot) -> Dtype {
     }
 }
 
-/// Reads a checkpoint into a session: every slot that `wanted` names must be there with its type and shape.
-pub fn load(
-    session: &mut Session,
-    file: &mut TensorFile,
-    wanted: impl Fn(Class) -> bool,
-) -> Result<(), Failure> {
-    let slots = leaves(session.plans(), wanted);
-    refuse_differences(slots.iter().filter_map(|slot| difference(file, slot)).collect())?;
+/// Reads the pieces of a checkpoint that a session has: every tensor that `wanted` names must be there with its type and
+/// shape.
+pub fn load(session: &mut Session, file: &TensorFile, wanted: impl Fn(Class) -> bool) -> Result<(), Failure> {
+    let pieces = held(session, wanted);
+    let differences = pieces.iter().filter_map(|piece| difference(file, &piece.path, &piece.ty));
+    refuse_differences(differences.collect())?;
     for region in coded(session.plans()) {
-        region.load(session, file, &slots)?;
+        region.load(session, file, &pieces)?;
     }
-    for slot in slots.iter().filter(|slot| moments::code(slot.ty.dtype).is_none()) {
-        let mut bytes = vec![0; slot.ty.bytes()];
-        file.read_into(&slot.path, &mut bytes).map_err(Failure::io(&slot.path))?;
-        session.write_slot(&slot.path, &bytes)?;
+    for piece in pieces.iter().filter(|piece| moments::code(piece.ty.dtype).is_none()) {
+        let mut bytes = vec![0; piece.bytes()];
+        file.read_range(&piece.path, piece.range.clone(), &mut bytes).map_err(Failure::io(&piece.path))?;
+        session.write_range(&piece.slot, piece.at, &bytes)?;
     }
     if session.plans().plan(Role::Derive).is_some() {
         session.run(Role::Derive)?;
@@ -111,16 +179,17 @@ pub fn load(
     Ok(())
 }
 
-/// Whether a checkpoint holds exactly the state of these plans: nothing missing, nothing other, nothing more. Asked
-/// before any device work.
+/// Whether a checkpoint holds exactly the state of these plans, of whichever ranks: nothing missing, nothing other, nothing
+/// more. Asked before any device work.
 pub fn check_schema(plans: &PlanSet, file: &TensorFile) -> Result<(), UserError> {
-    let slots = leaves(plans, Class::is_saved);
-    let known: BTreeSet<&str> = slots.iter().map(|slot| slot.path.as_str()).collect();
+    let saved = plans.saved();
+    let known: BTreeSet<&str> = saved.iter().map(|(path, _)| path.as_str()).collect();
     let unknown = file.entries().iter().filter(|(name, _)| !known.contains(name.as_str()));
     let unknown = unknown.map(|(name, entry)| {
         format!("it has `{name}` {} {:?}, which the plan does not", entry.dtype, entry.shape)
     });
-    refuse_differences(slots.iter().filter_map(|slot| difference(file, slot)).chain(unknown).collect())
+    let other = saved.iter().filter_map(|(path, ty)| difference(file, path, ty));
+    refuse_differences(other.chain(unknown).collect())
 }
 
 /// Differences a sentence names; the rest are counted.
@@ -141,15 +210,15 @@ fn refuse_differences(differences: Vec<String>) -> Result<(), UserError> {
     )
 }
 
-fn difference(file: &TensorFile, slot: &PlacedSlot) -> Option<String> {
-    let (path, wanted) = (&slot.path, dtype(slot));
+fn difference(file: &TensorFile, path: &str, ty: &TensorType) -> Option<String> {
+    let (wanted, dims) = (saved_as(ty.dtype), &ty.dims);
     let Some(entry) = file.entries().get(path) else {
-        return Some(format!("it has no `{path}` ({wanted} {:?})", slot.ty.dims));
+        return Some(format!("it has no `{path}` ({wanted} {dims:?})"));
     };
-    if entry.shape == slot.ty.dims && entry.dtype == wanted {
+    if entry.shape == *dims && entry.dtype == wanted {
         return None;
     }
-    let (found, shape, dims) = (entry.dtype, &entry.shape, &slot.ty.dims);
+    let (found, shape) = (entry.dtype, &entry.shape);
     Some(format!("its `{path}` is {found} {shape:?} and the plan's {wanted} {dims:?}"))
 }
 
@@ -178,7 +247,8 @@ mod tests {
         let state = State { step: 3, cursor: serde_json::Value::Null, counters: BTreeMap::new() };
         let kept = Retention { keep: 1, keep_every: 0, best: None, prune: true };
         let mut own = session(&[]);
-        let saved = Snapshot::begin(&mut own, state).unwrap().save(folder.path(), &kept).unwrap();
+        let saved = Snapshot::begin(&mut own, state, 0).unwrap();
+        let saved = saved.save(folder.path(), &kept, None, &mut |_| Ok(())).unwrap();
         let (_, file) = checkpoint::open(&saved.path).unwrap();
         assert_eq!(check_schema(own.plans(), &file), Ok(()));
         assert_eq!(
@@ -200,5 +270,15 @@ mod tests {
             frozen.contains("it has `layers.0.ffn.down` F32 [16, 24], which the plan does not"),
             "{frozen}"
         );
+    }
+
+    #[test]
+    fn ranks_take_turns_in_comparing_one_another() {
+        assert_eq!((other_rank(0, 1, 3), other_rank(1, 2, 5)), (0, 0));
+        for rank in 0..5 {
+            let others: BTreeSet<usize> = (0..4).map(|turn| other_rank(rank, 5, turn)).collect();
+            assert!(others.len() == 4 && !others.contains(&rank), "{rank}: {others:?}");
+            assert_eq!(other_rank(rank, 5, 4), other_rank(rank, 5, 0));
+        }
     }
 }

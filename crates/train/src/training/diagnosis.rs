@@ -10,20 +10,21 @@ use flatout_ir::Class;
 use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_runtime::{RuntimeError, Session};
 
-use crate::run::state::leaves;
+use crate::run::state::{held, leaves};
 use crate::tasks::batch::{Batch, Draw};
 use crate::training::update::accumulate;
 
 /// What was found out, as the end of a sentence. Call it between updates: the gradient sums must be clear, and are so
 /// afterwards.
 pub fn diagnose(session: &mut Session, parts: &[Batch], draw: Draw) -> Result<String, RuntimeError> {
-    let weights: Vec<String> =
-        leaves(session.plans(), |class| class == Class::Weight).into_iter().map(|slot| slot.path).collect();
-    for path in &weights {
-        if !is_finite(session, path)? {
-            return Ok(format!("the weight `{path}` is not finite itself"));
+    let pieces = held(session, |class| class == Class::Weight);
+    for piece in &pieces {
+        let values = session.read_range_f32(&piece.slot, piece.within())?;
+        if !values.iter().all(|value| value.is_finite()) {
+            return Ok(format!("the weight `{}` is not finite itself", piece.path));
         }
     }
+    let weights: Vec<String> = pieces.into_iter().map(|piece| piece.path).collect();
     let found = blame(session, parts, draw, &weights);
     clear(session)?;
     found

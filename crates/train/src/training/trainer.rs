@@ -27,7 +27,7 @@ use crate::resolve::arranged;
 use crate::resolve::compile::{self, Compiled};
 use crate::resolve::lanes;
 use crate::run::Run;
-use crate::run::checkpoint::{self, Retention, State};
+use crate::run::checkpoint::{self, Retention, State, Together};
 use crate::run::events::{self, DataWait, End, Event, EventLog, RankTimes, Status, Step};
 use crate::run::signal::StopFlag;
 use crate::run::state::{check_schema, load, saved_bytes};
@@ -265,14 +265,9 @@ fn train_on_among(
         0 => None,
         _ => Some(data.eval_set(config, dataset::Share::HeldOut, config.eval.rows, layout.as_ref())?),
     };
-    let mut found = checkpoint::Latest::default();
+    let found = checkpoint::latest_among(ranks, &run.checkpoints_dir(), |_| true)?;
     if ranks.is_first() {
-        found = checkpoint::latest(&run.checkpoints_dir())?;
         checkpoint::clean(&run.checkpoints_dir()).map_err(Failure::io("cleaning up"))?;
-    }
-    let newest = ranks.of_first(found.whole.as_ref().map(|whole| whole.step))?;
-    if let Some(step) = newest.filter(|_| !ranks.is_first()) {
-        found.whole = Some(checkpoint::at(&run.checkpoints_dir(), step)?);
     }
     if let Some(whole) = &found.whole {
         let (_, file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
@@ -340,10 +335,8 @@ fn train_on_among(
     for line in &lines {
         spikes.see(line.loss, 0.0);
     }
-    let writer = match ranks.is_first() {
-        true => Some(Writer::new(run.checkpoints_dir()).map_err(Failure::io("the writer of checkpoints"))?),
-        false => None,
-    };
+    let writer = Writer::new(run.checkpoints_dir(), Together::of(ranks));
+    let writer = writer.map_err(Failure::io("the writer of checkpoints"))?;
     let newest = found.whole.map(|whole| (whole.step, whole.path));
     let is_resumed = newest.is_some();
     let best = checkpoint::best(&run.checkpoints_dir()).filter(|best| best.step <= progress.step);
@@ -394,7 +387,7 @@ fn train_on_among(
         steps,
         horizon,
         progress,
-        saving: Saving::new(writer, newest, best),
+        saving: Saving::new(writer, saved_bytes(&compiled.plans), newest, best),
         skips,
         spikes,
         is_log_behind: false,
@@ -472,9 +465,9 @@ fn count(state: &State, name: &str) -> Result<u64, Failure> {
 type Begun = (Progress, serde_json::Value, Skips, Patience);
 
 fn resume(config: &Config, session: &mut Session, run: &Path, path: &Path) -> Result<Begun, Failure> {
-    let (state, mut file) = checkpoint::open(path).map_err(Failure::io(path.display()))?;
+    let (state, file) = checkpoint::open(path).map_err(Failure::io(path.display()))?;
     pretrained::resume(config, session, run)?;
-    load(session, &mut file, Class::is_saved)?;
+    load(session, &file, Class::is_saved)?;
     let (total, in_a_row) = (count(&state, "skipped")?, count(&state, "skipped_in_a_row")?);
     let (progress, patience) = (Progress::of(&state)?, patience(&state));
     Ok((progress, state.cursor, Skips { total, in_a_row, rollbacks: 0 }, patience))
@@ -644,7 +637,7 @@ impl Trainer<'_, '_, '_> {
 
     /// The time that a step and a save may take.
     fn time_to_stop(&self) -> Duration {
-        let guessed = GUESSED_SECONDS + saved_bytes(self.session.plans()) as f64 / GUESSED_BYTES_PER_SECOND;
+        let guessed = GUESSED_SECONDS + self.saving.bytes as f64 / GUESSED_BYTES_PER_SECOND;
         let save = self.saving.slowest_seconds.unwrap_or(guessed);
         STOP_MARGIN + 2 * self.slowest_step + Duration::from_secs_f64(2.0 * save)
     }

@@ -1,12 +1,14 @@
 //! First values of slots: weights by counter-based random numbers, tables by their formula.
 
+use std::ops::Range;
+
 use flatout_ir::passes::adapter;
 use flatout_ir::passes::average::averaged_weight;
-use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
+use flatout_ir::types::bf16_from_f32;
 use flatout_ir::{Class, DType, Init, TensorType, bicubic, random};
 use flatout_runtime::cpu::normal;
 
-use crate::run::state::leaves;
+use crate::run::state::{held, leaves};
 use flatout_runtime::{RuntimeError, Session};
 use rayon::prelude::*;
 
@@ -24,28 +26,28 @@ pub fn write_adapters(session: &mut Session, seed: u64) -> Result<(), RuntimeErr
 }
 
 fn write_drawn(session: &mut Session, seed: u64, wanted: impl Fn(&str) -> bool) -> Result<(), RuntimeError> {
-    let slots = leaves(session.plans(), |class| class.is_parameter());
-    for slot in slots.into_iter().filter(|slot| slot.init != Init::RowNorms && wanted(&slot.path)) {
-        match slot.ty.dtype {
-            DType::BF16 => session.write_slot(&slot.path, &narrow(&slot.path, &slot.ty, &slot.init, seed))?,
-            _ => session.write_f32(&slot.path, &values(&slot.path, &slot.ty, &slot.init, seed))?,
-        }
+    let pieces = held(session, Class::is_parameter);
+    for piece in pieces.into_iter().filter(|piece| piece.init != Init::RowNorms && wanted(&piece.path)) {
+        let bytes = match piece.ty.dtype {
+            DType::BF16 => narrow(&piece.path, &piece.init, seed, piece.range.clone()),
+            _ => bytes_of(&drawn(&piece.path, &piece.init, seed, piece.range.clone())),
+        };
+        session.write_range(&piece.slot, piece.at, &bytes)?;
     }
     Ok(())
 }
 
 /// Writes magnitudes: the norms of the rows of weights as they are stored.
 fn write_row_norms(session: &mut Session) -> Result<(), RuntimeError> {
-    let slots = leaves(session.plans(), |class| class.is_parameter());
-    for slot in slots.into_iter().filter(|slot| slot.init == Init::RowNorms) {
-        let weight = adapter::weight_beside(&slot.path).expect("a magnitude belongs to a weight");
-        let narrow = session.plans().slot(weight).is_some_and(|w| w.ty.dtype == DType::BF16);
-        let bytes = session.read_slot(weight)?;
-        let wide: Vec<f32> = match narrow {
-            true => bytes.as_chunks::<2>().0.iter().map(|b| bf16_to_f32(u16::from_le_bytes(*b))).collect(),
-            false => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-        };
-        session.write_f32(&slot.path, &row_norms(&wide, slot.ty.elements()))?;
+    let pieces = held(session, Class::is_parameter);
+    for piece in pieces.iter().filter(|piece| piece.init == Init::RowNorms && piece.elements() > 0) {
+        let weight = adapter::weight_beside(&piece.path).expect("a magnitude belongs to a weight");
+        let weight = pieces.iter().find(|piece| piece.path == weight).expect("its weight is a parameter");
+        let columns = weight.ty.elements() / piece.ty.elements();
+        let rows = columns * piece.range.start..columns * piece.range.end;
+        let rows = weight.covering(&rows).expect("a rank with a magnitude has the rows that it is of");
+        let wide = session.read_range_f32(&rows.slot, rows.within())?;
+        session.write_range(&piece.slot, piece.at, &bytes_of(&row_norms(&wide, piece.elements())))?;
     }
     Ok(())
 }
@@ -58,10 +60,13 @@ pub fn row_norms(values: &[f32], rows: usize) -> Vec<f32> {
 
 /// Begins running averages as the weights that they are of.
 pub fn write_averages(session: &mut Session) -> Result<(), RuntimeError> {
-    for slot in leaves(session.plans(), |class| class == Class::Average) {
-        let weight = averaged_weight(&slot.path).expect("an average is named after its weight");
-        let bytes = session.read_slot(weight)?;
-        session.write_slot(&slot.path, &bytes)?;
+    let pieces = held(session, |class| class == Class::Average || class.is_parameter());
+    for average in pieces.iter().filter(|piece| piece.class == Class::Average) {
+        let weight = averaged_weight(&average.path).expect("an average is named after its weight");
+        let weight = pieces.iter().find(|piece| piece.path == weight).expect("its weight is a parameter");
+        let same = weight.covering(&average.range).expect("an average lies where its weight does");
+        let bytes = session.read_range(&same.slot, same.within())?;
+        session.write_range(&average.slot, average.at, &bytes)?;
     }
     Ok(())
 }
@@ -89,22 +94,27 @@ pub fn values(path: &str, ty: &TensorType, init: &Init, seed: u64) -> Vec<f32> {
         }
         _ => {}
     }
-    let (stream, mut values) = (stream(path), vec![0.0; ty.elements()]);
+    drawn(path, init, seed, 0..ty.elements())
+}
+
+/// The first values of some elements of a slot, counted in row-major order: each is drawn by its own number.
+pub fn drawn(path: &str, init: &Init, seed: u64, range: Range<usize>) -> Vec<f32> {
+    let (stream, mut values) = (stream(path), vec![0.0; range.len()]);
     values
         .par_chunks_mut(CHUNK)
         .enumerate()
-        .for_each(|(chunk, values)| draw(init, seed, stream, chunk, values));
+        .for_each(|(chunk, values)| draw(init, seed, stream, range.start + chunk * CHUNK, values));
     values
 }
 
 /// The same in bf16, as bytes. Large models are frozen in it: nothing as large as the slot is made in f32.
-fn narrow(path: &str, ty: &TensorType, init: &Init, seed: u64) -> Vec<u8> {
-    let (stream, mut bytes) = (stream(path), vec![0; 2 * ty.elements()]);
+fn narrow(path: &str, init: &Init, seed: u64, range: Range<usize>) -> Vec<u8> {
+    let (stream, mut bytes) = (stream(path), vec![0; 2 * range.len()]);
     bytes.par_chunks_mut(2 * CHUNK).enumerate().for_each_init(
         || vec![0.0; CHUNK],
         |wide, (chunk, bytes)| {
             let wide = &mut wide[..bytes.len() / 2];
-            draw(init, seed, stream, chunk, wide);
+            draw(init, seed, stream, range.start + chunk * CHUNK, wide);
             for (narrow, x) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(wide) {
                 *narrow = bf16_from_f32(*x).to_le_bytes();
             }
@@ -113,9 +123,19 @@ fn narrow(path: &str, ty: &TensorType, init: &Init, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// The values of a slot from `chunk * CHUNK` on.
-fn draw(init: &Init, seed: u64, stream: u64, chunk: usize, values: &mut [f32]) {
-    let first = (chunk * CHUNK / 2) as u64;
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// The values of a slot from an element on. They are drawn in pairs.
+fn draw(init: &Init, seed: u64, stream: u64, from: usize, values: &mut [f32]) {
+    if !from.is_multiple_of(2) && !values.is_empty() {
+        let mut pair = [0.0; 2];
+        draw(init, seed, stream, from - 1, &mut pair);
+        values[0] = pair[1];
+        return draw(init, seed, stream, from + 1, &mut values[1..]);
+    }
+    let first = (from / 2) as u64;
     match *init {
         Init::Zeros => values.fill(0.0),
         Init::Ones => values.fill(1.0),
@@ -147,11 +167,22 @@ mod tests {
 
     #[test]
     fn narrow_values_are_the_wide_ones_rounded() {
-        let ty = |dtype| TensorType::new(dtype, [3, CHUNK / 2 + 1]);
+        let ty = TensorType::new(DType::F32, [3, CHUNK / 2 + 1]);
         for init in [Init::Normal { std: 0.02 }, Init::Uniform { bound: 0.5 }, Init::Ones, Init::Zeros] {
-            let wide = values("layers.0.wq", &ty(DType::F32), &init, 7);
+            let wide = values("layers.0.wq", &ty, &init, 7);
             let rounded: Vec<u8> = wide.iter().flat_map(|x| bf16_from_f32(*x).to_le_bytes()).collect();
-            assert_eq!(narrow("layers.0.wq", &ty(DType::BF16), &init, 7), rounded, "{init:?}");
+            let elements = wide.len();
+            assert_eq!(narrow("layers.0.wq", &init, 7, 0..elements), rounded, "{init:?}");
+            // Any part can be drawn alone.
+            for range in [0..1, 1..2, 1..1, 5..CHUNK + 8, CHUNK - 1..CHUNK + 1, elements - 1..elements] {
+                assert_eq!(
+                    drawn("layers.0.wq", &init, 7, range.clone()),
+                    wide[range.clone()],
+                    "{init:?} {range:?}"
+                );
+                let bytes = 2 * range.start..2 * range.end;
+                assert_eq!(narrow("layers.0.wq", &init, 7, range), rounded[bytes], "{init:?}");
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use flatout_ir::passes::adapter::SCOPE;
 use flatout_ir::passes::adapters::adaptable;
-use flatout_ir::{Adapter, Init, TensorType};
+use flatout_ir::{Adapter, Class, Init, TensorType};
 use flatout_models::config::{DecoderConfig, Head};
 use flatout_models::library::huggingface;
 use flatout_models::registry::Family;
@@ -22,6 +22,7 @@ use crate::UserError;
 use crate::config::{self, AdapterGroup, AdapterGroups, AdapterKind, Config};
 use crate::refuse;
 use crate::run::checkpoint::{Dtype, TensorFile, header};
+use crate::run::state::held;
 use crate::weights::adapters::also_trains;
 use crate::weights::export::target::METADATA;
 use crate::weights::pretrained::{Place, Weights, parameters};
@@ -168,9 +169,19 @@ impl Peft {
 
     /// Writes the tensors into a session of a model with these adapters.
     pub fn load(&mut self, session: &mut Session) -> Result<(), Failure> {
-        for (path, ty) in &self.tensors {
-            let (wide, _) = self.weights.read(path, ty, &Init::Zeros)?;
-            session.write_slot(path, &wide)?;
+        let saved: BTreeSet<String> = session.plans().saved().into_iter().map(|(path, _)| path).collect();
+        if let Some(path) = self.tensors.keys().find(|path| !saved.contains(*path)) {
+            return Err(Failure::Environment(format!("there is no slot `{path}` that is trained")));
+        }
+        for piece in held(session, Class::is_parameter) {
+            let Some(ty) = self.tensors.get(&piece.path) else { continue };
+            let (wide, _) = self.weights.read(&piece.path, ty, &Init::Zeros)?;
+            let size = size_of::<f32>();
+            session.write_range(
+                &piece.slot,
+                piece.at,
+                &wide[size * piece.range.start..size * piece.range.end],
+            )?;
         }
         Ok(())
     }

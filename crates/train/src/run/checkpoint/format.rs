@@ -2,15 +2,19 @@
 
 use serde_json::{Value, json};
 
-/// Version of the layout of a checkpoint and of what its files hold.
-pub const FORMAT: u64 = 2;
+/// Version of the layout of a checkpoint and of what its files hold: the newest that is read.
+pub const FORMAT: u64 = IN_PARTS;
+/// The version of checkpoints whose tensors lie in one file. One rank writes it, and so do earlier versions of the program.
+pub const IN_ONE_FILE: u64 = 2;
+/// The version of checkpoints whose tensors lie in a file a rank, with an index of their parts.
+pub const IN_PARTS: u64 = 3;
 
 /// Changes `state.json` as it was read from one format to the next. A file whose hashes are right may still lack what
 /// its format promises: that is the sentence.
 type Converter = fn(&mut Value) -> Result<(), String>;
 
 /// The first is from format 1 to 2, and so on.
-const CONVERTERS: [Converter; FORMAT as usize - 1] = [count_skips];
+const CONVERTERS: [Converter; FORMAT as usize - 1] = [count_skips, keep_one_file];
 
 /// A record that cannot become one of this format.
 #[derive(Debug, PartialEq)]
@@ -43,6 +47,11 @@ fn count_skips(record: &mut Value) -> Result<(), String> {
     Ok(())
 }
 
+/// Format 2 has no index: the header of its file of tensors is one.
+fn keep_one_file(_: &mut Value) -> Result<(), String> {
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,7 +60,7 @@ mod tests {
     fn older_records_become_records_of_this_format() {
         let first = json!({ "format": 1, "step": 7, "counters": { "tokens": 9, "samples": 3 } });
         let counters = json!({ "tokens": 9, "samples": 3, "skipped": 0, "skipped_in_a_row": 0 });
-        assert_eq!(convert(first), Ok(json!({ "format": 2, "step": 7, "counters": counters })));
+        assert_eq!(convert(first), Ok(json!({ "format": 3, "step": 7, "counters": counters })));
         let own = json!({ "format": FORMAT, "step": 7 });
         assert_eq!(convert(own.clone()), Ok(own), "this format stays as it is");
     }

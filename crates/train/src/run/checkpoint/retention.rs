@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{MARKER, Watch, numbered};
+use super::found::numbered;
+use super::{MARKER, Watch};
 use crate::config::{Checkpoint, Config};
 use crate::metrics::goal::Metric;
 use flatout_data::durable::{self, about};

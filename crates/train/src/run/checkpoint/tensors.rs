@@ -1,14 +1,18 @@
-//! The tensor file of a checkpoint, in safetensors' format: a header of names, types, shapes and offsets in JSON,
-//! then the bytes. Written as a stream and read tensor by tensor, so neither way needs a second copy in memory.
+//! The tensor files of a checkpoint, in safetensors' format: a header of names, types, shapes and offsets in JSON,
+//! then the bytes. Written as a stream and read tensor by tensor, so neither way needs a second copy in memory. Tensors that
+//! lie in several files are read as if they lay in one.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flatout_settings::choice;
 use serde::{Deserialize, Serialize};
+
+use super::index::Index;
 
 choice! {
     /// Types of saved elements, by the format's names. Ours are the first three; others' files may have any.
@@ -51,19 +55,37 @@ pub struct Tensor<'a> {
     pub bytes: &'a [u8],
 }
 
-/// What the header says of a tensor.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A tensor that can be read.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
-    /// First byte and the one after the last, counted from the end of the header.
-    data_offsets: [u64; 2],
+    /// Where its bytes lie, in their order.
+    stretches: Vec<Stretch>,
+}
+
+/// Bytes of a tensor that follow one another in a file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Stretch {
+    /// The number of the file.
+    file: usize,
+    offset: u64,
+    bytes: u64,
 }
 
 impl Entry {
     pub fn bytes(&self) -> usize {
-        (self.data_offsets[1] - self.data_offsets[0]) as usize
+        self.stretches.iter().map(|stretch| stretch.bytes as usize).sum()
     }
+}
+
+/// What the header says of a tensor.
+#[derive(Serialize, Deserialize)]
+struct Described {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// First byte and the one after the last, counted from the end of the header.
+    data_offsets: [u64; 2],
 }
 
 /// The format's own name for what is not a tensor.
@@ -83,7 +105,7 @@ pub fn header(tensors: &[(&str, Dtype, &[usize])], metadata: &[(&str, &str)]) ->
     for (name, dtype, shape) in tensors {
         let start = end;
         end += (shape.iter().product::<usize>() * dtype.bytes()) as u64;
-        let entry = Entry { dtype: *dtype, shape: shape.to_vec(), data_offsets: [start, end] };
+        let entry = Described { dtype: *dtype, shape: shape.to_vec(), data_offsets: [start, end] };
         let twin = header.insert(name.to_string(), serde_json::to_value(entry)?);
         assert!(twin.is_none() && *name != METADATA, "{name} is a tensor's own name");
     }
@@ -134,20 +156,19 @@ impl<'de> Deserialize<'de> for Named {
     }
 }
 
-/// Two tensors that share bytes.
+/// Two tensors of one file that share bytes.
 fn overlapping(entries: &BTreeMap<String, Entry>) -> Option<(&str, &str)> {
-    let mut placed: Vec<_> = entries.iter().filter(|(_, entry)| entry.bytes() > 0).collect();
-    placed.sort_by_key(|(_, entry)| entry.data_offsets);
-    let both = placed.windows(2).find(|pair| pair[1].1.data_offsets[0] < pair[0].1.data_offsets[1])?;
-    Some((both[0].0, both[1].0))
+    let placed = entries.iter().flat_map(|(name, entry)| entry.stretches.iter().map(move |s| (s, name)));
+    let mut placed: Vec<(&Stretch, &String)> = placed.filter(|(stretch, _)| stretch.bytes > 0).collect();
+    placed.sort_by_key(|(stretch, _)| stretch.offset);
+    let both = placed.windows(2).find(|pair| pair[1].0.offset < pair[0].0.offset + pair[0].0.bytes)?;
+    Some((both[0].1, both[1].1))
 }
 
-/// A tensor file that is open for reading.
+/// Tensors that are open for reading, in one file or over several.
 #[derive(Debug)]
 pub struct TensorFile {
-    file: File,
-    /// Where the bytes start.
-    data: u64,
+    files: Vec<(PathBuf, File)>,
     entries: BTreeMap<String, Entry>,
 }
 
@@ -172,15 +193,16 @@ impl TensorFile {
         let data = 8 + header_bytes;
         let mut entries = BTreeMap::new();
         for (name, value) in parsed.into_iter().filter(|(name, _)| name != METADATA) {
-            let entry: Entry =
+            let Described { dtype, shape, data_offsets: [start, end] } =
                 serde_json::from_value(value).map_err(|error| broken(format!("`{name}`: {error}")))?;
-            let [start, end] = entry.data_offsets;
-            let bytes = entry.shape.iter().try_fold(entry.dtype.bytes(), |n, &extent| n.checked_mul(extent));
+            let bytes = shape.iter().try_fold(dtype.bytes(), |n, &extent| n.checked_mul(extent));
             let right_size =
                 end.checked_sub(start).is_some_and(|given| bytes.is_some_and(|b| b as u64 == given));
             if !right_size || end > length - data {
                 return Err(broken(format!("`{name}` is not where the header says")));
             }
+            let stretch = Stretch { file: 0, offset: data + start, bytes: end - start };
+            let entry = Entry { dtype, shape, stretches: vec![stretch] };
             if entries.insert(name.clone(), entry).is_some() {
                 return Err(broken(format!("its header has `{name}` twice")));
             }
@@ -188,7 +210,45 @@ impl TensorFile {
         if let Some((one, other)) = overlapping(&entries) {
             return Err(broken(format!("`{one}` and `{other}` share bytes")));
         }
-        Ok(TensorFile { file, data, entries })
+        Ok(TensorFile { files: vec![(path.to_path_buf(), file)], entries })
+    }
+
+    /// Opens the files of a folder that hold tensors in parts, and checks that every part is there.
+    pub fn over(folder: &Path, index: &Index) -> io::Result<TensorFile> {
+        let broken = |path: &Path, what: String| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("{} is broken: {what}", path.display()))
+        };
+        let mut parts = vec![];
+        for name in index.files() {
+            let path = folder.join(name);
+            parts.push(TensorFile::open(&path).map_err(|error| match error.kind() {
+                io::ErrorKind::InvalidData => error,
+                _ => flatout_data::durable::about(&path)(error),
+            })?);
+        }
+        let mut entries = BTreeMap::new();
+        for (name, tensor) in index.tensors() {
+            let mut stretches = vec![];
+            for part in &tensor.parts {
+                let file = index.file(&part.file).expect("an index knows its files");
+                let (path, _) = &parts[file].files[0];
+                let Some(entry) = parts[file].entries.get(name) else {
+                    return Err(broken(path, format!("it has no `{name}`")));
+                };
+                if entry.dtype != tensor.dtype || entry.shape != [part.len] {
+                    let (dtype, shape) = (entry.dtype, &entry.shape);
+                    let wanted = format!("{} [{}]", tensor.dtype, part.len);
+                    return Err(broken(
+                        path,
+                        format!("its `{name}` is {dtype} {shape:?} and the index says {wanted}"),
+                    ));
+                }
+                stretches.extend(entry.stretches.iter().map(|stretch| Stretch { file, ..*stretch }));
+            }
+            entries
+                .insert(name.clone(), Entry { dtype: tensor.dtype, shape: tensor.shape.clone(), stretches });
+        }
+        Ok(TensorFile { files: parts.into_iter().flat_map(|part| part.files).collect(), entries })
     }
 
     /// Names with types and shapes, in order of name.
@@ -216,7 +276,26 @@ impl TensorFile {
                 format!("`{name}` has no such part, or there is no `{name}`"),
             )
         })?;
-        self.file.read_exact_at(place, self.data + entry.data_offsets[0] + from)
+        let (mut skipped, mut left) = (from, place);
+        for stretch in &entry.stretches {
+            let here = stretch.bytes.saturating_sub(skipped).min(left.len() as u64);
+            let (now, later) = left.split_at_mut(here as usize);
+            let (path, file) = &self.files[stretch.file];
+            file.read_exact_at(now, stretch.offset + skipped.min(stretch.bytes)).map_err(|error| {
+                // Whoever reads a single file says which it is.
+                if self.files.len() > 1 { flatout_data::durable::about(path)(error) } else { error }
+            })?;
+            skipped = skipped.saturating_sub(stretch.bytes);
+            left = later;
+        }
+        Ok(())
+    }
+
+    /// Reads some of a tensor's elements, counted in row-major order.
+    pub fn read_range(&self, name: &str, range: Range<usize>, place: &mut [u8]) -> io::Result<()> {
+        let size = self.entries.get(name).map_or(1, |entry| entry.dtype.bytes());
+        assert_eq!(place.len(), range.len() * size, "room for the elements of `{name}`");
+        self.read_part(name, (range.start * size) as u64, place)
     }
 }
 
@@ -255,7 +334,7 @@ mod tests {
         for tensor in examples() {
             let entry = file.entries()[tensor.name].clone();
             assert_eq!((entry.dtype, entry.shape.as_slice()), (tensor.dtype, tensor.shape));
-            assert_eq!((file.data + entry.data_offsets[0]) % tensor.dtype.bytes() as u64, 0, "aligned");
+            assert_eq!(entry.stretches[0].offset % tensor.dtype.bytes() as u64, 0, "aligned");
             let mut place = vec![0; entry.bytes()];
             file.read_into(tensor.name, &mut place).unwrap();
             assert_eq!(place, tensor.bytes);

@@ -51,11 +51,15 @@ impl Trainer<'_, '_, '_> {
     /// After too many updates in a row that were left out, does what the config says. `true` where the run went back.
     pub(super) fn recover(&mut self) -> Result<bool, Failure> {
         let recovered = self.go_back_or_stop();
-        if recovered.is_err() && !self.ranks.is_first() {
-            // Every rank fails alike: rank 0 says it, which ends this one here.
+        self.alike(recovered)
+    }
+
+    /// A result that is the same on every rank. Where it is a failure, rank 0 says it, which ends the others here.
+    pub(super) fn alike<T>(&self, result: Result<T, Failure>) -> Result<T, Failure> {
+        if result.is_err() && !self.ranks.is_first() {
             self.ranks.meet()?;
         }
-        recovered
+        result
     }
 
     fn go_back_or_stop(&mut self) -> Result<bool, Failure> {
@@ -78,19 +82,7 @@ impl Trainer<'_, '_, '_> {
         self.collect_saved(true)?;
         let is_sound = |state: &checkpoint::State| state.counters.get("skipped_in_a_row") == Some(&0);
         let folder = self.run.checkpoints_dir();
-        // Rank 0 chooses, since it alone saves.
-        let whole = match self.ranks.is_first() {
-            true => checkpoint::latest_where(&folder, is_sound)?.whole,
-            false => None,
-        };
-        let chosen = (whole.as_ref().map(|whole| whole.step), self.skips.rollbacks);
-        let (step, rollbacks) = self.ranks.of_first(chosen)?;
-        self.skips.rollbacks = rollbacks;
-        let whole = match (whole, step) {
-            (None, Some(step)) => Some(checkpoint::at(&folder, step)?),
-            (whole, _) => whole,
-        };
-        let Some(whole) = whole else {
+        let Some(whole) = checkpoint::latest_among(self.ranks, &folder, is_sound)?.whole else {
             return Err(Failure::Environment(format!(
                 "{what}, and there is no checkpoint to go back to: {advice}"
             )));
@@ -108,8 +100,8 @@ impl Trainer<'_, '_, '_> {
     /// Takes up the state of a checkpoint. The data goes on where it is: rows between the checkpoint and here, the
     /// offending ones among them, are not read again.
     fn go_back(&mut self, whole: checkpoint::Whole, what: &str) -> Result<(), Failure> {
-        let (state, mut file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
-        load(&mut self.session, &mut file, Class::is_saved)?;
+        let (state, file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
+        load(&mut self.session, &file, Class::is_saved)?;
         self.ended = None;
         let folder = self.run.checkpoints_dir();
         self.ranks.meet()?;

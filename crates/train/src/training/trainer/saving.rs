@@ -6,15 +6,16 @@ use std::time::Instant;
 use super::{Notice, Outcome, Progress, Trainer};
 use crate::Failure;
 use crate::metrics::goal::Metric;
-use crate::run::checkpoint::{Best, Retention, State};
+use crate::run::checkpoint::{Best, Retention, State, Unsaved};
 use crate::run::events::{Event, Status};
 use crate::run::state::Snapshot;
 use crate::run::writer::Writer;
 
 /// What a run has saved, and is saving.
 pub(super) struct Saving {
-    /// Of rank 0, which alone writes.
-    pub writer: Option<Writer>,
+    writer: Writer,
+    /// Of the state of all ranks.
+    pub bytes: u64,
     /// The newest whole checkpoint.
     pub newest: Option<(u64, PathBuf)>,
     /// The whole checkpoint whose evaluation was best, where that is kept.
@@ -26,20 +27,24 @@ pub(super) struct Saving {
     /// The longest a save took, its copy and its writing together.
     pub slowest_seconds: Option<f64>,
     copy_seconds: f64,
+    /// Saves that this process began: the same on every rank.
+    begun: u64,
     /// It was said that a save waited for the one before it.
     is_slow: bool,
 }
 
 impl Saving {
-    pub fn new(writer: Option<Writer>, newest: Option<(u64, PathBuf)>, best: Option<Best>) -> Saving {
+    pub fn new(writer: Writer, bytes: u64, newest: Option<(u64, PathBuf)>, best: Option<Best>) -> Saving {
         Saving {
             writer,
+            bytes,
             newest,
             best,
             is_due: false,
             trouble: None,
             slowest_seconds: None,
             copy_seconds: 0.0,
+            begun: 0,
             is_slow: false,
         }
     }
@@ -54,7 +59,7 @@ impl Trainer<'_, '_, '_> {
     pub(super) fn save_if_due(&mut self) -> Result<(), Failure> {
         let (step, every) = (self.progress.step, self.config.checkpoint.every);
         self.saving.is_due |= every > 0 && step.is_multiple_of(every);
-        self.saving.is_due |= self.best_now() != self.saving.best;
+        self.saving.is_due |= self.is_best_so_far()?;
         if !self.saving.is_due {
             return Ok(());
         }
@@ -67,9 +72,6 @@ impl Trainer<'_, '_, '_> {
 
     /// Saves the state as it is and waits until it is on disk.
     pub(super) fn save_now(&mut self) -> Result<(), Failure> {
-        if self.saving.writer.is_none() {
-            return self.flush();
-        }
         self.begin_save()?;
         self.collect_saved(true)?;
         let step = self.progress.step;
@@ -81,7 +83,8 @@ impl Trainer<'_, '_, '_> {
                     None => "there is no checkpoint".into(),
                 };
                 let why = self.saving.trouble.clone().unwrap_or_default();
-                Err(Failure::Environment(format!("step {step} could not be saved: {why}; {newest}")))
+                let sentence = format!("step {step} could not be saved: {why}; {newest}");
+                self.alike(Err(Failure::Environment(sentence)))
             }
         }
     }
@@ -90,9 +93,6 @@ impl Trainer<'_, '_, '_> {
     fn begin_save(&mut self) -> Result<(), Failure> {
         self.flush()?;
         self.saving.is_due = false;
-        if self.saving.writer.is_none() {
-            return Ok(());
-        }
         let began = Instant::now();
         self.collect_saved(true)?;
         let (step, waited) = (self.progress.step, began.elapsed().as_secs_f64());
@@ -111,10 +111,8 @@ impl Trainer<'_, '_, '_> {
         self.ended = None;
         let snapshot = self.snapshot()?;
         self.saving.copy_seconds = began.elapsed().as_secs_f64();
-        let kept = Retention::of(self.config, best, self.skips.in_a_row);
-        if let Some(writer) = &mut self.saving.writer {
-            writer.begin(snapshot, kept);
-        }
+        self.saving.begun += 1;
+        self.saving.writer.begin(snapshot, Retention::of(self.config, best, self.skips.in_a_row));
         Ok(())
     }
 
@@ -129,7 +127,18 @@ impl Trainer<'_, '_, '_> {
         ];
         let counters = counters.into_iter().chain(self.patience.counters());
         let counters = counters.map(|(name, count)| (name.to_string(), count)).collect();
-        Snapshot::begin(&mut self.session, State { step, cursor, counters })
+        Snapshot::begin(&mut self.session, State { step, cursor, counters }, self.saving.begun)
+    }
+
+    /// Whether the state as it is was evaluated and never better. What was saved before it is known when that save has ended,
+    /// which ranks learn at different steps: rank 0's word holds.
+    fn is_best_so_far(&mut self) -> Result<bool, Failure> {
+        let is_best = self.best_now() != self.saving.best;
+        let is_evaluated = self.evaluated.is_some_and(|(step, _)| step == self.progress.step);
+        match is_evaluated && self.config.keeps_best() {
+            true => self.ranks.of_first(is_best),
+            false => Ok(is_best),
+        }
     }
 
     /// The best checkpoint once the state as it is has been saved.
@@ -150,9 +159,11 @@ impl Trainer<'_, '_, '_> {
     /// Takes in how a save ended, if one has, or waits for the one under way. What cannot be written is a warning: the
     /// run goes on, and the next save tries again.
     pub(super) fn collect_saved(&mut self, wait: bool) -> Result<(), Failure> {
-        let saving = &mut self.saving;
-        let Some(writer) = &mut saving.writer else { return Ok(()) };
-        let written = if wait { writer.wait() } else { writer.finished() };
+        let (saving, ranks, step) = (&mut self.saving, self.ranks, self.progress.step);
+        let written = match wait {
+            true => saving.writer.wait(|done| ranks.at(step, "saving", done as usize)),
+            false => saving.writer.finished(),
+        };
         let Some(written) = written else { return Ok(()) };
         let step = written.step;
         let seconds = saving.copy_seconds + written.seconds;
@@ -171,7 +182,12 @@ impl Trainer<'_, '_, '_> {
                     self.say(Event::Warning { message })?;
                 }
             }
-            Err(error) => {
+            Err(Unsaved::Unequal(why)) => {
+                let failure = Failure::Environment(format!("step {step} is not saved: {why}"));
+                // Ranks learn of it at different steps, and rank 0 ends the run when it does.
+                return if wait || self.ranks.is_first() { self.alike(Err(failure)) } else { Ok(()) };
+            }
+            Err(Unsaved::Failed(error)) => {
                 saving.trouble = Some(error.to_string());
                 let message = format!(
                     "step {step} could not be saved: {error}; the run goes on, and the next save tries again"
@@ -188,7 +204,7 @@ impl Trainer<'_, '_, '_> {
         if self.progress.step == 0 {
             return self.end(Status::Stopped);
         }
-        let bytes = crate::run::state::saved_bytes(self.session.plans());
+        let bytes = self.saving.bytes;
         (self.notice)(Notice::Saving { step: self.progress.step, bytes, signal: reason });
         self.save_now()?;
         self.end(Status::Stopped)

@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::config::resolved::Resolved;
 use crate::refuse;
 use crate::run::BESIDE;
-use crate::run::state::leaves;
+use crate::run::state::held;
 use crate::weights::initial;
 use crate::weights::peft::Peft;
 use flatout_data::durable;
@@ -133,7 +133,7 @@ pub fn beginning(config: &Config, run: Option<&Path>) -> Result<Weights, Failure
 /// the beginning, to the bit.
 pub fn resume(config: &Config, session: &mut Session, run: &Path) -> Result<(), Failure> {
     let Some(from) = config.model.from() else { return Ok(initial::write(session, config.train.seed)?) };
-    if !leaves(session.plans(), |class| class == Class::Frozen).is_empty() {
+    if !held(session, |class| class == Class::Frozen).is_empty() {
         let mut weights = open_for(&config.model, from, &mut |_| {})?.weights;
         weights.draw_rest(&config.model, config.train.seed);
         let origin = Origin::of(run)?;

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 
 use flatout_ir::passes::adapter::SCOPE;
 use flatout_ir::passes::average::averaged_weight;
-use flatout_ir::plan::PlacedSlot;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
-use flatout_ir::{Adapter, Class, DType, Init, TensorType};
+use flatout_ir::{Adapter, Class, DType, Init, Piece, TensorType};
 use flatout_models::config::Model;
 use flatout_models::library::stored::{Stored, Within};
 use flatout_models::vision;
@@ -20,9 +19,9 @@ use crate::Failure;
 use crate::UserError;
 use crate::refuse;
 use crate::run::checkpoint::{Dtype, TensorFile};
-use crate::run::state::leaves;
+use crate::run::state::held;
 use crate::weights::adapters::merge;
-use crate::weights::initial::values;
+use crate::weights::initial::{drawn, values};
 
 /// Every parameter of a model, by path: its type and its first values where nothing else gives them.
 pub fn parameters(model: &Model) -> BTreeMap<String, (TensorType, Init)> {
@@ -282,19 +281,54 @@ impl Weights {
         Ok((wide, Some(hash)))
     }
 
-    /// A parameter's values in the type of its slot. Those that are stored in it, as they stand, are not touched.
-    fn read_for(&self, slot: &PlacedSlot) -> Result<(Vec<u8>, Option<String>), Failure> {
-        let as_stored = self.found(&slot.path).filter(|place| {
-            let (_, file) = self.file(place);
-            let is_alike = slot.ty.dtype == DType::BF16 && file.entries()[&place.name].dtype == Dtype::Bf16;
-            is_alike && place.within.is_none() && self.beside(&slot.path).is_empty()
-        });
-        if let Some(place) = as_stored {
-            let (_, bytes, hash) = self.stored(place)?;
-            return Ok((bytes, Some(hash)));
+    /// A piece's values in the type of its slot, and the hash of the bytes of the whole tensor where they were all read. Values
+    /// that are stored in that type, as they stand, are not touched.
+    fn read_for(&self, piece: &Piece) -> Result<(Vec<u8>, Option<String>), Failure> {
+        let of_slot = |wide: Vec<u8>| if piece.ty.dtype == DType::BF16 { narrow(&wide) } else { wide };
+        if let Some(wide) = self.read_some(piece)? {
+            return Ok((of_slot(wide), None));
         }
-        let (wide, hash) = self.read(&slot.path, &slot.ty, &slot.init)?;
-        Ok((if slot.ty.dtype == DType::BF16 { narrow(&wide) } else { wide }, hash))
+        let as_stored = self.found(&piece.path).filter(|place| {
+            let (_, file) = self.file(place);
+            let is_alike = piece.ty.dtype == DType::BF16 && file.entries()[&place.name].dtype == Dtype::Bf16;
+            is_alike && place.within.is_none() && self.beside(&piece.path).is_empty()
+        });
+        let (mut bytes, hash) = match as_stored {
+            Some(place) => {
+                let (_, bytes, hash) = self.stored(place)?;
+                (bytes, Some(hash))
+            }
+            None => {
+                let (wide, hash) = self.read(&piece.path, &piece.ty, &piece.init)?;
+                (of_slot(wide), hash)
+            }
+        };
+        if !piece.is_whole() {
+            let size = piece.ty.dtype.bytes();
+            bytes = bytes[size * piece.range.start..size * piece.range.end].to_vec();
+        }
+        Ok((bytes, hash))
+    }
+
+    /// A part of a parameter's values as f32, where it can be had without the rest: it lies in its file as it stands, and no
+    /// hash or adapter asks for all of it.
+    fn read_some(&self, piece: &Piece) -> Result<Option<Vec<u8>>, Failure> {
+        if piece.is_whole() || !self.beside(&piece.path).is_empty() {
+            return Ok(None);
+        }
+        let Some(place) = self.found(&piece.path) else {
+            let seed = self.seed.expect("a source without a seed has every parameter");
+            let values = drawn(&piece.path, &piece.init, seed, piece.range.clone());
+            return Ok(Some(values.into_iter().flat_map(f32::to_le_bytes).collect()));
+        };
+        if place.within.is_some() || place.expect.is_some() {
+            return Ok(None);
+        }
+        let (path, file) = self.file(place);
+        let dtype = file.entries()[&place.name].dtype;
+        let mut bytes = vec![0; piece.elements() * dtype.bytes()];
+        file.read_range(&place.name, piece.range.clone(), &mut bytes).map_err(Failure::io(path.display()))?;
+        Ok(Some(widened(dtype, bytes)))
     }
 
     /// A tensor as it lies in its file, with the hash of its bytes.
@@ -322,16 +356,16 @@ impl Weights {
         session: &mut Session,
         wanted: impl Fn(Class) -> bool,
     ) -> Result<BTreeMap<String, String>, Failure> {
-        let mut slots = leaves(session.plans(), |class| class.is_parameter() && wanted(class));
-        slots.retain(|slot| !slot.path.starts_with(SCOPE) || self.places.contains_key(&slot.path));
+        let mut pieces = held(session, |class| class.is_parameter() && wanted(class));
+        pieces.retain(|piece| !piece.path.starts_with(SCOPE) || self.places.contains_key(&piece.path));
         let mut hashes = BTreeMap::new();
-        let mut left = slots.as_slice();
+        let mut left = pieces.as_slice();
         while !left.is_empty() {
             let (some, rest) = left.split_at(portion(left));
-            let read = some.par_iter().map(|slot| self.read_for(slot)).collect::<Result<Vec<_>, _>>()?;
-            for (slot, (bytes, hash)) in some.iter().zip(read) {
-                session.write_slot(&slot.path, &bytes)?;
-                hashes.extend(hash.map(|hash| (slot.path.clone(), hash)));
+            let read = some.par_iter().map(|piece| self.read_for(piece)).collect::<Result<Vec<_>, _>>()?;
+            for (piece, (bytes, hash)) in some.iter().zip(read) {
+                session.write_range(&piece.slot, piece.at, &bytes)?;
+                hashes.extend(hash.map(|hash| (piece.path.clone(), hash)));
             }
             left = rest;
         }
@@ -339,14 +373,14 @@ impl Weights {
     }
 }
 
-/// How many of these slots are read at once: at least one.
-fn portion(slots: &[PlacedSlot]) -> usize {
+/// How many of these pieces are read at once: at least one.
+fn portion(pieces: &[Piece]) -> usize {
     let mut bytes = 0;
-    let fits = |slot: &&PlacedSlot| {
-        bytes += 4 * slot.ty.elements();
+    let fits = |piece: &&Piece| {
+        bytes += 4 * piece.elements();
         bytes <= PORTION_BYTES
     };
-    slots.iter().take_while(fits).count().max(1)
+    pieces.iter().take_while(fits).count().max(1)
 }
 
 fn refuse_changed(path: &Path, name: &str) -> Result<(), UserError> {

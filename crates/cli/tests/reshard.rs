@@ -1,0 +1,247 @@
+//! Checkpoints in parts: any number of ranks goes on with what any other saved, every command reads them, and whatever
+//! happens to a part is said.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use flatout_train::run::checkpoint::part_name;
+use flatout_train::run::events::Event;
+
+use crate::program::{Said, say};
+use crate::ranks_train::{TEXT, children, send_to, wait_for, words};
+use crate::scene::{Scene, checkpoints, wait_until};
+
+/// Numbers of ranks one after the other in which each follows each, itself too.
+const CHAIN: [usize; 17] = [1, 1, 2, 1, 4, 1, 8, 2, 2, 4, 2, 8, 4, 4, 8, 8, 1];
+
+/// The sizes of the files of tensors of a checkpoint, by name.
+fn part_sizes(scene: &Scene, run: &str, step: u64) -> BTreeMap<String, u64> {
+    let entries =
+        fs::read_dir(scene.dir(run).join(format!("checkpoints/step-{step}"))).expect("a checkpoint");
+    let size = |entry: fs::DirEntry| {
+        (entry.file_name().into_string().expect("a name"), entry.metadata().expect("a file").len())
+    };
+    entries.flatten().map(size).filter(|(name, _)| name.ends_with(".safetensors")).collect()
+}
+
+#[test]
+fn every_number_of_ranks_goes_on_with_what_every_other_saved() {
+    let scene = Scene::new();
+    let steps = CHAIN.len() as u64;
+    let until = |step: usize| format!("train.steps={step}");
+    let mut unbroken = words(TEXT, "unbroken", "1");
+    let (whole, every) = (until(CHAIN.len()), "eval.every=4");
+    unbroken.extend([whole.as_str(), "schedule.horizon_steps=20", every]);
+    assert_eq!(say(scene.folder.path(), &unbroken).code, Some(0));
+    for (i, ranks) in CHAIN.iter().enumerate() {
+        let (steps, ranks) = (until(i + 1), ranks.to_string());
+        let mut begin = words(TEXT, "run", &ranks);
+        begin.extend([steps.as_str(), "schedule.horizon_steps=20", every]);
+        let go_on = ["resume", "run", &steps, "--ranks", &ranks, "-q"];
+        let said = say(scene.folder.path(), if i == 0 { &begin } else { &go_on });
+        assert_eq!(said.code, Some(0), "step {} on {ranks} ranks: {}", i + 1, said.err);
+        let names: Vec<String> = part_sizes(&scene, "run", i as u64 + 1).into_keys().collect();
+        match CHAIN[i] {
+            1 => assert_eq!(names, ["state.safetensors"]),
+            ranks => assert_eq!(names, (0..ranks).map(|rank| part_name(rank, ranks)).collect::<Vec<_>>()),
+        }
+    }
+    scene.assert_same("unbroken", "run", steps);
+}
+
+/// The last line that a command printed, as JSON.
+fn json(said: &Said) -> serde_json::Value {
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    serde_json::from_str(said.out.lines().last().expect("a line")).expect("JSON")
+}
+
+#[test]
+fn commands_read_what_four_ranks_saved() {
+    let scene = Scene::new();
+    let dir = scene.folder.path();
+    // The embedded recipe as it is, so that a file's header is small beside its tensors.
+    for (run, ranks) in [("one", "1"), ("four", "4")] {
+        let small =
+            ["train.steps=2", "train.lanes=4", "train.batch=4", "schedule.warmup_steps=1", "eval.rows=4"];
+        let more = ["checkpoint.best=true", "train.ema=0.5", "optimizer.state=int8", "backend=cpu", "-q"];
+        let all: Vec<&str> =
+            ["train", "tiny", "--run", run, "--ranks", ranks].into_iter().chain(small).chain(more).collect();
+        let said = say(dir, &all);
+        assert_eq!(said.code, Some(0), "{run}: {}", said.err);
+    }
+    scene.assert_same("one", "four", 2);
+    let sizes = part_sizes(&scene, "four", 2);
+    let total: u64 = sizes.values().sum();
+    assert_eq!(sizes.len(), 4);
+    for (name, size) in &sizes {
+        assert!((4 * size).abs_diff(total) < total / 100, "{name} has {size} of {total} bytes");
+    }
+    let each = |words: &dyn Fn(&str) -> Vec<String>| {
+        ["one", "four"].map(|run| say(dir, &words(run).iter().map(String::as_str).collect::<Vec<_>>()))
+    };
+    let split = |words: String| words.split(' ').map(String::from).collect::<Vec<_>>();
+    let told = each(&|run| {
+        split(format!("generate {run} --prompt once --max-tokens 8 --seed 3 --json backend=cpu"))
+    });
+    let [one, four] = told.each_ref().map(json);
+    assert_eq!(one["texts"], four["texts"]);
+    let told = each(&|run| split(format!("eval {run}@best --json backend=cpu")));
+    let [one, four] = told.each_ref().map(json);
+    assert_eq!((&one["loss"], &one["step"]), (&four["loss"], &four["step"]));
+    assert!(one["loss"].is_number(), "{one}");
+    each(&|run| split(format!("export {run} --to out-{run}")))
+        .iter()
+        .for_each(|said| assert_eq!(said.code, Some(0)));
+    let exported = |run: &str| fs::read(scene.dir(&format!("out-{run}/model.safetensors"))).expect("weights");
+    assert!(exported("one") == exported("four"), "exports differ");
+    // A run may begin from it.
+    let from = each(&|run| {
+        split(format!(
+            "train tiny model.from={run}@best train.steps=1 train.batch=2 schedule.warmup_steps=0 eval.rows=0 backend=cpu \
+             --run from-{run} -q"
+        ))
+    });
+    assert_eq!(from.each_ref().map(|said| said.code), [Some(0); 2], "{}", from[1].err);
+    assert_eq!(scene.losses("from-one"), scene.losses("from-four"));
+}
+
+/// A rank of two by the words of a starter, under a limit of the size of its files.
+fn rank_of_two(scene: &Scene, rank: &str, port: &str, words: &[&str], limit: &str) -> std::process::Child {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit -f {limit}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_flatout")]);
+    command.args(words.iter().filter(|word| !["--ranks", "2"].contains(word)));
+    command.envs([("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port)]);
+    command
+        .current_dir(scene.folder.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    command.spawn().expect("a shell")
+}
+
+fn warnings(scene: &Scene, run: &str) -> Vec<String> {
+    let of = |event| match event {
+        Event::Warning { message } => Some(message),
+        _ => None,
+    };
+    scene.events(run).into_iter().filter_map(of).collect()
+}
+
+/// `ulimit -f` counts 512 bytes; a half of the state is some 200 kB.
+#[test]
+fn a_rank_that_cannot_write_is_a_warning_that_names_it_and_the_run_goes_on() {
+    let scene = Scene::new();
+    let run = |run| {
+        let mut words = words(TEXT, run, "2");
+        words.extend(["train.steps=6", "schedule.horizon_steps=20", "checkpoint.every=2", "eval.every=0"]);
+        words
+    };
+    assert_eq!(say(scene.folder.path(), &run("undisturbed")).code, Some(0));
+    let agent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = agent.local_addr().unwrap().port().to_string();
+    let words = run("run");
+    let ranks = [("0", "unlimited"), ("1", "200")]
+        .map(|(rank, limit)| rank_of_two(&scene, rank, &port, &words, limit));
+    let ends = ranks.map(|child| wait_for(child, Duration::from_secs(60)));
+    let said = format!("{}{}", ends[0].1, ends[1].1);
+    assert_eq!(ends.each_ref().map(|(code, _)| *code), [Some(1); 2], "{said}");
+    assert!(said.lines().count() == 1 && said.contains("step 6 could not be saved: rank 1 ("), "{said}");
+    assert!(said.contains("there is no checkpoint"), "{said}");
+    let warned = warnings(&scene, "run");
+    assert_eq!(warned.len(), 3, "{warned:?}");
+    let part = part_name(1, 2);
+    for (step, warning) in [2, 4, 6].into_iter().zip(&warned) {
+        assert!(warning.starts_with(&format!("step {step} could not be saved: rank 1 (")), "{warning}");
+        assert!(warning.contains(&format!("{part}: File too large")), "{warning}");
+    }
+    assert_eq!(scene.losses("run").len(), 6, "the run went on");
+    assert_eq!(fs::read_dir(scene.dir("run/checkpoints")).expect("a folder").count(), 0, "nothing is left");
+    let again = say(scene.folder.path(), &["resume", "run", "--ranks", "2", "-q"]);
+    assert_eq!(again.code, Some(0), "{}", again.err);
+    scene.assert_same("undisturbed", "run", 6);
+}
+
+#[test]
+fn a_damaged_part_is_named_and_passed_over() {
+    let scene = Scene::new();
+    let dir = scene.folder.path();
+    let run = |run, steps| {
+        let mut words = words(TEXT, run, "4");
+        words.extend([steps, "schedule.horizon_steps=20", "checkpoint.every=2", "eval.every=0"]);
+        words
+    };
+    assert_eq!(say(dir, &run("unbroken", "train.steps=5")).code, Some(0));
+    assert_eq!(say(dir, &run("run", "train.steps=4")).code, Some(0));
+    type Damage = fn(&Path);
+    let truncated: Damage = |path| {
+        let bytes = fs::read(path).expect("a file");
+        fs::write(path, &bytes[..bytes.len() - 1]).expect("a file");
+    };
+    let flipped: Damage = |path| {
+        let mut bytes = fs::read(path).expect("a file");
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0x10;
+        fs::write(path, bytes).expect("a file");
+    };
+    let missing: Damage = |path| fs::remove_file(path).expect("a file");
+    let part = part_name(2, 4);
+    for (file, damage, said) in [
+        (part.as_str(), truncated, "bytes and should have"),
+        (&part, flipped, "is not what was saved"),
+        (&part, missing, "No such file"),
+        ("state.json", flipped, "is not what was saved"),
+        ("state.json", truncated, "is not what was saved"),
+    ] {
+        let path = scene.dir("run/checkpoints/step-4").join(file);
+        let whole = fs::read(&path).expect("a file");
+        damage(&path);
+        let told = say(dir, &["generate", "run@4", "--max-tokens", "1", "backend=cpu"]);
+        assert_eq!((told.code, told.err.lines().count()), (Some(2), 1), "{}", told.err);
+        assert!(told.err.contains(file) && told.err.contains(said), "{file}: {}", told.err);
+        fs::write(&path, whole).expect("a file");
+    }
+    // Another number of ranks reads it in shares, and finds the damage of one file.
+    flipped(&scene.dir("run/checkpoints/step-4").join(&part));
+    let told = say(dir, &["resume", "run", "train.steps=5", "--ranks", "2", "-q"]);
+    assert_eq!(told.code, Some(0), "{}", told.err);
+    let warned = warnings(&scene, "run");
+    assert!(warned.len() == 1 && warned[0].ends_with(&format!("{part} is not what was saved")), "{warned:?}");
+    scene.assert_same("unbroken", "run", 5);
+    for step in [4, 5] {
+        let folder = scene.dir(&format!("run/checkpoints/step-{step}"));
+        part_sizes(&scene, "run", step).keys().for_each(|name| flipped(&folder.join(name)));
+    }
+    let told = say(dir, &["resume", "run", "train.steps=6", "--ranks", "4"]);
+    assert_eq!((told.code, told.err.lines().count()), (Some(2), 1), "{}", told.err);
+    assert!(told.err.contains("no checkpoint of this run is whole"), "{}", told.err);
+}
+
+#[test]
+fn a_rank_killed_in_a_save_leaves_the_newest_checkpoint_whole() {
+    let scene = Scene::new();
+    let run = |run| {
+        let mut words = words(TEXT, run, "4");
+        words.extend(["train.steps=40", "checkpoint.every=1", "eval.every=0"]);
+        words
+    };
+    assert_eq!(say(scene.folder.path(), &run("unbroken")).code, Some(0));
+    let mut child = scene.start(&run("run"));
+    let dir = scene.dir("run");
+    wait_until(&mut child, || {
+        let found = checkpoints(&dir);
+        found.whole >= Some(3) && found.partial
+    });
+    send_to("-KILL", children(child.id())[2]);
+    let (code, told) = wait_for(child, Duration::from_secs(5));
+    assert_eq!((code, told.lines().count()), (Some(1), 1), "{told}");
+    let newest = checkpoints(&dir).whole.expect("a checkpoint");
+    assert!(told.contains(&format!("the newest whole checkpoint is step {newest};")), "{told}");
+    let said = say(scene.folder.path(), &["resume", "run", "--ranks", "2", "-q"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(!checkpoints(&dir).partial, "what the save left is gone");
+    scene.assert_same("unbroken", "run", 40);
+}
