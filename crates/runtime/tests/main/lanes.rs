@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 
-use flatout_ir::block8::BLOCK;
+use flatout_ir::block8::{BLOCK, Code};
 use flatout_ir::optimizers::scales_path;
 use flatout_ir::passes::lanes::{lanes_a_rank, lanes_of, roles_after};
 use flatout_ir::passes::totals::{STOP, STOP_FLAGS};
 use flatout_ir::passes::{input_path, update};
+use flatout_ir::plan::PlacedSlot;
 use flatout_ir::{
-    Class, Graph, Init, Mesh, Moments, Options, Piece, PlanSet, Precision, Program, Role, Shard, Update,
-    compile, random,
+    Class, DType, Graph, Init, Mesh, Moments, Options, Piece, PlanSet, Precision, Program, Role, Shard,
+    Update, compile, random,
 };
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::build;
@@ -73,9 +74,8 @@ fn begin(session: &mut Session, rank: usize) {
             (Class::Weight, Init::Ones) => vec![1.0; piece.elements()],
             _ => continue,
         };
-        let mut all = session.read_f32(&piece.slot).expect("a slot");
-        all[piece.within()].copy_from_slice(&values);
-        session.write_f32(&piece.slot, &all).expect("a value");
+        let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+        session.write_range(&piece.slot, piece.at, &bytes).expect("a value");
     }
     if session.plans().plan(Role::Derive).is_some() {
         session.run(Role::Derive).expect("copies");
@@ -90,26 +90,36 @@ struct Bytes {
     bytes: Vec<u8>,
 }
 
-/// All that a rank has of what is saved. Moments in eight bits have scales.
+/// All that a rank has of what is saved. Moments in eight bits count as the numbers that they stand for.
 fn saved(session: &Session, rank: usize) -> Vec<Bytes> {
     let of_piece = |piece: Piece| {
-        let cut = |path: String, slot: &str, size: usize, block: usize| {
-            let all = session.read_slot(slot).ok()?;
-            let at = size * (piece.at / block)..size * piece.within().end.div_ceil(block);
-            let from = size * (piece.range.start / block);
-            Some(Bytes {
-                path,
-                from,
-                of: size * piece.ty.elements().div_ceil(block),
-                bytes: all[at].to_vec(),
-            })
-        };
-        let values = cut(piece.path.clone(), &piece.slot, piece.ty.dtype.bytes(), 1);
-        let scales = cut(scales_path(&piece.path), &scales_path(&piece.slot), 4, BLOCK);
-        values.into_iter().chain(scales).collect::<Vec<_>>()
+        let size = piece.ty.dtype.bytes();
+        let bytes = session.read_range(&piece.slot, piece.within()).expect("elements of a slot");
+        let (from, of) = (piece.range.start, piece.ty.elements());
+        match piece.ty.dtype {
+            DType::E4M3 => decoded(session, &piece, Code::Signed, &bytes),
+            DType::E4M4 => decoded(session, &piece, Code::Unsigned, &bytes),
+            _ => Bytes { path: piece.path, from: size * from, of: size * of, bytes },
+        }
     };
     let saved = session.plans().held(rank).into_iter().filter(|piece| piece.class.is_saved());
-    saved.filter(|piece| piece.elements() > 0).flat_map(of_piece).collect()
+    saved.filter(|piece| piece.elements() > 0).map(of_piece).collect()
+}
+
+/// Moments by the scales of the region, or of the share, that they lie in.
+fn decoded(session: &Session, piece: &Piece, code: Code, codes: &[u8]) -> Bytes {
+    let plans = session.plans();
+    let at = plans.slot(&piece.slot).expect("a slot").view.offset + piece.at;
+    let holds = |slot: &&PlacedSlot| {
+        let range = slot.view.offset..slot.view.offset + slot.ty.elements();
+        range.contains(&at) && plans.slot(&scales_path(&slot.path)).is_some()
+    };
+    let region = plans.slots.iter().find(holds).expect("a slot with scales");
+    let scales = session.read_f32(&scales_path(&region.path)).expect("scales");
+    let first = at - region.view.offset;
+    let value = |(i, byte): (usize, &u8)| code.decode(*byte) * scales[(first + i) / BLOCK];
+    let bytes = codes.iter().enumerate().map(value).flat_map(f32::to_le_bytes).collect();
+    Bytes { path: piece.path.clone(), from: 4 * piece.range.start, of: 4 * piece.ty.elements(), bytes }
 }
 
 /// Whole tensors from what all ranks have, which must agree.
@@ -222,19 +232,18 @@ fn options(mesh: Mesh, lanes: usize, moments: Moments) -> Options {
     Options { mesh, lanes, update, ..Options::default() }
 }
 
-/// The run of one rank, which those of these meshes must equal, with everything on every rank and with shares in one bucket,
-/// in two, and in one a layer.
+/// The run of one rank, which those of these meshes must equal, with everything on every rank and with shares, the first in one
+/// bucket, the next in two, and then in one a layer.
 fn same_bits(meshes: &[[usize; 2]], moments: Moments, change: impl Fn(Options) -> Options) -> Run {
     let of = |mesh: Mesh| change(options(mesh, 8, moments));
     let one = on_ranks(&of(Mesh::ONE), 16, 1);
-    for mesh in meshes.iter().map(|[replicas, shards]| Mesh::new(*replicas, *shards)) {
+    let numbers = [1, 2, usize::MAX].into_iter().cycle();
+    let meshes = meshes.iter().map(|[replicas, shards]| Mesh::new(*replicas, *shards));
+    for (mesh, buckets) in meshes.zip(numbers) {
         let whole = on_ranks(&of(mesh), 16, 1);
         assert_eq!(whole.parts_from(&one), None, "{mesh} against one rank, {moments:?}");
-        for buckets in [1, 2, usize::MAX] {
-            let options = Options { shard: Shard::Optimizer, buckets, ..of(mesh) };
-            let shares = on_ranks(&options, 16, 1);
-            assert_eq!(shares.parts_from(&one), None, "shares of {mesh}, {buckets} buckets, {moments:?}");
-        }
+        let shares = on_ranks(&Options { shard: Shard::Optimizer, buckets, ..of(mesh) }, 16, 1);
+        assert_eq!(shares.parts_from(&one), None, "shares of {mesh}, {buckets} buckets, {moments:?}");
     }
     one
 }
@@ -251,6 +260,19 @@ fn every_number_of_ranks_has_the_bits_of_one() {
     // Without a decay of matrices, vectors and matrices share their rule.
     let equal = |o: Options| Options { update: Update { weight_decay: 0.0, ..o.update }, ..o };
     same_bits(&[[1, 4]], Moments::BF16, equal);
+}
+
+/// How many buckets shares are exchanged in changes no bit.
+#[test]
+fn every_number_of_buckets_has_the_same_bits() {
+    let of = |buckets: usize| {
+        let options = options(Mesh::new(1, 4), 8, Moments::Int8);
+        Options { shard: Shard::Optimizer, precision: Precision::BF16, buckets, ..options }
+    };
+    let one = on_ranks(&of(1), 16, 1);
+    for buckets in [2, 3, usize::MAX] {
+        assert_eq!(on_ranks(&of(buckets), 16, 1).parts_from(&one), None, "{buckets} buckets");
+    }
 }
 
 /// Parameters that are updated one by one have the bits of regions, on every rank; shares cannot be updated so.
