@@ -272,7 +272,7 @@ fn what_ranks_cannot_do_is_one_sentence_and_code_2() {
         ("train.lanes=5", "`train.lanes` = 5 is no power of two"),
         (
             "shard=gradients",
-            "wants auto, none or optimizer, and got `gradients`; here that is `shard=optimizer`: every rank",
+            "wants one of auto, none, optimizer, and got `gradients`; here that is `shard=optimizer`: every rank",
         ),
         ("shard=optimizer fuse.optimizer=off", "`shard=optimizer` cannot run with `fuse.optimizer=off`"),
     ] {

@@ -53,10 +53,10 @@ fn every_number_of_ranks_goes_on_with_what_every_other_saved() {
     scene.assert_same("unbroken", "run", steps);
 }
 
-/// The last line that a command printed, as JSON.
+/// The JSON that a command printed.
 fn json(said: &Said) -> serde_json::Value {
     assert_eq!(said.code, Some(0), "{}", said.err);
-    serde_json::from_str(said.out.lines().last().expect("a line")).expect("JSON")
+    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {}", said.out))
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use crate::graph::{Class, Init};
 use crate::mesh::Axis;
-use crate::plan::PlanSet;
+use crate::plan::{PlacedSlot, PlanSet};
 use crate::types::{DType, TensorType};
 
 /// A range of the elements of a tensor, and where it lies.
@@ -97,12 +97,14 @@ pub struct Sharded {
     pub at: usize,
     /// The elements that each rank has of the bucket.
     pub share: usize,
+    /// The number of slots that come before the tensor: what is held has one order, whatever ranks divide.
+    pub before: usize,
 }
 
 impl Sharded {
     /// The piece of the rank at a coordinate along the axis of shards; without elements where its share has none of them.
     fn piece(&self, coordinate: usize) -> Piece {
-        let Sharded { path, ty, class, init, slot, start, at, share } = self.clone();
+        let Sharded { path, ty, class, init, slot, start, at, share, .. } = self.clone();
         let [begins, ends] = [0, 1].map(|next| (coordinate + next) * share);
         let [from, to] = [begins, ends].map(|at| at.clamp(start, start + ty.elements()));
         let at = at + from.saturating_sub(begins).min(share);
@@ -111,23 +113,21 @@ impl Sharded {
 }
 
 impl PlanSet {
-    /// The parameters and saved tensors that a rank has, in the order of slots and then those that it has pieces of, among them
-    /// pieces without elements.
+    /// The parameters and saved tensors that a rank has, in the order of slots. Of a tensor that ranks divide it may have no
+    /// element.
     pub fn held(&self, rank: usize) -> Vec<Piece> {
-        let leaves = self.slots.iter().filter(|slot| !slot.is_whole);
-        let wanted = leaves.filter(|slot| slot.class.is_saved() || slot.class.is_parameter());
-        let whole = wanted.map(|slot| Piece {
-            path: slot.path.clone(),
-            ty: slot.ty.clone(),
-            class: slot.class,
-            init: slot.init,
-            range: 0..slot.ty.elements(),
-            slot: slot.path.clone(),
-            at: 0,
-        });
         let coordinate = self.mesh.coordinate(rank, Axis::Shard);
-        let pieces = self.sharded.iter().filter(|sharded| sharded.class != Class::Scale);
-        whole.chain(pieces.map(|sharded| sharded.piece(coordinate))).collect()
+        let mut pieces: Vec<(usize, Piece)> =
+            self.sharded.iter().map(|sharded| (2 * sharded.before, sharded.piece(coordinate))).collect();
+        let is_held =
+            |slot: &PlacedSlot| !slot.is_whole && (slot.class.is_saved() || slot.class.is_parameter());
+        for (number, slot) in self.slots.iter().enumerate().filter(|(_, slot)| is_held(slot)) {
+            let PlacedSlot { path, ty, class, init, .. } = slot.clone();
+            let (range, slot) = (0..ty.elements(), path.clone());
+            pieces.push((2 * number + 1, Piece { path, ty, class, init, range, slot, at: 0 }));
+        }
+        pieces.sort_by_key(|(place, _)| *place);
+        pieces.into_iter().map(|(_, piece)| piece).collect()
     }
 
     /// Every saved tensor with its type, whichever ranks have it.
@@ -200,7 +200,7 @@ fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
 mod tests {
     use super::*;
     use crate::mesh::Mesh;
-    use crate::plan::{PlacedSlot, View};
+    use crate::plan::View;
 
     fn piece(path: &str, dtype: DType, of: usize, range: Range<usize>) -> Piece {
         let (ty, slot) = (TensorType::new(dtype, [of]), format!("slot of {path}"));
@@ -256,6 +256,31 @@ mod tests {
         assert!(owned.iter().all(|pieces| pieces.len() == 2));
         let alone = divided(&[shard(0), shard(1)]);
         assert_eq!(covered(&alone, "w"), [0..40, 40..80]);
+    }
+
+    #[test]
+    fn a_share_may_begin_and_end_inside_a_tensor() {
+        // Ten elements from the sixth on of a bucket that three ranks have six of each.
+        let ty = TensorType::new(DType::F32, [5, 2]);
+        let (path, slot) = ("w".to_string(), "shard".to_string());
+        let sharded = Sharded {
+            path,
+            ty,
+            class: Class::Weight,
+            init: Init::Zeros,
+            slot,
+            start: 5,
+            at: 100,
+            share: 6,
+            before: 0,
+        };
+        let pieces = [0, 1, 2].map(|rank| sharded.piece(rank));
+        assert_eq!(pieces.each_ref().map(|piece| piece.range.clone()), [0..1, 1..7, 7..10]);
+        assert_eq!(pieces.each_ref().map(Piece::within), [105..106, 100..106, 100..103]);
+        for (start, elements) in [(0, [6, 4, 0]), (12, [0, 0, 6]), (6, [0, 6, 4])] {
+            let moved = Sharded { start, ..sharded.clone() };
+            assert_eq!([0, 1, 2].map(|rank| moved.piece(rank).elements()), elements);
+        }
     }
 
     #[test]

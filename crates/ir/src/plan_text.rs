@@ -65,7 +65,7 @@ impl fmt::Display for PlanSet {
             write!(f, "slot {} {} {} {}", slot.path, slot.ty, slot.class.show(), slot.init.show())?;
             writeln!(f, " at {}{}", slot.view.offset, if slot.is_whole { " whole" } else { "" })?;
         }
-        for Sharded { path, ty, class, init, slot, start, at, share } in &self.sharded {
+        for Sharded { path, ty, class, init, slot, start, at, share, .. } in &self.sharded {
             write!(f, "sharded {path} {ty} {} {}", class.show(), init.show())?;
             writeln!(f, " from {start} of shares of {share} at {at} of {slot}")?;
         }

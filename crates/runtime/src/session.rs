@@ -237,10 +237,13 @@ impl Session {
         slot.map(|s| &s.view).ok_or_else(|| RuntimeError::Name(format!("there is no slot `{path}`")))
     }
 
-    /// Some elements of a slot, counted in row-major order. Slots are dense.
+    /// Some elements of a slot, counted in row-major order. Those of a slot that is not dense are had all or not at all.
     fn range_view(&self, path: &str, range: &Range<usize>) -> Result<View, RuntimeError> {
         let view = self.slot_view(path)?;
         let elements = view.elements();
+        if *range == (0..elements) {
+            return Ok(view.clone());
+        }
         if range.start > range.end || range.end > elements || !view.is_dense() {
             return Err(RuntimeError::Name(format!(
                 "`{path}` has {elements} elements, and none from {} to {}",
@@ -286,23 +289,15 @@ impl Session {
         self.read_view(self.slot_view(path)?)
     }
 
-    /// Copies slots as they are after all that was asked for so far. On a GPU the copy comes out beside the plans that run
-    /// next, and one that writes any of these slots waits for it on the device; on the CPU it is made here.
-    pub fn begin_copy<P: AsRef<str>>(&mut self, paths: &[P]) -> Result<Copying, RuntimeError> {
-        let views = paths.iter().map(|path| self.slot_view(path.as_ref()).cloned());
-        self.begin_copy_views(views.collect::<Result<Vec<View>, _>>()?)
-    }
-
-    /// The same of some elements of each slot, counted in row-major order.
-    pub fn begin_copy_ranges<P: AsRef<str>>(
+    /// Copies ranges of the elements of slots as they are after all that was asked for so far. On a GPU the copy comes out
+    /// beside the plans that run next, and one that writes any of these elements waits for it on the device; on the CPU it is
+    /// made here.
+    pub fn begin_copy<P: AsRef<str>>(
         &mut self,
         ranges: &[(P, Range<usize>)],
     ) -> Result<Copying, RuntimeError> {
         let views = ranges.iter().map(|(path, range)| self.range_view(path.as_ref(), range));
-        self.begin_copy_views(views.collect::<Result<Vec<View>, _>>()?)
-    }
-
-    fn begin_copy_views(&mut self, views: Vec<View>) -> Result<Copying, RuntimeError> {
+        let views = views.collect::<Result<Vec<View>, _>>()?;
         match &mut self.backend {
             Backend::Cpu(session) => Ok(Copying::here(views.iter().map(|view| session.read(view)).collect())),
             Backend::Cuda(session) => session.begin_copy(&views),
@@ -514,7 +509,7 @@ mod tests {
         let first = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
         session.write_f32("table", &first).unwrap();
         session.write_i32("index", &[2, 1, 0]).unwrap();
-        let copying = session.begin_copy(&["index", "table"]).unwrap();
+        let copying = session.begin_copy(&[("index", 0..3), ("table", 0..8)]).unwrap();
         session.write_f32("table", &[9.0; 8]).unwrap();
         session.run(Role::Eval).unwrap();
         drop(session);
@@ -524,7 +519,7 @@ mod tests {
         assert_eq!(copied.tensor(0), bytes_of(&[2_i32, 1, 0]));
         assert_eq!(copied.tensor(1), bytes_of(&first));
         let mut session = Session::new(gather("gather"), 1).unwrap();
-        let missing = session.begin_copy(&["tabel"]).err().expect("no such slot");
+        let missing = session.begin_copy(&[("tabel", 0..8)]).err().expect("no such slot");
         assert_eq!(missing.to_string(), "there is no slot `tabel`");
     }
 
@@ -537,8 +532,7 @@ mod tests {
         assert_eq!(session.read_range("index", 0..2).unwrap(), bytes_of(&[7_i32, 5]));
         assert_eq!(session.read_range_f32("index", 1..3).unwrap(), [5.0, 6.0]);
         assert!(session.read_range("index", 3..3).unwrap().is_empty());
-        let copying =
-            session.begin_copy_ranges(&[("index", 2..3), ("index", 0..2), ("index", 1..1)]).unwrap();
+        let copying = session.begin_copy(&[("index", 2..3), ("index", 0..2), ("index", 1..1)]).unwrap();
         session.write_i32("index", &[0; 3]).unwrap();
         let copied = copying.finish().unwrap();
         assert_eq!((copied.tensor(0), copied.tensor(1)), (bytes_of(&[6_i32]), bytes_of(&[7_i32, 5])));

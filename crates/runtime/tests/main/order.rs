@@ -51,7 +51,7 @@ fn sums_stay_in_order(session: &mut Session) {
     let mut posted = vec![];
     for round in 0..ROUNDS {
         session.write_f32(&path, &input(round)).unwrap();
-        copies.push(session.begin_copy(&["sum"]).unwrap());
+        copies.push(session.begin_copy(&[("sum", 0..N)]).unwrap());
         session.run(Role::Eval).unwrap();
         posted.push(session.post(Role::Eval, &["most"]).unwrap());
         // A write that no run follows is replaced by the next.

@@ -53,7 +53,7 @@ impl Snapshot {
         let scaled: Vec<_> = pieces.iter().enumerate().filter_map(scaled).collect();
         let ranges = pieces.iter().map(|piece| (piece.slot.clone(), piece.within()));
         let ranges: Vec<_> = ranges.chain(scaled.iter().map(|(_, scaled)| scaled.scales.clone())).collect();
-        let copying = session.begin_copy_ranges(&ranges)?;
+        let copying = session.begin_copy(&ranges)?;
         Ok(Snapshot { pieces, owned, owner, scaled, index, copying, state })
     }
 

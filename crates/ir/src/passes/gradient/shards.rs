@@ -143,27 +143,41 @@ pub(crate) fn take_wholes(graphs: &mut [(Role, Graph)], divided: &[Divided], o: 
         return vec![];
     };
     let known = inside(apply, divided);
-    let sharded = table(apply, &known);
-    let is_read = |class: Class| class == Class::Weight && !o.precision.is_narrow();
+    let mut sharded = table(apply, &known);
+    let is_read = |class: Class| match class {
+        Class::Weight => !o.precision.is_narrow(),
+        class => class == Class::Derived,
+    };
+    let is_gone = |slot: &Slot| known.contains_key(&slot.path) && !is_read(slot.class);
+    let (mut seen, mut before, mut kept) = (HashSet::new(), HashMap::new(), 0);
+    for slot in graphs.iter().flat_map(|(_, g)| &g.slots).filter(|slot| seen.insert(&slot.path)) {
+        before.insert(slot.path.clone(), kept);
+        kept += !is_gone(slot) as usize;
+    }
+    sharded.iter_mut().for_each(|tensor| tensor.before = before[&tensor.path]);
+    sharded.sort_by_key(|tensor| tensor.before);
     for (_, g) in graphs {
-        for slot in g.slots.iter_mut().filter(|slot| known.contains_key(&slot.path) && is_read(slot.class)) {
-            slot.class = Class::Derived;
-        }
-        without_slots(g, |slot| known.contains_key(&slot.path) && slot.class != Class::Derived);
+        without_slots(g, is_gone);
+        g.slots
+            .iter_mut()
+            .filter(|slot| known.contains_key(&slot.path))
+            .for_each(|s| s.class = Class::Derived);
     }
     sharded
 }
 
 fn table(apply: &Graph, known: &HashMap<String, &Divided>) -> Vec<Sharded> {
     let wholes: HashSet<SlotId> = apply.slots.iter().filter_map(|slot| Some(slot.part?.of)).collect();
-    let leaves = apply.slot_ids().filter(|id| !wholes.contains(id));
+    // Scales belong to the moments that they scale, and lie beside them.
+    let is_named = |id: &SlotId| !wholes.contains(id) && apply.slot(*id).class != Class::Scale;
+    let leaves = apply.slot_ids().filter(is_named);
     let sharded = leaves.filter_map(|id| {
         let divided = known.get(&apply.slot(id).path)?;
         let Slot { path, ty, class, init, .. } = apply.slot(id).clone();
         let start = extent(apply, id).1.start;
         let bucket = divided.buckets.iter().rev().find(|bucket| bucket.place <= start).expect("the first");
         let (slot, start, at, share) = (divided.shard.clone(), start - bucket.place, bucket.at, bucket.share);
-        Some(Sharded { path, ty, class, init, slot, start, at, share })
+        Some(Sharded { path, ty, class, init, slot, start, at, share, before: 0 })
     });
     sharded.collect()
 }

@@ -436,6 +436,49 @@ fn f16_to_f32(half: u16) -> f32 {
 mod tests {
     use super::*;
 
+    /// Whatever a parameter is stored or drawn as, a piece of it is that part of the whole.
+    #[test]
+    fn pieces_of_parameters_are_parts_of_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let stored = [("f32", Dtype::F32), ("f16", Dtype::F16), ("bf16", Dtype::Bf16)];
+        let described: Vec<_> = stored.iter().map(|(name, dtype)| (*name, *dtype, &[4, 3][..])).collect();
+        let mut bytes = crate::run::checkpoint::header(&described, &[]).unwrap();
+        bytes.extend((0..12 * (4 + 2 + 2)).map(|i| i as u8));
+        std::fs::write(&path, bytes).unwrap();
+        let mut weights = Weights::of_files(vec![(path.clone(), TensorFile::open(&path).unwrap())]);
+        weights.seed = Some(7);
+        let place = |name: &str| Place { file: 0, name: name.into(), within: None, expect: None };
+        for (name, _) in stored {
+            weights.place(name.into(), place(name));
+        }
+        // Rows of a larger tensor, which are had by reading it all.
+        let all = Stored::whole("rows", "f32", vec![4, 3]);
+        let within = Some(Stored { within: Within::Rows(1..3), ..all });
+        weights.place("rows".into(), Place { within, ..place("f32") });
+        for (name, rows) in [("f32", 4), ("f16", 4), ("bf16", 4), ("rows", 2), ("drawn", 4)] {
+            for dtype in [DType::F32, DType::BF16] {
+                let elements = 3 * rows;
+                let whole = Piece {
+                    path: name.into(),
+                    ty: TensorType::new(dtype, [rows, 3]),
+                    class: Class::Weight,
+                    init: Init::Normal { std: 0.5 },
+                    range: 0..elements,
+                    slot: name.into(),
+                    at: 0,
+                };
+                let (all, hash) = weights.read_for(&whole).unwrap();
+                assert_eq!((all.len(), hash.is_some()), (elements * dtype.bytes(), name != "drawn"));
+                for range in [0..elements, 0..1, 1..elements, 2..5, 3..3] {
+                    let (some, _) = weights.read_for(&whole.part(range.clone())).unwrap();
+                    let expected = dtype.bytes() * range.start..dtype.bytes() * range.end;
+                    assert_eq!(some, all[expected], "{name} {dtype:?} {range:?}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn half_precision_widens_exactly() {
         let cases = [
