@@ -193,6 +193,12 @@ fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
         }
         passed.insert(ranks, start + first.saved_bytes());
     }
+    // In the order in which each rank has them.
+    for (pieces, held) in owned.iter_mut().zip(held) {
+        let places: HashMap<&str, usize> =
+            held.iter().enumerate().map(|(i, p)| (p.path.as_str(), i)).collect();
+        pieces.sort_by_key(|piece| places[piece.path.as_str()]);
+    }
     owned
 }
 

@@ -318,7 +318,7 @@ fn ranks_with_shares_quantise_whole_weights() {
 #[test]
 fn shares_take_their_part_of_the_memory() {
     let c =
-        &DecoderConfig { width: 128, head_size: Some(32), ffn: 256, layers: 4, vocab: 512, ..dividable() };
+        &DecoderConfig { width: 512, head_size: Some(64), ffn: 1024, layers: 3, vocab: 512, ..dividable() };
     let parameters: usize =
         graph(c, 1).slots.iter().filter(|s| s.class == Class::Weight).map(|s| s.ty.elements()).sum();
     let bytes = |o: &Options| {
