@@ -233,3 +233,53 @@ fn shares_memory(reading: &Reading<'_>) -> bool {
     transient.sort_unstable();
     transient.windows(2).any(|pair| pair[1].0 < pair[0].1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resolve::compile::{self, Compiled};
+    use crate::switches::active::{Prepared, active};
+    use flatout_ir::Target;
+
+    fn compiled(ranks: usize, words: &[&str]) -> Result<Compiled, String> {
+        let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+        let config = crate::recipes::resolve("tiny", &[], &words).unwrap();
+        let target = Target { ranks, ..compile::target() };
+        compile::compile(&config, &target).map_err(|failure| failure.to_string())
+    }
+
+    /// The state of `shard` in the plans, and the value that `auto` came to, with the first words of why.
+    fn shard_of(ranks: usize, words: &[&str]) -> (String, Option<(String, String)>) {
+        let compiled = compiled(ranks, words).unwrap();
+        let state = active(&compiled.plans, &compiled.target, Prepared::settled(&compiled.settled));
+        let chosen = compiled.settled.choice(SHARD.name);
+        let chosen =
+            chosen.map(|c| (c.value.clone(), c.why.split(' ').take(3).collect::<Vec<_>>().join(" ")));
+        (state[SHARD.name].clone(), chosen)
+    }
+
+    #[test]
+    fn shards_are_read_from_plans_and_chosen_where_there_is_something_to_divide() {
+        let chose = |value: &str, why: &str| Some((value.to_string(), why.to_string()));
+        for value in ["shard=auto", "shard=none", "shard=optimizer"] {
+            assert_eq!(shard_of(1, &[value]), ("nothing to share".into(), None), "{value} on one rank");
+        }
+        assert_eq!(shard_of(2, &[]), ("optimizer".into(), chose("optimizer", "2 ranks need")));
+        assert_eq!(shard_of(2, &["shard=optimizer"]), ("optimizer".into(), None));
+        assert_eq!(shard_of(2, &["shard=none"]), ("none".into(), None));
+        let apart = ["fuse.optimizer=off"];
+        assert_eq!(
+            shard_of(2, &apart),
+            ("none".into(), chose("none", "fuse.optimizer=off updates parameters"))
+        );
+        let refused = compiled(2, &["fuse.optimizer=off", "shard=optimizer"]).unwrap_err();
+        assert!(refused.starts_with("`shard=optimizer` cannot run with `fuse.optimizer=off`"), "{refused}");
+        assert!(compiled(1, &["fuse.optimizer=off", "shard=optimizer"]).is_ok(), "one rank divides nothing");
+        let small = ["model.width=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.ffn=24"];
+        assert_eq!(shard_of(2, &small), ("nothing to share".into(), chose("none", "nothing that is")));
+        let asked = [&small[..], &["shard=optimizer"]].concat();
+        assert_eq!(shard_of(2, &asked), ("nothing to share".into(), None));
+        let trained = compiled(2, &[]).unwrap().trained();
+        assert_eq!(trained, compiled(1, &[]).unwrap().trained(), "a tensor counts once, whoever has it");
+    }
+}
