@@ -56,10 +56,11 @@ class Proof:
         self.flatout("train", *words, "--run", run, "--ranks", str(ranks))
 
     def told(self, run):
-        """Every step and evaluation without its times; of a run that went on, each once."""
+        """Every step and evaluation without its times, by name and step."""
         lines = (self.folder / run / "events.jsonl").read_text().splitlines()
         events = [event for event in map(json.loads, lines) if event["event"] in ("step", "eval")]
-        return [{key: value for key, value in event.items() if key not in TIMES} for event in events]
+        timeless = lambda event: {key: value for key, value in event.items() if key not in TIMES}
+        return {(event["event"], event["step"]): timeless(event) for event in events}
 
     def tensors(self, run):
         """Every tensor of the last checkpoint: type, shape and bytes."""
@@ -74,10 +75,11 @@ class Proof:
         return whole
 
     def same(self, run, other):
-        """How two runs differ, in words; nothing where they do not."""
-        if self.told(run) != self.told(other):
-            pairs = zip(self.told(run), self.told(other))
-            return next((f"{a} and {b}" for a, b in pairs if a != b), "other numbers of events")
+        """How two runs differ, in words; nothing where they do not. A run that was ended on the way also evaluated there."""
+        ours, theirs = self.told(run), self.told(other)
+        for at, event in theirs.items():
+            if ours.get(at) != event:
+                return f"{ours.get(at)} and {event}"
         ours, theirs = self.tensors(run), self.tensors(other)
         if ours.keys() != theirs.keys():
             return f"other tensors: {sorted(ours.keys() ^ theirs.keys())[:3]}"
@@ -112,7 +114,7 @@ def prove(proof, kind, numbers):
     chain = [numbers[-1]]
     while at < proof.updates:
         at = min(at + 10, proof.updates)
-        chain.append(numbers[(len(chain) * 3) % len(numbers)])
+        chain.append(numbers[-1 - len(chain) % len(numbers)])
         proof.flatout("resume", run, f"train.steps={at}", "--ranks", str(chain[-1]))
     differs = proof.same(run, one)
     words = ", ".join(map(str, chain))
