@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::net::TcpListener;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -222,16 +224,86 @@ fn a_damaged_part_is_named_and_passed_over() {
     assert!(told.err.contains("no checkpoint of this run is whole"), "{}", told.err);
 }
 
+const PAGE: usize = 4096;
+
+/// Flips a bit of a process's memory wherever it has these bytes; how often that was. The process must be stopped.
+fn flip_in_memory(process: u32, bytes: &[u8]) -> io::Result<usize> {
+    let memory = fs::OpenOptions::new().read(true).write(true).open(format!("/proc/{process}/mem"))?;
+    let maps = fs::read_to_string(format!("/proc/{process}/maps"))?;
+    let mut flipped = 0;
+    for line in maps.lines().filter(|line| line.contains(" rw-p ")) {
+        let range = line.split_whitespace().next().and_then(|range| range.split_once('-'));
+        let (start, end) = range.expect("a range of addresses");
+        let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).expect("an address"));
+        let mut found = vec![0; (end - start) as usize];
+        // Some mappings cannot be read.
+        if memory.read_exact_at(&mut found, start).is_err() {
+            continue;
+        }
+        // Tensors begin at multiples of four bytes, and most pages hold nothing.
+        let is_used = |page: &usize| found[*page..*page + PAGE] != [0; PAGE];
+        let pages = (0..found.len()).step_by(PAGE).filter(is_used);
+        for at in pages.flat_map(|page| (page..page + PAGE).step_by(4)) {
+            if found[at..].starts_with(bytes) {
+                let middle = bytes.len() / 2;
+                memory.write_all_at(&[bytes[middle] ^ 1], start + (at + middle) as u64)?;
+                flipped += 1;
+            }
+        }
+    }
+    Ok(flipped)
+}
+
+#[test]
+fn corrupted_memory_of_a_rank_ends_the_run_before_it_is_saved() {
+    let scene = Scene::new();
+    let mut words = words(TEXT, "run", "2");
+    // Weights that no update moves are in memory what they are in a checkpoint.
+    words.extend(["optimizer.lr=1e-30", "train.steps=100000", "checkpoint.every=60", "eval.every=0"]);
+    let mut child = scene.start(&words);
+    let dir = scene.dir("run");
+    wait_until(&mut child, || checkpoints(&dir).whole.is_some());
+    let whole = checkpoints(&dir).whole.expect("a checkpoint");
+    let (_, tensors) = scene.state("run", whole);
+    let (_, _, _, bytes) = tensors.iter().find(|(name, ..)| name == "embed.weight").expect("the embedding");
+    let ranks = children(child.id());
+    send_to("-STOP", ranks[1]);
+    let flipped = flip_in_memory(ranks[1], &bytes[..256]);
+    send_to("-CONT", ranks[1]);
+    match flipped {
+        Ok(flipped) => assert!(flipped > 0, "the weights are in memory"),
+        Err(error) => {
+            eprintln!("SKIPPED: this system lets nobody write the memory of a child: {error}");
+            ranks.iter().for_each(|rank| send_to("-KILL", *rank));
+            wait_for(child, Duration::from_secs(20));
+            return;
+        }
+    }
+    let (code, told) = wait_for(child, Duration::from_secs(60));
+    assert_eq!((code, told.lines().count()), (Some(1), 1), "{told}");
+    // Or of their average, which is the same where nothing moves.
+    assert!(
+        told.contains("is not saved: ") && told.contains("embed.weight` is not the same on rank 0 ("),
+        "{told}"
+    );
+    let newest = checkpoints(&dir).whole.expect("a checkpoint");
+    assert!(told.contains(&format!("the newest whole checkpoint is step {newest};")), "{told}");
+    assert!(!checkpoints(&dir).partial, "nothing of the corrupted state is left");
+    let more = format!("train.steps={}", newest + 1);
+    let said = say(scene.folder.path(), &["resume", "run", &more, "--ranks", "2", "-q"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+}
+
 #[test]
 fn a_rank_killed_in_a_save_leaves_the_newest_checkpoint_whole() {
     let scene = Scene::new();
-    let run = |run| {
+    let run = |run, every| {
         let mut words = words(TEXT, run, "4");
-        words.extend(["train.steps=40", "checkpoint.every=1", "eval.every=0"]);
+        words.extend(["train.steps=40", every, "eval.every=0"]);
         words
     };
-    assert_eq!(say(scene.folder.path(), &run("unbroken")).code, Some(0));
-    let mut child = scene.start(&run("run"));
+    assert_eq!(say(scene.folder.path(), &run("unbroken", "checkpoint.every=0")).code, Some(0));
+    let mut child = scene.start(&run("run", "checkpoint.every=1"));
     let dir = scene.dir("run");
     wait_until(&mut child, || {
         let found = checkpoints(&dir);

@@ -155,51 +155,46 @@ impl PlanSet {
 /// Divides pieces among the ranks that have them: each of the ranks that have some pieces alike gets an equal share of the
 /// bytes of these. A tensor without elements belongs to the first rank.
 fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
-    // In the order in which they are first met, with every rank's own piece.
-    let mut ranges: Vec<Vec<(usize, &Piece)>> = vec![];
-    let mut known: HashMap<(&str, usize), usize> = HashMap::new();
+    let has_any = |piece: &&Piece| piece.elements() > 0 || piece.is_whole();
+    let held: Vec<Vec<&Piece>> = held.iter().map(|pieces| pieces.iter().filter(has_any).collect()).collect();
+    let mut holders: HashMap<(&str, usize), Vec<usize>> = HashMap::new();
     for (rank, pieces) in held.iter().enumerate() {
-        for piece in pieces.iter().filter(|piece| piece.elements() > 0 || piece.is_whole()) {
-            let index = *known.entry((piece.path.as_str(), piece.range.start)).or_insert(ranges.len());
-            match ranges.get_mut(index) {
-                Some(holders) => {
-                    assert_eq!(holders[0].1.range, piece.range, "ranks have other ranges of {}", piece.path);
-                    holders.push((rank, piece));
-                }
-                None => ranges.push(vec![(rank, piece)]),
-            }
+        for piece in pieces {
+            holders.entry(key(piece)).or_default().push(rank);
         }
     }
-    let ranks_of = |holders: &[(usize, &Piece)]| holders.iter().map(|(rank, _)| *rank).collect::<Vec<_>>();
-    let mut totals: HashMap<Vec<usize>, usize> = HashMap::new();
-    for holders in &ranges {
-        *totals.entry(ranks_of(holders)).or_default() += holders[0].1.saved_bytes();
+    // The bytes that a group of ranks has alike, in the order in which they are met, and where each range lies among them.
+    let mut totals: HashMap<&[usize], usize> = HashMap::new();
+    let mut starts: HashMap<(&str, usize), (usize, &Piece)> = HashMap::new();
+    for piece in held.iter().flatten().copied() {
+        let total = totals.entry(&holders[&key(piece)]).or_default();
+        let (_, first) = *starts.entry(key(piece)).or_insert_with(|| {
+            *total += piece.saved_bytes();
+            (*total - piece.saved_bytes(), piece)
+        });
+        assert_eq!(first.range, piece.range, "ranks have other ranges of {}", piece.path);
     }
-    let mut owned: Vec<Vec<Piece>> = vec![vec![]; held.len()];
-    let mut passed: HashMap<Vec<usize>, usize> = HashMap::new();
-    for holders in &ranges {
-        let (ranks, first) = (ranks_of(holders), holders[0].1);
-        let (total, start) = (totals[&ranks], passed.get(&ranks).copied().unwrap_or(0));
-        // The first element that lies behind the share of the first `share` of these ranks.
-        let cut = |share: usize| {
-            let byte = (total * share / ranks.len()).saturating_sub(start);
-            byte.div_ceil(first.saved_dtype().bytes()).min(first.elements())
+    let share = |rank: usize, piece: &Piece| {
+        let ranks = holders[&key(piece)].as_slice();
+        let (total, (start, _)) = (totals[ranks], starts[&key(piece)]);
+        // The first element that lies behind the shares of the first `some` of these ranks.
+        let cut = |some: usize| {
+            let byte = (total * some / ranks.len()).saturating_sub(start);
+            byte.div_ceil(piece.saved_dtype().bytes()).min(piece.elements())
         };
-        for (share, (rank, piece)) in holders.iter().enumerate() {
-            let of = cut(share)..cut(share + 1);
-            if !of.is_empty() || (share == 0 && first.elements() == 0) {
-                owned[*rank].push(piece.part(of));
-            }
-        }
-        passed.insert(ranks, start + first.saved_bytes());
-    }
-    // In the order in which each rank has them.
-    for (pieces, held) in owned.iter_mut().zip(held) {
-        let places: HashMap<&str, usize> =
-            held.iter().enumerate().map(|(i, p)| (p.path.as_str(), i)).collect();
-        pieces.sort_by_key(|piece| places[piece.path.as_str()]);
-    }
-    owned
+        let number = ranks.iter().position(|other| *other == rank).expect("a rank that has it");
+        let of = cut(number)..cut(number + 1);
+        (!of.is_empty() || (number == 0 && piece.elements() == 0)).then(|| piece.part(of))
+    };
+    let owned = |(rank, pieces): (usize, &Vec<&Piece>)| {
+        pieces.iter().filter_map(|piece| share(rank, piece)).collect::<Vec<Piece>>()
+    };
+    held.iter().enumerate().map(owned).collect()
+}
+
+/// Ranges of one tensor are told apart by where they begin.
+fn key(piece: &Piece) -> (&str, usize) {
+    (&piece.path, piece.range.start)
 }
 
 #[cfg(test)]

@@ -166,7 +166,7 @@ fn discard(checkpoints: &Path, step: u64) {
     }
 }
 
-/// What `state.json` says, in this format whichever it was written in.
+/// The record in `state.json`, in this format whichever it was written in.
 fn record(text: &[u8]) -> Result<Record, Unconverted> {
     let broken = |error: serde_json::Error| Unconverted::Broken(error.to_string());
     let value = format::convert(serde_json::from_slice(text).map_err(broken)?)?;

@@ -79,7 +79,7 @@ pub fn latest_among(
     }
 }
 
-/// What rank 0 has the others do.
+/// Rank 0's word to the others.
 #[derive(Serialize, Deserialize)]
 enum Order {
     /// Read their files of the checkpoint of a step.

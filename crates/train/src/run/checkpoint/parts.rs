@@ -6,8 +6,8 @@
 //!
 //! State that ranks have alike must be the same bits on all of them. With every save a rank also hashes what another one is
 //! about to write, another one each time, and rank 0 compares: every copy has been compared with the one that is written after
-//! as many saves as there are other ranks. That reads a second share of the state, where hashing all of it would take
-//! longer than the writing where there are many ranks.
+//! as many saves as there are other ranks. That copies and hashes as many bytes as a rank writes; hashing all of its state with
+//! every save would be as many times that as there are ranks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -84,7 +84,7 @@ type Hashes = Vec<(String, u64)>;
 /// Rank 0's word at the end.
 #[derive(Clone, Serialize, Deserialize)]
 enum Ended {
-    /// What went wrong once it was whole.
+    /// It is whole; where other checkpoints are not in order, why.
     Saved(Option<String>),
     Failed(String),
     Unequal(String),
@@ -208,7 +208,7 @@ impl Together {
         format!("{}: {why}", self.names[rank])
     }
 
-    /// What rank 0 comes to, on every rank.
+    /// Rank 0's word, on every rank.
     fn of_first<T: Serialize + DeserializeOwned>(&self, make: impl FnOnce() -> T) -> Result<T, Unsaved> {
         let bytes = if self.rank == 0 { json(&make()) } else { vec![] };
         read(&self.calls.broadcast(LINE, &bytes).map_err(gone)?)

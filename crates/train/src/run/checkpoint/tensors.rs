@@ -256,10 +256,14 @@ impl TensorFile {
         &self.entries
     }
 
+    fn entry(&self, name: &str) -> io::Result<&Entry> {
+        let absent = || io::Error::new(io::ErrorKind::NotFound, format!("there is no tensor `{name}`"));
+        self.entries.get(name).ok_or_else(absent)
+    }
+
     /// Reads a tensor's bytes to where they belong, which must be exactly as many.
     pub fn read_into(&self, name: &str, place: &mut [u8]) -> io::Result<()> {
-        let absent = || io::Error::new(io::ErrorKind::NotFound, format!("there is no tensor `{name}`"));
-        let entry = self.entries.get(name).ok_or_else(absent)?;
+        let entry = self.entry(name)?;
         if entry.bytes() != place.len() {
             let sentence = format!("`{name}` is {} bytes, and {} are wanted", entry.bytes(), place.len());
             return Err(io::Error::new(io::ErrorKind::InvalidData, sentence));
@@ -293,7 +297,7 @@ impl TensorFile {
 
     /// Reads some of a tensor's elements, counted in row-major order.
     pub fn read_range(&self, name: &str, range: Range<usize>, place: &mut [u8]) -> io::Result<()> {
-        let size = self.entries.get(name).map_or(1, |entry| entry.dtype.bytes());
+        let size = self.entry(name)?.dtype.bytes();
         assert_eq!(place.len(), range.len() * size, "room for the elements of `{name}`");
         self.read_part(name, (range.start * size) as u64, place)
     }

@@ -79,11 +79,13 @@ impl Trainer<'_, '_, '_> {
             Some((saved, _)) if *saved == step => Ok(()),
             newest => {
                 let newest = match newest {
-                    Some((saved, _)) => format!("the newest whole checkpoint is that of step {saved}"),
-                    None => "there is no checkpoint".into(),
+                    // The failure of a rank is told with the newest whole checkpoint.
+                    _ if self.ranks.are_many() => String::new(),
+                    Some((saved, _)) => format!("; the newest whole checkpoint is that of step {saved}"),
+                    None => "; there is no checkpoint".into(),
                 };
                 let why = self.saving.trouble.clone().unwrap_or_default();
-                let sentence = format!("step {step} could not be saved: {why}; {newest}");
+                let sentence = format!("step {step} could not be saved: {why}{newest}");
                 self.alike(Err(Failure::Environment(sentence)))
             }
         }
