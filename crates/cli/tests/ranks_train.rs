@@ -43,7 +43,7 @@ pub fn words<'w>(command: &'w str, run: &'w str, ranks: &'w str) -> Vec<&'w str>
     ["train", recipe].into_iter().chain(small).chain(more).chain(["--run", run, "--ranks", ranks]).collect()
 }
 
-/// What ranks divide beside rows: everything that is large, as `auto` does here, or nothing.
+/// Ranks divide what is large, as `auto` does here, or nothing but rows.
 const SHARDS: [&str; 2] = ["optimizer", "none"];
 
 fn train(scene: &Scene, command: &str, run: &str, ranks: usize) {

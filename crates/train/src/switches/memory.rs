@@ -69,7 +69,7 @@ fn moments(reading: &Reading<'_>) -> &'static str {
 /// Where nothing that is trained is large enough, `resolve::settle` takes `auto` back to `none`.
 pub const SHARD: Switch = Switch {
     name: "shard",
-    doc: "What ranks divide among themselves beside rows: nothing, or the weights, moments and averages of large tensors.",
+    doc: "Ranks divide rows alone, or also the weights, moments and averages of large tensors.",
     field: field!(memory.shard),
     class: Class::Bounded,
     off: Some("none"),

@@ -24,7 +24,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// The same in a slot that has one number for so many elements.
+    /// The same in a slot that has one number for a block of elements.
     pub fn by(&self, block: usize) -> Bucket {
         let layout = self.layout.start / block..self.layout.end / block;
         Bucket { layout, place: self.place / block, at: self.at / block, share: self.share / block }

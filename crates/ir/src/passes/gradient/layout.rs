@@ -38,7 +38,7 @@ pub(super) fn is_chunked(o: &Options) -> bool {
     o.lanes > 1 || o.shards_optimizer()
 }
 
-/// Whether ranks divide a region of so many elements. Those of adapters are small, and their row norms are made of whole
+/// Whether ranks divide a region of this size. Those of adapters are small, and their row norms are made of whole
 /// matrices; vectors are read as they are kept, without a copy that could be gathered.
 fn is_divided(elements: usize, of_vectors: bool, adapts: bool, o: &Options) -> bool {
     let is_large = elements * DType::F32.bytes() >= LEAST_BYTES;

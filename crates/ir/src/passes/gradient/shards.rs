@@ -63,7 +63,7 @@ pub fn check(o: &Options) -> Result<(), Refusal> {
     }
 }
 
-/// What the ranks of a shard group have of a flat tensor, side by side.
+/// Gathers a flat tensor from the ranks of a shard group, side by side.
 pub(super) fn all_gather<'g>(x: Tensor<'g>, o: &Options) -> Tensor<'g> {
     x.b.op(gather_op(o), &[x])
 }
