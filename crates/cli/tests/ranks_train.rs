@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant, SystemTime};
 
-use flatout_train::run::events::{self, Event, Step};
+use flatout_train::run::events::{self, Event, Step, WorldFacts};
 
 use crate::program::{flatout, say};
 use crate::scene::{Scene, checkpoints, wait_until};
@@ -36,7 +36,7 @@ const KINDS: [(&str, &str, &[usize]); 9] = [
         "tiny data.task=preference preference.loss=kto model.context=64 data.synthetic_rows=200",
         &[2],
     ),
-    ("images", "vision-tiny data.synthetic_rows=200 train.mixup=0.4 image_table=off", &[2, 4]),
+    ("images", "vision-tiny data.synthetic_rows=200 train.mixup=0.4 image_table=off model.layers=3", &[2, 4]),
 ];
 
 pub fn words<'w>(command: &'w str, run: &'w str, ranks: &'w str) -> Vec<&'w str> {
@@ -47,6 +47,9 @@ pub fn words<'w>(command: &'w str, run: &'w str, ranks: &'w str) -> Vec<&'w str>
     let more = more.split(' ').filter(|word| !word.is_empty());
     ["train", recipe].into_iter().chain(small).chain(more).chain(["--run", run, "--ranks", ranks]).collect()
 }
+
+/// Ranks divide what is large, as `auto` does here, or nothing but rows.
+const SHARDS: [&str; 2] = ["optimizer", "none"];
 
 fn train(scene: &Scene, command: &str, run: &str, ranks: usize) {
     let said = say(scene.folder.path(), &words(command, run, &ranks.to_string()));
@@ -82,9 +85,13 @@ fn every_number_of_ranks_that_divides_the_lanes_has_the_same_bits() {
         let one = format!("{kind}-1");
         train(&scene, command, &one, 1);
         assert_eq!(scene.losses(&one).len() as u64, STEPS);
-        for ranks in numbers {
-            let run = format!("{kind}-{ranks}");
-            train(&scene, command, &run, *ranks);
+        // The first number of ranks once more without shares.
+        let without = numbers.iter().take(1).map(|ranks| (*ranks, SHARDS[1]));
+        for (ranks, shard) in numbers.iter().map(|ranks| (*ranks, SHARDS[0])).chain(without) {
+            let run = format!("{kind}-{ranks}-{shard}");
+            let command = if shard == SHARDS[0] { command } else { &format!("{command} shard={shard}") };
+            train(&scene, command, &run, ranks);
+            assert_eq!(world(&scene, &run).shard, shard, "{run}");
             assert_eq!(told(&scene, &run), told(&scene, &one), "{run}");
             for step in [10, 20] {
                 assert!(scene.state(&run, step) == scene.state(&one, step), "{run} at step {step}");
@@ -96,16 +103,24 @@ fn every_number_of_ranks_that_divides_the_lanes_has_the_same_bits() {
             // Ranks tell their times late, and the first of them after the first step.
             let steps = events::steps(&scene.events(&run));
             let slowest = steps.last().and_then(|step| step.ranks.as_ref()).expect("times of ranks").slowest;
-            assert!(slowest < *ranks as u64);
+            assert!(slowest < ranks as u64);
         }
     }
     let losses = events::steps(&scene.events("text-1"));
     assert!(losses[STEPS as usize - 1].loss < losses[0].loss - 0.5, "something is learned");
-    let world = |run: &str| match &scene.events(run)[0] {
-        Event::Start(start) => start.world.clone().map(|world| [world.ranks, world.nodes, world.lanes]),
-        event => panic!("{event:?} is first"),
+    let of = |run: &str| {
+        let WorldFacts { ranks, nodes, lanes, shard, .. } = world(&scene, run);
+        (ranks, nodes, lanes, shard)
     };
-    assert_eq!([world("text-1"), world("text-4")], [Some([1, 1, 8]), Some([4, 1, 8])]);
+    assert_eq!(of("text-1"), (1, 1, 8, "none".into()));
+    assert_eq!(of("text-4-optimizer"), (4, 1, 8, "optimizer".into()));
+}
+
+fn world(scene: &Scene, run: &str) -> WorldFacts {
+    match &scene.events(run)[0] {
+        Event::Start(start) => start.world.clone().expect("several lanes"),
+        event => panic!("{event:?} is first"),
+    }
 }
 
 #[test]
@@ -273,9 +288,14 @@ fn what_ranks_cannot_do_is_one_sentence_and_code_2() {
         ("data.path=nowhere.txt", "There is no file or folder nowhere.txt"),
         ("train.lanes=32", "`train.lanes` = 32 is more than the rows of `train.batch` = 16"),
         ("train.lanes=5", "`train.lanes` = 5 is no power of two"),
+        (
+            "shard=gradients",
+            "wants one of auto, none, optimizer, and got `gradients`; here that is `shard=optimizer`: every rank",
+        ),
+        ("shard=optimizer fuse.optimizer=off", "`shard=optimizer` cannot run with `fuse.optimizer=off`"),
     ] {
         let mut all = words(TEXT, "run", "2");
-        all.push(more);
+        all.extend(more.split(' '));
         let said = say(scene.folder.path(), &all);
         assert_eq!((said.code, said.err.lines().count()), (Some(2), 1), "{more}: {}", said.err);
         assert!(said.err.contains(sentence), "{more}: {}", said.err);

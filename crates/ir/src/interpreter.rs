@@ -8,6 +8,7 @@ use crate::fp8::{e4m3_from_f32, e4m3_to_f32, e5m2_from_f32, e5m2_to_f32};
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
 use crate::ops::Op;
 use crate::oracle;
+use crate::pieces::Piece;
 use crate::plan::{Launch, PlanSet, Role, View};
 use crate::types::{DType, TensorType, bf16_from_f32, bf16_to_f32};
 
@@ -49,6 +50,42 @@ impl Interpreter {
 
     pub fn get_at(&self, rank: usize, path: &str) -> Vec<f64> {
         read(&self.arenas[rank], &self.slot(path))
+    }
+
+    /// Sets a parameter or a saved tensor on every rank that has some of it.
+    pub fn set_tensor(&mut self, path: &str, values: &[f64]) {
+        for rank in 0..self.arenas.len() {
+            for piece in self.plans.held(rank).into_iter().filter(|piece| piece.path == path) {
+                let view = self.view_of(&piece);
+                write(&mut self.arenas[rank], &view, &values[piece.range]);
+            }
+        }
+    }
+
+    /// A parameter or a saved tensor, put together from the pieces of all ranks, which must agree on what several have.
+    pub fn tensor(&self, path: &str) -> Vec<f64> {
+        let mut whole: Vec<Option<f64>> = vec![];
+        for (rank, arena) in self.arenas.iter().enumerate() {
+            for piece in self.plans.held(rank).into_iter().filter(|piece| piece.path == path) {
+                whole.resize(piece.ty.elements(), None);
+                for (known, x) in
+                    whole[piece.range.clone()].iter_mut().zip(read(arena, &self.view_of(&piece)))
+                {
+                    assert!(
+                        known.is_none_or(|known| known == x),
+                        "ranks have another `{path}` than rank {rank}"
+                    );
+                    *known = Some(x);
+                }
+            }
+        }
+        whole.into_iter().map(|x| x.unwrap_or_else(|| panic!("no rank has all of `{path}`"))).collect()
+    }
+
+    fn view_of(&self, piece: &Piece) -> View {
+        let View { offset, dtype, .. } = self.slot(&piece.slot);
+        let ty = TensorType::new(dtype, [piece.elements()]);
+        View::dense(offset + piece.at * dtype.bytes(), &ty)
     }
 
     /// A result of the first rank.

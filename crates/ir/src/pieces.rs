@@ -8,7 +8,8 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use crate::graph::{Class, Init};
-use crate::plan::PlanSet;
+use crate::mesh::Axis;
+use crate::plan::{PlacedSlot, PlanSet};
 use crate::types::{DType, TensorType};
 
 /// A range of the elements of a tensor, and where it lies.
@@ -80,22 +81,53 @@ pub fn saved_dtype(dtype: DType) -> DType {
     }
 }
 
+/// A tensor of which each rank of a shard group has a range. Ranks divide a flat bucket into shares of equal size, in which
+/// tensors lie one behind the other, so that a share may begin inside a tensor and end inside another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sharded {
+    pub path: String,
+    pub ty: TensorType,
+    pub class: Class,
+    pub init: Init,
+    /// The slot that holds a rank's shares of buckets.
+    pub slot: String,
+    /// The tensor's first element in its bucket.
+    pub start: usize,
+    /// The first element of a rank's share of the bucket in the slot.
+    pub at: usize,
+    /// The elements that each rank has of the bucket.
+    pub share: usize,
+    /// The number of slots that come before the tensor: what is held has one order, whatever ranks divide.
+    pub before: usize,
+}
+
+impl Sharded {
+    /// The piece of the rank at a coordinate along the axis of shards; without elements where its share has none of them.
+    fn piece(&self, coordinate: usize) -> Piece {
+        let Sharded { path, ty, class, init, slot, start, at, share, .. } = self.clone();
+        let [begins, ends] = [0, 1].map(|next| (coordinate + next) * share);
+        let [from, to] = [begins, ends].map(|at| at.clamp(start, start + ty.elements()));
+        let at = at + from.saturating_sub(begins).min(share);
+        Piece { path, ty, class, init, range: from - start..to - start, slot, at }
+    }
+}
+
 impl PlanSet {
-    /// The parameters and saved tensors that a rank has, in the order of slots.
-    pub fn held(&self, _rank: usize) -> Vec<Piece> {
-        // Every rank has all of them: nothing is sharded.
-        let leaves = self.slots.iter().filter(|slot| !slot.is_whole);
-        let wanted = leaves.filter(|slot| slot.class.is_saved() || slot.class.is_parameter());
-        let whole = wanted.map(|slot| Piece {
-            path: slot.path.clone(),
-            ty: slot.ty.clone(),
-            class: slot.class,
-            init: slot.init,
-            range: 0..slot.ty.elements(),
-            slot: slot.path.clone(),
-            at: 0,
-        });
-        whole.collect()
+    /// The parameters and saved tensors that a rank has, in the order of slots. Of a tensor that ranks divide it may have no
+    /// element.
+    pub fn held(&self, rank: usize) -> Vec<Piece> {
+        let coordinate = self.mesh.coordinate(rank, Axis::Shard);
+        let mut pieces: Vec<(usize, Piece)> =
+            self.sharded.iter().map(|sharded| (2 * sharded.before, sharded.piece(coordinate))).collect();
+        let is_held =
+            |slot: &PlacedSlot| !slot.is_whole && (slot.class.is_saved() || slot.class.is_parameter());
+        for (number, slot) in self.slots.iter().enumerate().filter(|(_, slot)| is_held(slot)) {
+            let PlacedSlot { path, ty, class, init, .. } = slot.clone();
+            let (range, slot) = (0..ty.elements(), path.clone());
+            pieces.push((2 * number + 1, Piece { path, ty, class, init, range, slot, at: 0 }));
+        }
+        pieces.sort_by_key(|(place, _)| *place);
+        pieces.into_iter().map(|(_, piece)| piece).collect()
     }
 
     /// Every saved tensor with its type, whichever ranks have it.
@@ -169,7 +201,7 @@ fn key(piece: &Piece) -> (&str, usize) {
 mod tests {
     use super::*;
     use crate::mesh::Mesh;
-    use crate::plan::{PlacedSlot, View};
+    use crate::plan::View;
 
     fn piece(path: &str, dtype: DType, of: usize, range: Range<usize>) -> Piece {
         let (ty, slot) = (TensorType::new(dtype, [of]), format!("slot of {path}"));
@@ -228,6 +260,31 @@ mod tests {
     }
 
     #[test]
+    fn a_share_may_begin_and_end_inside_a_tensor() {
+        // Ten elements from the sixth on of a bucket that three ranks have six of each.
+        let ty = TensorType::new(DType::F32, [5, 2]);
+        let (path, slot) = ("w".to_string(), "shard".to_string());
+        let sharded = Sharded {
+            path,
+            ty,
+            class: Class::Weight,
+            init: Init::Zeros,
+            slot,
+            start: 5,
+            at: 100,
+            share: 6,
+            before: 0,
+        };
+        let pieces = [0, 1, 2].map(|rank| sharded.piece(rank));
+        assert_eq!(pieces.each_ref().map(|piece| piece.range.clone()), [0..1, 1..7, 7..10]);
+        assert_eq!(pieces.each_ref().map(Piece::within), [105..106, 100..106, 100..103]);
+        for (start, elements) in [(0, [6, 4, 0]), (12, [0, 0, 6]), (6, [0, 6, 4])] {
+            let moved = Sharded { start, ..sharded.clone() };
+            assert_eq!([0, 1, 2].map(|rank| moved.piece(rank).elements()), elements);
+        }
+    }
+
+    #[test]
     fn plans_of_several_ranks_divide_what_is_saved_and_hold_all() {
         let slot = |path: &str, class: Class, n: usize, is_whole: bool| {
             let ty = TensorType::new(DType::F32, [n]);
@@ -251,6 +308,7 @@ mod tests {
             landings: vec![],
             plans: vec![],
             mesh: Mesh::new(2, 1),
+            sharded: vec![],
             done: vec![],
         };
         let held = plans.held(1);

@@ -9,6 +9,7 @@ use crate::attr::named;
 use crate::graph::{Class, Init};
 use crate::mesh::Mesh;
 use crate::ops::Op;
+use crate::pieces::Sharded;
 use crate::types::{DType, TensorType, contiguous_strides};
 
 /// A tensor in the arena.
@@ -108,6 +109,8 @@ pub enum Role {
     Fold(usize),
     /// Norm, finite check, clip, update, clear; once a step.
     Apply,
+    /// Gathers averages that ranks have shares of to where `eval` reads weights; `derive` brings those back.
+    Average,
     Eval,
     /// Logits of every row.
     Logits,
@@ -131,6 +134,7 @@ impl Role {
             Role::Keep(level) => ("keep", level),
             Role::Fold(level) => ("fold", level),
             Role::Apply => ("apply", 0),
+            Role::Average => ("average", 0),
             Role::Eval => ("eval", 0),
             Role::Logits => ("logits", 0),
             Role::Prefill => ("prefill", 0),
@@ -158,6 +162,7 @@ impl Role {
             Role::Keep(index),
             Role::Fold(index),
             Role::Apply,
+            Role::Average,
             Role::Eval,
             Role::Logits,
             Role::Prefill,
@@ -210,7 +215,7 @@ pub struct PlacedSlot {
     pub ty: TensorType,
     pub class: Class,
     pub init: Init,
-    /// Other slots lie inside this one: their values are its value.
+    /// Other slots lie inside this one, or pieces of tensors: their values are its value.
     pub is_whole: bool,
     pub view: View,
 }
@@ -251,6 +256,8 @@ pub struct PlanSet {
     pub plans: Vec<Plan>,
     /// The ranks that run these plans together.
     pub mesh: Mesh,
+    /// The tensors of which ranks have shares.
+    pub sharded: Vec<Sharded>,
     pub done: Vec<PassReport>,
 }
 
@@ -332,8 +339,9 @@ mod tests {
             Role::Keep(2),
             Role::Fold(1),
             Role::Apply,
+            Role::Average,
         ];
-        let names = ["derive", "grad", "grad.1", "grad.17", "keep", "keep.2", "fold.1", "apply"];
+        let names = ["derive", "grad", "grad.1", "grad.17", "keep", "keep.2", "fold.1", "apply", "average"];
         assert_eq!(roles.map(Role::name), names);
         assert_eq!(names.map(Role::parse), roles.map(Some));
         for wrong in ["", "grad.", "grad.0", "grad.01", "grad.-1", "grad.1.1", "eval.1", "gradient"] {

@@ -5,6 +5,7 @@
 //! mesh shard 4
 //! inputs 896..1024
 //! slot embed.weight f32[8,8] weight normal(0.02) at 0
+//! sharded embed.weight f32[8,8] weight normal(0.02) from 0 of shares of 16 at 0 of region.0.weights.shard
 //! buffer grad.%3 activations 1024+256 live 1:2..5
 //! plan grad
 //! cpu.product product{ta=false, tb=true} f32[4,8]@1024 f32[8,8]@0 -> f32[4,8]@1280 work 64@2048 @layers.0.wq #1f flops 512
@@ -12,12 +13,13 @@
 //! pass merge grad 3 weights are one product ...
 //! ```
 //!
-//! Plans of one rank have no line for the mesh. Equal text means equal plans, so that a change that claims to keep them can be shown to. It does not parse: a kernel
+//! Plans of one rank have no line for the mesh, nor for what ranks have shares of. Equal text means equal plans, so that a change that claims to keep them can be shown to. It does not parse: a kernel
 //! is a row of a target's table, which the text does not carry.
 
 use std::fmt;
 
 use crate::attr::Attr;
+use crate::pieces::Sharded;
 use crate::plan::{Launch, PlanSet, View};
 use crate::types::{TensorType, contiguous_strides};
 
@@ -62,6 +64,10 @@ impl fmt::Display for PlanSet {
         for slot in &self.slots {
             write!(f, "slot {} {} {} {}", slot.path, slot.ty, slot.class.show(), slot.init.show())?;
             writeln!(f, " at {}{}", slot.view.offset, if slot.is_whole { " whole" } else { "" })?;
+        }
+        for Sharded { path, ty, class, init, slot, start, at, share, .. } in &self.sharded {
+            write!(f, "sharded {path} {ty} {} {}", class.show(), init.show())?;
+            writeln!(f, " from {start} of shares of {share} at {at} of {slot}")?;
         }
         for buffer in &self.buffers {
             write!(f, "buffer {} {} {}", buffer.name, buffer.category.name(), buffer.offset)?;

@@ -163,6 +163,14 @@ fn wrong_shapes_are_said() {
     );
     assert_eq!(refused(scatter(false), &[&[6]]), "f32[6] does not divide among 4 ranks");
     assert_eq!(refused(scatter(true), &[&[8], &[3]]), "the base is f32[3], wanted f32[2]");
+    let (beta1, beta2, eps, weight_decay, lr_scale, copy, first) = (0.9, 0.95, 1e-8, 0.1, 1.0, false, 0);
+    let adamw = Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
+    let scalars = [[1]; 6];
+    let of = |behind: usize| -> Vec<&[usize]> {
+        [&[4][..]; 4].into_iter().chain(scalars[..behind].iter().map(|dims| &dims[..])).collect()
+    };
+    assert_eq!(refused(adamw.clone(), &of(5)), "the rank is f32[1], wanted i32[1]");
+    assert_eq!(refused(adamw, &of(6)), "takes 8 inputs, got 10");
 }
 
 /// One weight whose gradient is what an input holds.

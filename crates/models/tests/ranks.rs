@@ -10,7 +10,8 @@ use flatout_ir::passes::totals::{STOP, STOP_FLAGS, stop_path};
 use flatout_ir::passes::{input_path, update};
 use flatout_ir::target::paper;
 use flatout_ir::{
-    Class, Graph, Init, Mesh, Options, Precision, Program, Role, Update, compile, oracle, random,
+    Class, Graph, Init, Mesh, Moments, OpKind, Options, PlanSet, Precision, Program, Role, Shard, Update,
+    compile, oracle, random,
 };
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::build;
@@ -117,9 +118,10 @@ fn on_ranks(c: &DecoderConfig, rows: usize, options: &Options) -> Trained {
     let program = Program { role: Role::GRAD, graph: g.clone() };
     let mut run = Interpreter::new(compile(&[program], &paper(), options).expect("plans"));
     let names: Vec<String> = weights(&g).into_keys().collect();
+    let is_share = |path: &str| run.plans.sharded.iter().any(|tensor| path.starts_with(&tensor.slot));
     let kept = run.plans.slots.iter().filter(|slot| slot.class.is_saved() || slot.class == Class::Derived);
-    let kept: Vec<String> = kept.map(|slot| slot.path.clone()).collect();
-    weights(&g).iter().for_each(|(path, values)| run.set(path, values));
+    let kept: Vec<String> = kept.map(|slot| slot.path.clone()).filter(|path| !is_share(path)).collect();
+    weights(&g).iter().for_each(|(path, values)| run.set_tensor(path, values));
     if run.plans.plan(Role::Derive).is_some() {
         run.run(Role::Derive);
     }
@@ -166,7 +168,7 @@ fn on_ranks(c: &DecoderConfig, rows: usize, options: &Options) -> Trained {
     for (rank, path) in (1..ranks).flat_map(|rank| kept.iter().map(move |path| (rank, path))) {
         assert_eq!(run.get_at(rank, path), run.get(path), "replicas do not drift: `{path}` of rank {rank}");
     }
-    let weights = names.into_iter().map(|path| (path.clone(), run.get(&path))).collect();
+    let weights = names.into_iter().map(|path| (path.clone(), run.tensor(&path))).collect();
     Trained { told, weights }
 }
 
@@ -240,5 +242,185 @@ fn bits_do_not_depend_on_how_many_ranks_have_the_lanes() {
     close(&one, &plain(c, 8, &Update::default()), 1e-5, "eight lanes on one rank");
     for mesh in [Mesh::new(1, 2), Mesh::new(1, 4), Mesh::new(2, 2), Mesh::new(1, 8), Mesh::new(2, 4)] {
         assert_eq!(on_ranks(c, 8, &options(mesh, 8)), one, "{mesh}");
+    }
+}
+
+/// A decoder large enough that ranks divide its matrices, of three units: embedding and two layers.
+fn dividable() -> DecoderConfig {
+    DecoderConfig { width: 32, head_size: Some(8), ffn: 80, context: 4, dropout: 0.1, ..small::decoder() }
+}
+
+fn shared(mesh: Mesh, lanes: usize, buckets: usize) -> Options {
+    Options { shard: Shard::Optimizer, buckets, ..options(mesh, lanes) }
+}
+
+fn plans_of(c: &DecoderConfig, options: &Options) -> PlanSet {
+    let eval = LossForm { dropout: false, ..LossForm::rows(1, c.context) };
+    let programs = [(Role::GRAD, graph(c, 1)), (Role::Eval, build(c, Form::Loss(eval)))];
+    compile(&programs.map(|(role, graph)| Program { role, graph }), &paper(), options).expect("plans")
+}
+
+/// Ranks that have shares of the optimiser's state make the update of all rows, in any number of buckets and on any mesh.
+#[test]
+fn ranks_with_shares_make_the_update_of_all_rows() {
+    let (c, how) = (&dividable(), Update::default());
+    for (mesh, rows) in [
+        (Mesh::new(1, 2), 4),
+        (Mesh::new(1, 3), 3),
+        (Mesh::new(1, 4), 4),
+        (Mesh::new(2, 2), 4),
+        (Mesh::new(1, 8), 8),
+    ] {
+        let want = plain(c, rows, &how);
+        let ranks = mesh.ranks();
+        let whole = on_ranks(c, rows, &options(mesh, ranks));
+        for buckets in [1, 2, usize::MAX] {
+            let options = shared(mesh, ranks, buckets);
+            let got = on_ranks(c, rows, &options);
+            close(&got, &want, 1e-5, &format!("{mesh}, {buckets} buckets"));
+            assert_eq!(got, whole, "{mesh}, {buckets} buckets: the bits of ranks that have everything");
+        }
+        close(&on_ranks(c, rows, &shared(mesh, 1, 2)), &want, 1e-5, &format!("{mesh}, one lane"));
+    }
+    let two = Mesh::new(1, 2);
+    for change in [
+        |o: Options| Options { precision: Precision::BF16, ..o },
+        |o: Options| Options { update: Update { moments: Moments::Int8, ..Update::default() }, ..o },
+    ] {
+        let (got, whole) =
+            (on_ranks(c, 2, &change(shared(two, 2, 2))), on_ranks(c, 2, &change(options(two, 2))));
+        assert_eq!(got, whole);
+        close(&got, &plain(c, 2, &how), 5e-2, "rounded");
+    }
+}
+
+/// 8-bit copies of weights are made of what was gathered.
+#[test]
+fn ranks_with_shares_quantise_whole_weights() {
+    let c = &DecoderConfig {
+        width: 32,
+        head_size: Some(16),
+        ffn: 96,
+        context: 16,
+        init_std: 0.1,
+        ..small::decoder()
+    };
+    let fp8 = |o: Options| Options { precision: Precision::FP8, ..o };
+    let two = Mesh::new(1, 2);
+    let whole = on_ranks(c, 2, &fp8(options(two, 2)));
+    for buckets in [1, usize::MAX] {
+        assert!(!plans_of(c, &fp8(shared(two, 2, buckets))).sharded.is_empty());
+        assert_eq!(on_ranks(c, 2, &fp8(shared(two, 2, buckets))), whole, "{buckets} buckets");
+    }
+}
+
+/// Bytes a trained parameter a rank, by what holds it.
+#[test]
+fn shares_take_their_part_of_the_memory() {
+    let c =
+        &DecoderConfig { width: 512, head_size: Some(64), ffn: 1024, layers: 3, vocab: 512, ..dividable() };
+    let parameters: usize =
+        graph(c, 1).slots.iter().filter(|s| s.class == Class::Weight).map(|s| s.ty.elements()).sum();
+    let bytes = |o: &Options| {
+        let plans = plans_of(c, o);
+        let of = |category: &str| plans.categories()[category] as f64 / parameters as f64;
+        ["parameters", "gradients", "optimizer", "average"].map(of)
+    };
+    let average = Update { average: Some(0.9), ..Update::default() };
+    for (precision, copy) in [(Precision::F32, 4.0), (Precision::BF16, 2.0)] {
+        for ranks in [2, 4, 8] {
+            let n = ranks as f64;
+            let change = |o: Options| Options { precision, update: average.clone(), ..o };
+            let mesh = Mesh::new(1, ranks);
+            let whole = if precision == Precision::F32 { 4.0 } else { 6.0 };
+            for (got, want) in [
+                (bytes(&change(options(mesh, ranks))), [whole, 4.0, 8.0, 4.0]),
+                (bytes(&change(shared(mesh, ranks, 1))), [4.0 / n + copy, 4.0, 8.0 / n, 4.0 / n]),
+            ] {
+                for (got, want) in got.iter().zip(want) {
+                    // Vectors and padding.
+                    assert!((got / want - 1.0).abs() < 0.1, "{ranks} ranks: {got} bytes, wanted {want}");
+                }
+            }
+        }
+    }
+}
+
+/// Which exchange lies in which plan; and without shares there is nothing of them.
+#[test]
+fn shares_are_exchanged_where_they_are_updated_and_gathered_where_they_are_read() {
+    let c = &dividable();
+    let average = |o: Options| Options { update: Update { average: Some(0.9), ..Update::default() }, ..o };
+    let mesh = Mesh::new(1, 4);
+    for buckets in [1, 2, usize::MAX] {
+        let plans = plans_of(c, &average(shared(mesh, 4, buckets)));
+        let count = |role: Role, kind: OpKind| {
+            let plan = plans.plan(role).unwrap_or_else(|| panic!("a plan {role}"));
+            plan.launches.iter().filter(|launch| launch.op.kind() == kind).count()
+        };
+        let cut = buckets.min(3);
+        let exchanges = [OpKind::ReduceScatter, OpKind::AllGather, OpKind::AllReduce];
+        // Chunks of the norm are gathered too; what is small and the region of vectors are added everywhere.
+        assert_eq!(exchanges.map(|kind| count(Role::Apply, kind)), [cut, cut + 1, 2]);
+        for role in [Role::Derive, Role::Average] {
+            assert_eq!(exchanges.map(|kind| count(role, kind)), [0, cut, 0]);
+        }
+        for role in [Role::GRAD, Role::Eval] {
+            assert_eq!(exchanges.map(|kind| count(role, kind)), [0; 3]);
+        }
+        assert_eq!(count(Role::Apply, OpKind::AdamW), cut + 1);
+    }
+    let none = plans_of(c, &average(options(mesh, 4)));
+    assert!(none.sharded.is_empty() && none.plan(Role::Average).is_none());
+    let one = |o: Options| plans_of(c, &average(o)).to_string();
+    assert_eq!(one(shared(Mesh::ONE, 1, 1)), one(options(Mesh::ONE, 1)));
+    let tiny = plans_of(&config(), &shared(mesh, 4, 1));
+    assert!(tiny.sharded.is_empty(), "regions below 64 KiB stay whole");
+    let apart = Options { fuse_optimizer: false, ..shared(mesh, 4, 1) };
+    let program = Program { role: Role::GRAD, graph: graph(c, 1) };
+    let refused = compile(&[program], &paper(), &apart).expect_err("parameter by parameter").to_string();
+    assert!(refused.contains("`shard=optimizer` cannot run with `fuse.optimizer=off`"), "{refused}");
+}
+
+/// Evaluation reads averages that were gathered, and training goes on with the weights that `derive` brings back.
+#[test]
+fn averages_are_gathered_for_evaluation_and_weights_come_back() {
+    let c = &dividable();
+    for precision in [Precision::F32, Precision::BF16] {
+        let how = Update { average: Some(0.9), ..Update::default() };
+        let told = [options(Mesh::new(1, 2), 2), shared(Mesh::new(1, 2), 2, 2)].map(|o| {
+            let o = Options { precision, update: how.clone(), ..o };
+            let mut run = Interpreter::new(plans_of(c, &o));
+            let g = graph(c, 1);
+            for (path, values) in &weights(&g) {
+                run.set_tensor(path, values);
+                let other: Vec<f64> = values.iter().map(|x| 0.5 * x).collect();
+                run.set_tensor(&format!("average.{path}"), &other);
+            }
+            let derives = run.plans.plan(Role::Derive).is_some();
+            if derives {
+                run.run(Role::Derive);
+            }
+            for role in [Role::GRAD, Role::Eval] {
+                for (name, values) in inputs(c, &g, 0, &[0]) {
+                    let path = input_path(role, &name);
+                    if run.plans.slot(&path).is_some() {
+                        run.set(&path, &values);
+                    }
+                }
+            }
+            let gathers = run.plans.plan(Role::Average).is_some();
+            if gathers {
+                run.run(Role::Average);
+            }
+            run.run(Role::Eval);
+            if gathers {
+                run.run(Role::Derive);
+            }
+            run.run(Role::GRAD);
+            (run.result(Role::Eval, "loss"), run.get("region.0.grads").iter().map(|x| x.abs()).sum::<f64>())
+        });
+        assert_eq!(told[0].0, told[1].0, "{precision:?}: the loss of averages");
+        assert_eq!(told[0].1, told[1].1, "{precision:?}: the gradients of weights");
     }
 }

@@ -487,6 +487,7 @@ mod tests {
                 results: vec![("rows".into(), rows)],
             }],
             mesh: Mesh::ONE,
+            sharded: vec![],
             done: vec![],
         }
     }

@@ -181,12 +181,15 @@ fn real() -> Vec<Form> {
     for moments in [f32s, bf16] {
         let adamw = Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
         let state = [vec![flat.clone(); 2], vec![flat.with(moments); 2]].concat();
-        forms.push((adamw, [state, scalars.clone()].concat()));
+        forms.push((adamw.clone(), [state.clone(), scalars.clone()].concat()));
+        forms.push((adamw, [state, scalars.clone(), vec![ty(i32s, &[1])]].concat()));
     }
     let adamw8 = Op::AdamW8 { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
     let codes = [DType::E4M3, DType::E4M4].map(|dtype| flat.with(dtype)).to_vec();
     let scales = vec![ty(f32s, &[176_000_000 / 256]); 2];
-    forms.push((adamw8, [vec![flat.clone(); 2], codes, scales, scalars].concat()));
+    let of_blocks = [vec![flat.clone(); 2], codes, scales, scalars].concat();
+    forms.push((adamw8.clone(), of_blocks.clone()));
+    forms.push((adamw8, [of_blocks, vec![ty(i32s, &[1])]].concat()));
     forms.push((Op::Reduce { axis: 0, by: Fold::SumSquares }, vec![flat]));
     let (rows, table) = (ty(bf16, &[65536, 768]), ty(f32s, &[32768, 768]));
     let index = ty(i32s, &[65536]);

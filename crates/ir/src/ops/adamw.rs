@@ -7,15 +7,26 @@
 //! Moments are of p's type or bf16. In bf16 a kernel rounds m' and v' up or down at random (`random::rounding`, by the
 //! element's number and t), after p' was made from them unrounded: at b2 = 0.999 an increment of v is often below half a
 //! step of bf16, and rounding to nearest would leave v where it is. `expand` rounds to nearest, and a kernel's moments
-//! are within a step of it. Elements are numbered from `first` on, so that cutting a region draws the same.
+//! are within a step of it. Elements are numbered from `first` on, so that cutting a region draws the same; where ranks update
+//! shares of equal size side by side, the last input says which this one is, and its elements come behind those of the others.
 
 use super::{arity, expect};
 use crate::builder::Tensor;
 use crate::ops::Op;
 use crate::types::{DType, TensorType};
 
-/// What the last four inputs of an update are.
-pub(super) const SCALARS: [&str; 4] = ["lr", "scale", "updates", "is_finite"];
+const SCALARS: [&str; 4] = ["lr", "scale", "updates", "is_finite"];
+
+/// Checks the inputs behind `state` others: the numbers of the step, and the rank where each rank updates its share.
+pub(super) fn check_step(state: usize, ins: &[&TensorType]) -> Result<(), String> {
+    let step = state + SCALARS.len();
+    let has_rank = ins.len() == step + 1;
+    arity(ins, step + has_rank as usize)?;
+    for (what, t) in SCALARS.iter().zip(&ins[state..]) {
+        expect(what, t, ins[0].dtype, &[1])?;
+    }
+    if has_rank { expect("the rank", ins[step], DType::I32, &[1]) } else { Ok(()) }
+}
 
 pub(super) fn check_first(first: u64) -> Result<(), String> {
     match first.is_multiple_of(4) {
@@ -25,7 +36,7 @@ pub(super) fn check_first(first: u64) -> Result<(), String> {
 }
 
 pub fn infer(copy: bool, first: u64, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
-    arity(ins, 8)?;
+    check_step(4, ins)?;
     let p = ins[0];
     expect("the gradient", ins[1], p.dtype, &p.dims)?;
     let moments = if ins[2].dtype == DType::BF16 { DType::BF16 } else { p.dtype };
@@ -33,9 +44,6 @@ pub fn infer(copy: bool, first: u64, ins: &[&TensorType]) -> Result<Vec<TensorTy
         expect(what, t, moments, &p.dims)?;
     }
     check_first(first)?;
-    for (what, t) in SCALARS.iter().zip(&ins[4..]) {
-        expect(what, t, p.dtype, &[1])?;
-    }
     let mut outs = vec![p.clone(), p.with(moments), p.with(moments)];
     outs.extend(copy.then(|| p.with(DType::BF16)));
     Ok(outs)

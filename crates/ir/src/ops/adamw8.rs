@@ -5,7 +5,7 @@
 //! its; both give the same scales, and p' is made before anything is rounded.
 
 use super::adamw::{self, Constants};
-use super::{arity, expect};
+use super::expect;
 use crate::block8::{BLOCK, Code, TOP};
 use crate::builder::Tensor;
 use crate::ops::Op;
@@ -14,7 +14,7 @@ use crate::ops::reduce::Fold;
 use crate::types::{DType, TensorType};
 
 pub fn infer(copy: bool, first: u64, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
-    arity(ins, 10)?;
+    adamw::check_step(6, ins)?;
     let p = ins[0];
     let blocks = p.elements().div_ceil(BLOCK);
     expect("the gradient", ins[1], p.dtype, &p.dims)?;
@@ -22,9 +22,6 @@ pub fn infer(copy: bool, first: u64, ins: &[&TensorType]) -> Result<Vec<TensorTy
     expect("the second moment", ins[3], DType::E4M4, &p.dims)?;
     for (what, t) in ["the first moment's scales", "the second moment's scales"].iter().zip(&ins[4..6]) {
         expect(what, t, p.dtype, &[blocks])?;
-    }
-    for (what, t) in adamw::SCALARS.iter().zip(&ins[6..]) {
-        expect(what, t, p.dtype, &[1])?;
     }
     adamw::check_first(first)?;
     let mut outs: Vec<TensorType> = [0, 2, 3, 4, 5].map(|i| ins[i].clone()).into();

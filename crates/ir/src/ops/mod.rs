@@ -185,11 +185,12 @@ ops! {
     HeadLossTrain = "head_loss_train" { base: bool, compute: Compute }
     /// (w [M, N], a [R, N], b [M, R]) -> 1 / ||w + scale b a|| of every row, f32 [M].
     LowRankNorm = "low_rank_norm" { scale: f64 }
-    /// (p, g, m, v, lr [1], scale [1], updates [1], is_finite [1]) -> p, m, v; unchanged where is_finite is 0. With `copy`
-    /// also p in bf16. `first` is the number of the first element among all that are trained.
+    /// (p, g, m, v, lr [1], scale [1], updates [1], is_finite [1], rank i32 [1]?) -> p, m, v; unchanged where is_finite is 0.
+    /// With `copy` also p in bf16. `first` is the number of the first element among all that are trained, of rank 0 where
+    /// each rank updates its share.
     AdamW = "adamw" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
-    /// (p, g, m e4m3, v e4m4, scales of m, scales of v, lr [1], scale [1], updates [1], is_finite [1]) -> p, m, v, scales of
-    /// m, scales of v: as `adamw`, with moments in the blocks of `block8`.
+    /// (p, g, m e4m3, v e4m4, scales of m, scales of v, lr [1], scale [1], updates [1], is_finite [1], rank i32 [1]?) -> p, m,
+    /// v, scales of m, scales of v: as `adamw`, with moments in the blocks of `block8`.
     AdamW8 = "adamw8" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
     /// () -> i32 [1]: where this rank lies along an axis of the mesh.
     Rank = "rank" { axis: Axis }

@@ -2,7 +2,8 @@
 //!
 //! An optimiser is one file, its name and one row of `ALL`. `passes::gradient::update` lays the state out, reads and writes it, and asks the
 //! row of a group for everything else. A piece is any range of a region's elements: nothing here knows how many
-//! parameters it covers, or where the rest of the region lies.
+//! parameters it covers, or where the rest of the region lies. A rule that needs whole matrices would ask
+//! `passes::gradient::buckets` to let none of them lie across the shares of two ranks.
 
 mod adamw;
 mod adamw8;
@@ -63,6 +64,8 @@ pub struct Piece<'g> {
     pub state: Vec<Tensor<'g>>,
     /// The number of the first element among those of all regions: random rounding draws by it.
     pub first: usize,
+    /// Which of the ranks that update shares of equal size side by side this is; `first` is then that of the first one's.
+    pub rank: Option<Tensor<'g>>,
 }
 
 /// The numbers of an update, each of [1]. All pieces share them but for the learning rate.
@@ -94,11 +97,12 @@ pub fn scales_path(moments: &str) -> String {
 }
 
 impl<'g> Piece<'g> {
-    /// Pushes an operation that takes weights, gradients, the state and the numbers of the step.
+    /// Pushes an operation that takes weights, gradients, the state, the numbers of the step and the rank.
     fn push(&self, op: Op, step: &Step<'g>) -> Vec<Tensor<'g>> {
         let mut ins = vec![self.weights, self.gradients];
         ins.extend(&self.state);
         ins.extend([step.lr, step.scale, step.updates, step.is_finite]);
+        ins.extend(self.rank);
         self.weights.b.ops(op, &ins)
     }
 }

@@ -37,13 +37,16 @@ pub mod gradient {
     //! Gradients, the update they are for, and the part of the forward pass that runs again for them.
 
     pub mod average;
+    mod buckets;
     pub mod differentiate;
     pub mod held_ratios;
     pub mod lanes;
+    pub mod layout;
     pub mod one_pass_loss;
     pub mod recompute;
     pub mod rejoin;
     pub mod score_gradients;
+    pub(crate) mod shards;
     pub mod totals;
     pub mod update;
 }
@@ -63,11 +66,12 @@ pub mod types {
 
 // Other crates ask these for names of slots and of weights.
 pub use forward::{adapter, adapters};
-pub use gradient::{average, differentiate, lanes, recompute, totals, update};
+pub use gradient::{average, differentiate, lanes, layout, recompute, totals, update};
 pub use types::{fp8, fp8_choice, fp8_copies};
 
 use crate::expand;
 use crate::graph::{Class, Graph};
+use crate::mesh::Axis;
 use crate::ops::{Op, OpKind};
 use crate::plan::{PlanSet, Refusal, Role};
 use crate::replay::without_dead;
@@ -77,6 +81,7 @@ use forward::{folded_scales, joint_heads, merge, patterns, rope_table, rotated_s
 use fuse::{
     bundles, column_sums, double_norms, epilogues, fused_products, joined_products, regions, thin_products,
 };
+use gradient::shards::{self, Divided};
 use gradient::{held_ratios, one_pass_loss, rejoin, score_gradients};
 use options::{Options, Precision, Recompute};
 use state::{Reports, State};
@@ -93,8 +98,10 @@ pub struct Program {
 /// Compiles the programs of a run for a target. Every plan shares the persistent slots; transients overlay.
 pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Result<PlanSet, Refusal> {
     lanes::check(options)?;
+    shards::check(options)?;
     let mut reports = Reports::default();
     let mut graphs: Vec<(Role, Graph)> = vec![];
+    let mut divided: Vec<Divided> = vec![];
     let to_end = |state: &mut State| run(GATHERED, state, options, target);
     for Program { role, graph } in programs {
         let mut state = State::new(*role, graph.clone(), reports);
@@ -105,6 +112,7 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
         reports = state.reports;
         // The update reads sums and has no extents of a micro-batch: one serves all.
         if let Some(apply) = state.apply.filter(|_| *role == Role::GRAD) {
+            divided = state.divided;
             let of_lanes = lanes::lanes(&apply, options);
             for (role, graph) in [(Role::Apply, apply)].into_iter().chain(of_lanes) {
                 let mut state = State::new(role, graph, reports);
@@ -114,21 +122,31 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
             }
         }
     }
-    add_copies(&mut graphs, options);
+    add_copies(&mut graphs, &divided, options);
 
     // Evaluation reads averages of what is trained.
-    let averages = average::bind(&mut graphs, &options.adapters);
+    let averages = average::bind(&mut graphs, &options.adapters, &divided);
     graphs.iter().for_each(|(_, g)| check("average", g));
     reports
         .say(Role::Eval, "average", averages, || format!("{averages} parameters are read as their averages"));
-    place::plan(graphs, target, options, reports)
+
+    // Of what ranks divide, each has its share alone.
+    let sharded = shards::take_wholes(&mut graphs, &divided, options);
+    graphs.iter().for_each(|(_, g)| check("shards", g));
+    let trained = sharded.iter().filter(|tensor| tensor.class == Class::Weight).count();
+    reports.say(Role::Apply, "shards", trained, || {
+        let ways = options.mesh.ways(Axis::Shard);
+        format!("{trained} parameters are updated in shares, of which a rank has one of {ways}")
+    });
+    place::plan(graphs, target, options, sharded, reports)
 }
 
-/// Copies of weights in other types have a writer, and so have norms.
-fn add_copies(graphs: &mut Vec<(Role, Graph)>, o: &Options) {
+/// Copies of weights in other types and of other ranks' shares have a writer, and so have norms.
+fn add_copies(graphs: &mut Vec<(Role, Graph)>, divided: &[Divided], o: &Options) {
     if o.precision.is_narrow() {
-        copies::copies(graphs);
+        copies::copies(graphs, divided);
     }
+    shards::gathers(graphs, divided, o);
     if o.precision == Precision::FP8 {
         fp8_copies::fp8_copies(graphs, o);
     }
@@ -551,7 +569,7 @@ fn has_regions(o: &Options) -> bool {
 /// Lays the parameters out in regions and adds the graph of `apply`.
 fn add_update(s: &mut State, o: &Options, fused: bool) {
     let mut trained = s.take_trained();
-    let (mut apply, launches) = update::update(&mut trained, o, fused);
+    let update::Updated { mut apply, launches, divided } = update::update(&mut trained, o, fused);
     if o.precision.is_narrow() {
         precision::narrow_slots(&mut apply, &trained.graph);
     }
@@ -560,7 +578,7 @@ fn add_update(s: &mut State, o: &Options, fused: bool) {
         format!("{} parameter tensors are updated in {launches} launches", trained.weights.len())
     });
     s.set_trained(trained);
-    s.apply = Some(apply);
+    (s.apply, s.divided) = (Some(apply), divided);
 }
 
 fn is_switched_off(op: &Op, o: &Options) -> bool {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::attr::named;
-use crate::mesh::Mesh;
+use crate::mesh::{Axis, Mesh};
 use crate::ops::collective::Order;
 use crate::optimizers::Name;
 use crate::passes::forward::adapter::Adapter;
@@ -66,6 +66,9 @@ named! {
     pub enum Shard {
         /// Rows alone: every rank has all weights, gradients and moments.
         None = "none",
+        /// Weights, moments and averages of large regions: a rank has a share of them, updates it, and gathers from the others
+        /// the copies that layers read.
+        Optimizer = "optimizer",
     }
 }
 
@@ -152,6 +155,8 @@ pub struct Options {
     /// The ranks that run the plans together.
     pub mesh: Mesh,
     pub shard: Shard,
+    /// The most buckets that a sharded region is exchanged in; `usize::MAX` for one a layer.
+    pub buckets: usize,
     /// Parts of a step that are summed apart and then added by one tree, whichever ranks they lie on; 1 where bits need not
     /// be the same for every number of ranks.
     pub lanes: usize,
@@ -165,6 +170,11 @@ impl Options {
     /// Whether no test leaves a pass out.
     pub fn runs(&self, pass: &str) -> bool {
         self.skip_pass != Some(pass)
+    }
+
+    /// Whether ranks have shares of the optimiser's state.
+    pub fn shards_optimizer(&self) -> bool {
+        self.shard == Shard::Optimizer && self.mesh.ways(Axis::Shard) > 1
     }
 }
 
@@ -190,6 +200,7 @@ impl Default for Options {
             update: Update::default(),
             mesh: Mesh::ONE,
             shard: Shard::None,
+            buckets: 1,
             lanes: 1,
             order: Order::Tree,
             skip_pass: None,

@@ -2,6 +2,7 @@
 
 use crate::graph::{Graph, SlotId};
 use crate::passes::gradient::differentiate::Trained;
+use crate::passes::gradient::shards::Divided;
 use crate::plan::{PassReport, Refusal, Role};
 
 #[derive(Clone, Debug)]
@@ -14,6 +15,8 @@ pub(super) struct State {
     weights: Vec<(SlotId, SlotId)>,
     /// The graph of the update, once there is one.
     pub apply: Option<Graph>,
+    /// The slots of state that ranks divide, once there is an update.
+    pub divided: Vec<Divided>,
     pub reports: Reports,
     /// The pass that runs.
     pub pass: &'static str,
@@ -21,7 +24,7 @@ pub(super) struct State {
 
 impl State {
     pub fn new(role: Role, graph: Graph, reports: Reports) -> State {
-        State { role, graph, forward: 0, weights: vec![], apply: None, reports, pass: "" }
+        State { role, graph, forward: 0, weights: vec![], apply: None, divided: vec![], reports, pass: "" }
     }
 
     /// How many of the first nodes are the forward pass: of a program without gradients, all.

@@ -747,10 +747,18 @@ fn updates(table: &mut Table) {
             let mut ins = vec![x(dtype, &dims), x(dtype, &dims), x(moments, &dims)];
             ins.push(tensor(moments, &dims, Data::Between(0.01, 1.0)));
             ins.extend([one(0.1), one(0.5), one(updates), one(is_finite)]);
-            table.add(op.clone(), ins);
+            table.add(op.clone(), ins.clone());
+            if updates > 1.0 {
+                table.add(op.clone(), [ins, vec![rank_of_shares()]].concat());
+            }
         }
     }
     updates_of_blocks(table);
+}
+
+/// The input that says which of several shares a rank updates.
+fn rank_of_shares() -> Input {
+    tensor(DType::I32, &[1], Data::Values(vec![3.0]))
 }
 
 /// Moments in eight bits: codes are next to the oracle's, a step of an eighth at most; weights and scales are its own.
@@ -774,6 +782,9 @@ fn updates_of_blocks(table: &mut Table) {
         ins.push(tensor(DType::E4M4, &dims, Data::Between(1.0, 250.0)));
         ins.extend([scales(-6), scales(-8), one(0.1), one(0.5), one(updates), one(is_finite)]);
         let op = Op::AdamW8 { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
-        table.add_within(op, ins, 0.125);
+        table.add_within(op.clone(), ins.clone(), 0.125);
+        if copy {
+            table.add_within(op, [ins, vec![rank_of_shares()]].concat(), 0.125);
+        }
     }
 }

@@ -212,6 +212,7 @@ impl<'a> Bench<'a> {
             landings: vec![],
             plans: vec![Plan { role: Role::Eval, launches: self.launches, results: vec![] }],
             mesh: Mesh::ONE,
+            sharded: vec![],
             done: vec![],
         };
         let session = match self.place {

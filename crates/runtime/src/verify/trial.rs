@@ -234,6 +234,7 @@ impl<'a> Trial<'a> {
             landings: vec![],
             plans: vec![Plan { role: Role::Eval, launches: vec![launch], results: vec![] }],
             mesh: Mesh::ONE,
+            sharded: vec![],
             done: vec![],
         }
     }

@@ -3,7 +3,7 @@
 
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::passes::input_path;
-use flatout_ir::passes::update::CHUNK;
+use flatout_ir::passes::layout::CHUNK;
 use flatout_ir::random::normal;
 use flatout_ir::{Builder, DType, Options, PlanSet, Program, Role, Target, compile};
 use flatout_runtime::{Session, cpu, cuda};

@@ -4,11 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 
+use flatout_ir::block8::{BLOCK, Code};
+use flatout_ir::optimizers::scales_path;
 use flatout_ir::passes::lanes::{lanes_a_rank, lanes_of, roles_after};
 use flatout_ir::passes::totals::{STOP, STOP_FLAGS};
 use flatout_ir::passes::{input_path, update};
+use flatout_ir::plan::PlacedSlot;
 use flatout_ir::{
-    Class, Graph, Init, Mesh, Moments, Options, PlanSet, Precision, Program, Role, Update, compile, random,
+    Class, DType, Graph, Init, Mesh, Moments, Options, Piece, PlanSet, Precision, Program, Role, Shard,
+    Update, compile, random,
 };
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::build;
@@ -59,23 +63,78 @@ fn feed(session: &mut Session, update: usize, rows: &[usize]) {
     session.write_i32(&at("rows"), &keys).expect("keys");
 }
 
-fn begin(session: &mut Session) {
-    let slots: Vec<_> = session.plans().slots.clone();
-    let leaves = slots.iter().filter(|slot| !slot.is_whole);
-    for slot in leaves {
-        let stream = slot.path.bytes().fold(0, |h: u64, b| h.wrapping_mul(257).wrapping_add(b as u64));
-        let values: Vec<f32> = match (slot.class, slot.init) {
+/// Writes the first values of all that a rank has.
+fn begin(session: &mut Session, rank: usize) {
+    for piece in session.plans().held(rank) {
+        let stream = piece.path.bytes().fold(0, |h: u64, b| h.wrapping_mul(257).wrapping_add(b as u64));
+        let values: Vec<f32> = match (piece.class, piece.init) {
             (Class::Weight | Class::Average, Init::Normal { std }) => {
-                (0..slot.ty.elements() as u64).map(|i| std * random::normal(3, stream, i)).collect()
+                piece.range.clone().map(|i| std * random::normal(3, stream, i as u64)).collect()
             }
-            (Class::Weight, Init::Ones) => vec![1.0; slot.ty.elements()],
+            (Class::Weight, Init::Ones) => vec![1.0; piece.elements()],
             _ => continue,
         };
-        session.write_f32(&slot.path, &values).expect("a value");
+        let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+        session.write_range(&piece.slot, piece.at, &bytes).expect("a value");
     }
     if session.plans().plan(Role::Derive).is_some() {
         session.run(Role::Derive).expect("copies");
     }
+}
+
+/// Some bytes of a tensor.
+struct Bytes {
+    path: String,
+    from: usize,
+    of: usize,
+    bytes: Vec<u8>,
+}
+
+/// All that a rank has of what is saved. Moments in eight bits count as the numbers that they stand for.
+fn saved(session: &Session, rank: usize) -> Vec<Bytes> {
+    let of_piece = |piece: Piece| {
+        let size = piece.ty.dtype.bytes();
+        let bytes = session.read_range(&piece.slot, piece.within()).expect("elements of a slot");
+        let (from, of) = (piece.range.start, piece.ty.elements());
+        match piece.ty.dtype {
+            DType::E4M3 => decoded(session, &piece, Code::Signed, &bytes),
+            DType::E4M4 => decoded(session, &piece, Code::Unsigned, &bytes),
+            _ => Bytes { path: piece.path, from: size * from, of: size * of, bytes },
+        }
+    };
+    let saved = session.plans().held(rank).into_iter().filter(|piece| piece.class.is_saved());
+    saved.filter(|piece| piece.elements() > 0).map(of_piece).collect()
+}
+
+/// Moments by the scales of the region, or of the share, that they lie in.
+fn decoded(session: &Session, piece: &Piece, code: Code, codes: &[u8]) -> Bytes {
+    let plans = session.plans();
+    let at = plans.slot(&piece.slot).expect("a slot").view.offset + piece.at;
+    let holds = |slot: &&PlacedSlot| {
+        let range = slot.view.offset..slot.view.offset + slot.ty.elements();
+        range.contains(&at) && plans.slot(&scales_path(&slot.path)).is_some()
+    };
+    let region = plans.slots.iter().find(holds).expect("a slot with scales");
+    let scales = session.read_f32(&scales_path(&region.path)).expect("scales");
+    let first = at - region.view.offset;
+    let value = |(i, byte): (usize, &u8)| code.decode(*byte) * scales[(first + i) / BLOCK];
+    let bytes = codes.iter().enumerate().map(value).flat_map(f32::to_le_bytes).collect();
+    Bytes { path: piece.path.clone(), from: 4 * piece.range.start, of: 4 * piece.ty.elements(), bytes }
+}
+
+/// Whole tensors from what all ranks have, which must agree.
+fn together(ranks: impl IntoIterator<Item = Vec<Bytes>>) -> BTreeMap<String, Vec<u8>> {
+    let mut tensors: BTreeMap<String, Vec<Option<u8>>> = BTreeMap::new();
+    for Bytes { path, from, of, bytes } in ranks.into_iter().flatten() {
+        let whole = tensors.entry(path.clone()).or_insert_with(|| vec![None; of]);
+        for (known, byte) in whole[from..].iter_mut().zip(bytes) {
+            assert!(known.is_none_or(|known| known == byte), "replicas do not drift: `{path}`");
+            *known = Some(byte);
+        }
+    }
+    let whole =
+        |bytes: Vec<Option<u8>>| bytes.into_iter().map(|byte| byte.expect("some rank has it")).collect();
+    tensors.into_iter().map(|(path, bytes)| (path, whole(bytes))).collect()
 }
 
 /// Bits of loss and norm of every update, and of all that is saved.
@@ -96,16 +155,26 @@ impl Run {
             let [a, b] = [self, other].map(|run| run.told[at].map(f32::from_bits));
             return Some(format!("update {at} gives {a:?} and {b:?}"));
         }
+        if !self.state.keys().eq(other.state.keys()) {
+            return Some("other tensors are saved".into());
+        }
         let differs = |path: &&String| self.state[*path] != other.state[*path];
         self.state.keys().find(differs).map(|path| format!("`{path}` differs"))
     }
 }
 
-/// Trains as one rank does: its lanes one after the other, micro-batches of `rows` rows of one lane.
-fn train(plans: PlanSet, o: &Options, batch: usize, rows: usize, wire: Option<Arc<dyn Wire>>) -> Run {
+/// Loss and norm of every update, and what a rank has in the end. It trains its lanes one after the other, in micro-batches of
+/// `rows` rows of one lane.
+fn train(
+    plans: PlanSet,
+    o: &Options,
+    batch: usize,
+    rows: usize,
+    wire: Option<Arc<dyn Wire>>,
+) -> (Vec<[u32; 2]>, Vec<Bytes>) {
     let rank = wire.as_ref().map_or(0, |wire| wire.rank());
     let mut session = Session::among(plans, 1, wire).expect("a session");
-    begin(&mut session);
+    begin(&mut session, rank);
     let (each, ranks) = (lanes_a_rank(o), o.mesh.ranks());
     let lanes = each * ranks;
     let mut told = vec![];
@@ -129,33 +198,33 @@ fn train(plans: PlanSet, o: &Options, batch: usize, rows: usize, wire: Option<Ar
         assert_eq!(result("is_finite"), 1.0);
         told.push(["loss", "grad_norm"].map(|name| result(name).to_bits()));
     }
-    let saved = session
-        .plans()
-        .slots
-        .iter()
-        .filter(|s| !s.is_whole && (s.class.is_saved() || s.class == Class::Scale));
-    let state = saved.map(|s| (s.path.clone(), session.read_slot(&s.path).expect("a slot"))).collect();
-    Run { told, state }
+    (told, saved(&session, rank))
 }
 
-/// The run of every rank.
-fn on_ranks(o: &Options, batch: usize, rows: usize) -> Vec<Run> {
+/// The run of all ranks, which say the same of every update.
+fn on_ranks(o: &Options, batch: usize, rows: usize) -> Run {
     let program = Program { role: Role::GRAD, graph: graph(rows) };
     let plans = compile(&[program], &cpu::target(1), o).expect("plans");
     let ranks = o.mesh.ranks();
-    if ranks == 1 {
-        return vec![train(plans, o, batch, rows, None)];
-    }
-    thread::scope(|scope| {
-        let running: Vec<_> = Threads::connect(ranks)
+    let ran: Vec<_> = thread::scope(|scope| {
+        let wires: Vec<Option<Arc<dyn Wire>>> = match ranks {
+            1 => vec![None],
+            _ => {
+                Threads::connect(ranks).into_iter().map(|end| Some(Arc::new(end) as Arc<dyn Wire>)).collect()
+            }
+        };
+        let running: Vec<_> = wires
             .into_iter()
-            .map(|end| {
-                let (plans, wire): (_, Arc<dyn Wire>) = (plans.clone(), Arc::new(end));
-                scope.spawn(move || train(plans, o, batch, rows, Some(wire)))
+            .map(|wire| {
+                let plans = plans.clone();
+                scope.spawn(move || train(plans, o, batch, rows, wire))
             })
             .collect();
         running.into_iter().map(|rank| rank.join().expect("a rank that ends")).collect()
-    })
+    });
+    let (told, saved): (Vec<_>, Vec<_>) = ran.into_iter().unzip();
+    assert!(told.iter().all(|by_rank| *by_rank == told[0]), "every rank says the same");
+    Run { told: told[0].clone(), state: together(saved) }
 }
 
 fn options(mesh: Mesh, lanes: usize, moments: Moments) -> Options {
@@ -163,14 +232,18 @@ fn options(mesh: Mesh, lanes: usize, moments: Moments) -> Options {
     Options { mesh, lanes, update, ..Options::default() }
 }
 
-/// The run of one rank, which those of these meshes must equal.
+/// The run of one rank, which those of these meshes must equal, with everything on every rank and with shares, the first in one
+/// bucket, the next in two, and then in one a layer.
 fn same_bits(meshes: &[[usize; 2]], moments: Moments, change: impl Fn(Options) -> Options) -> Run {
-    let of = |mesh: Mesh| on_ranks(&change(options(mesh, 8, moments)), 16, 1);
-    let one = of(Mesh::ONE).remove(0);
-    for mesh in meshes.iter().map(|[replicas, shards]| Mesh::new(*replicas, *shards)) {
-        for (rank, run) in of(mesh).iter().enumerate() {
-            assert_eq!(run.parts_from(&one), None, "rank {rank} of {mesh} against one rank, {moments:?}");
-        }
+    let of = |mesh: Mesh| change(options(mesh, 8, moments));
+    let one = on_ranks(&of(Mesh::ONE), 16, 1);
+    let numbers = [1, 2, usize::MAX].into_iter().cycle();
+    let meshes = meshes.iter().map(|[replicas, shards]| Mesh::new(*replicas, *shards));
+    for (mesh, buckets) in meshes.zip(numbers) {
+        let whole = on_ranks(&of(mesh), 16, 1);
+        assert_eq!(whole.parts_from(&one), None, "{mesh} against one rank, {moments:?}");
+        let shares = on_ranks(&Options { shard: Shard::Optimizer, buckets, ..of(mesh) }, 16, 1);
+        assert_eq!(shares.parts_from(&one), None, "shares of {mesh}, {buckets} buckets, {moments:?}");
     }
     one
 }
@@ -181,20 +254,46 @@ fn every_number_of_ranks_has_the_bits_of_one() {
     assert!(losses[UPDATES - 1] < losses[0] - 0.1, "something is learned: {losses:?}");
     for moments in [Moments::BF16, Moments::Int8] {
         same_bits(&[[1, 2], [1, 8]], moments, |o| o);
+        same_bits(&[[1, 4]], moments, |o| Options { precision: Precision::BF16, ..o });
     }
     same_bits(&[[1, 4]], Moments::F32, |o| Options { precision: Precision::BF16, ..o });
-    same_bits(&[[1, 4]], Moments::F32, |o| Options { fuse_optimizer: false, fuse_elementwise: false, ..o });
+    // Without a decay of matrices, vectors and matrices share their rule.
+    let equal = |o: Options| Options { update: Update { weight_decay: 0.0, ..o.update }, ..o };
+    same_bits(&[[1, 4]], Moments::BF16, equal);
+}
+
+/// How many buckets shares are exchanged in changes no bit.
+#[test]
+fn every_number_of_buckets_has_the_same_bits() {
+    let of = |buckets: usize| {
+        let options = options(Mesh::new(1, 4), 8, Moments::Int8);
+        Options { shard: Shard::Optimizer, precision: Precision::BF16, buckets, ..options }
+    };
+    let one = on_ranks(&of(1), 16, 1);
+    for buckets in [2, 3, usize::MAX] {
+        assert_eq!(on_ranks(&of(buckets), 16, 1).parts_from(&one), None, "{buckets} buckets");
+    }
+}
+
+/// Parameters that are updated one by one have the bits of regions, on every rank; shares cannot be updated so.
+#[test]
+fn parameters_one_by_one_have_the_same_bits() {
+    let apart = |mesh: Mesh| {
+        let options = options(mesh, 8, Moments::F32);
+        Options { fuse_optimizer: false, fuse_elementwise: false, ..options }
+    };
+    let one = on_ranks(&apart(Mesh::ONE), 16, 1);
+    assert_eq!(on_ranks(&apart(Mesh::new(1, 4)), 16, 1).parts_from(&one), None);
 }
 
 #[test]
 fn ranks_that_are_no_power_of_two_stay_close() {
     let moments = Moments::F32;
-    let one = on_ranks(&options(Mesh::ONE, 1, moments), 15, 1).remove(0).losses();
-    for ranks in [3, 5] {
+    let one = on_ranks(&options(Mesh::ONE, 1, moments), 15, 1).losses();
+    for (ranks, shard) in [3, 5].into_iter().flat_map(|ranks| Shard::ALL.iter().map(move |s| (ranks, *s))) {
         for lanes in [1, ranks] {
-            let runs = on_ranks(&options(Mesh::new(1, ranks), lanes, moments), 15, 1);
-            assert!(runs.iter().all(|run| run.parts_from(&runs[0]).is_none()), "replicas do not drift");
-            for (got, want) in runs[0].losses().iter().zip(&one) {
+            let options = Options { shard, buckets: 2, ..options(Mesh::new(1, ranks), lanes, moments) };
+            for (got, want) in on_ranks(&options, 15, 1).losses().iter().zip(&one) {
                 assert!(
                     (got / want - 1.0).abs() < 1e-5,
                     "{ranks} ranks, {lanes} lanes: {got}, wanted {want}"
@@ -208,9 +307,8 @@ fn ranks_that_are_no_power_of_two_stay_close() {
 #[test]
 fn lanes_are_what_keeps_the_bits() {
     let moments = Moments::F32;
-    let two_rows = |mesh: Mesh| on_ranks(&options(mesh, 8, moments), 32, 2).remove(0);
+    let two_rows = |mesh: Mesh| on_ranks(&options(mesh, 8, moments), 32, 2);
     assert_eq!(two_rows(Mesh::new(1, 4)).parts_from(&two_rows(Mesh::ONE)), None);
-    let [two, four] =
-        [2, 4].map(|ranks| on_ranks(&options(Mesh::new(1, ranks), 1, moments), 16, 1).remove(0));
+    let [two, four] = [2, 4].map(|ranks| on_ranks(&options(Mesh::new(1, ranks), 1, moments), 16, 1));
     assert!(two.parts_from(&four).is_some(), "sums in another order have other bits");
 }

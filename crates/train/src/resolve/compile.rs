@@ -67,8 +67,8 @@ impl Compiled {
 
     /// Values that are trained.
     pub fn trained(&self) -> u64 {
-        let trained = self.plans.slots.iter().filter(|s| s.class == Class::Weight && !s.is_whole);
-        trained.map(|s| s.ty.elements() as u64).sum()
+        let trained = self.plans.held(0).into_iter().filter(|piece| piece.class == Class::Weight);
+        trained.map(|piece| piece.ty.elements() as u64).sum()
     }
 
     /// Writes down what `auto` chose by the memory and the timings there were: a resumed run must not choose otherwise,

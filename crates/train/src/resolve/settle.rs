@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flatout_ir::{Adapter, Graph, Mesh, Moments, Rule, Target, Update, optimizers};
+use flatout_ir::passes::layout;
+use flatout_ir::{Adapter, Graph, Mesh, Moments, Rule, Shard, Target, Update, optimizers};
 
 use crate::UserError;
 use crate::config::Config;
@@ -12,6 +13,7 @@ use crate::resolve::groups;
 use crate::resolve::lanes;
 use crate::resolve::recompute_layers;
 use crate::resolve::tower;
+use crate::switches::memory::SHARD;
 use crate::switches::{self, Settled};
 use crate::tasks::image_table;
 use crate::weights::adapters;
@@ -27,6 +29,11 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     options.recompute_layers = recompute_layers::given(config)?;
     options.lanes = lanes::lanes(config, target.ranks)?;
     options.mesh = Mesh::new(1, target.ranks);
+    let may_divide = layout::may_divide(model, options);
+    if settled.choice(SHARD.name).is_some_and(|chosen| chosen.value != Shard::None.name()) && !may_divide {
+        settled.options.shard = Shard::None;
+        settled.choose(SHARD.name, Shard::None.name(), "nothing that is trained is large enough to share");
+    }
     Ok(settled)
 }
 

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::quantize::Source;
 use flatout_ir::passes::input_path;
+use flatout_ir::passes::layout::REGION;
 use flatout_ir::{Class as SlotClass, Launch, Op, OpKind, Role, View};
 
 use super::active::{Reading, on};
@@ -245,13 +246,13 @@ pub const OPTIMIZER: Switch = Switch {
     ..ROW
 };
 
-/// Whether updates run over whole regions: fewer launches than tensors.
+/// Whether updates run over whole regions, or over ranks' shares of them: fewer launches than tensors.
 fn updates_regions(reading: &Reading<'_>) -> bool {
     let wholes: HashSet<usize> = reading
         .plans
         .slots
         .iter()
-        .filter(|s| s.class == SlotClass::Weight && s.is_whole && s.path.starts_with("region."))
+        .filter(|s| s.class == SlotClass::Weight && s.is_whole && s.path.starts_with(REGION))
         .map(|s| s.view.elements())
         .collect();
     reading.updates().all(|l| wholes.contains(&l.ins[0].elements()))

@@ -1,28 +1,33 @@
-//! Switches of memory: `optimizer.state`, `recompute`, `memory_plan`.
+//! Switches of memory: `optimizer.state`, `shard`, `recompute`, `memory_plan`.
 
 use std::collections::HashMap;
 
 use flatout_ir::ops::product;
-use flatout_ir::{Launch, Moments, Op, OpKind, Recompute};
+use flatout_ir::passes::adapter;
+use flatout_ir::passes::layout::{LEAST_BYTES, REGION};
+use flatout_ir::plan::PlacedSlot;
+use flatout_ir::{Axis, Class as SlotClass, Launch, Moments, Op, OpKind, PlanSet, Recompute, Role, Shard};
 
 use super::active::{Reading, on};
 use super::value::{Auto, Named, Toggle, field};
 use super::{Class, Difference, GUIDES, HF, ROW, Settle, Switch, TITAN, elsewhere, unless_nothing};
+use crate::refuse;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Memory {
     pub optimizer_state: Moments,
+    pub shard: Auto<Shard>,
     pub recompute: Auto<Recompute>,
     pub plan: Toggle,
 }
 
 impl Default for Memory {
     fn default() -> Memory {
-        Memory { optimizer_state: Moments::F32, recompute: Auto::Auto, plan: Toggle::On }
+        Memory { optimizer_state: Moments::F32, shard: Auto::Auto, recompute: Auto::Auto, plan: Toggle::On }
     }
 }
 
-pub(super) const ROWS: [Switch; 3] = [OPTIMIZER_STATE, RECOMPUTE, PLAN];
+pub(super) const ROWS: [Switch; 4] = [OPTIMIZER_STATE, SHARD, RECOMPUTE, PLAN];
 
 pub const OPTIMIZER_STATE: Switch = Switch {
     name: "optimizer.state",
@@ -59,6 +64,67 @@ fn moments(reading: &Reading<'_>) -> &'static str {
         _ => Moments::F32,
     };
     moments.name()
+}
+
+/// Where nothing that is trained is large enough, `resolve::settle` takes `auto` back to `none`.
+pub const SHARD: Switch = Switch {
+    name: "shard",
+    doc: "Ranks divide rows alone, or also the weights, moments and averages of large tensors.",
+    field: field!(memory.shard),
+    class: Class::Bounded,
+    off: Some("none"),
+    settle: Settle::ByModel(|s| {
+        let (is_whole, ranks) = (s.settled.options.fuse_optimizer, s.target.ranks);
+        s.settled.options.shard = match s.asked.memory.shard {
+            Auto::Given(Shard::Optimizer) if ranks > 1 && !is_whole => refuse!(
+                "`shard=optimizer` cannot run with `fuse.optimizer=off`: a rank's share may end inside a parameter; leave one of \
+                 them out"
+            ),
+            Auto::Given(shard) => shard,
+            Auto::Auto if ranks == 1 => Shard::None,
+            Auto::Auto if is_whole => {
+                s.choose("optimizer", format!("{ranks} ranks need a share each, and exchange fewer bytes"));
+                Shard::Optimizer
+            }
+            Auto::Auto => {
+                s.choose("none", "fuse.optimizer=off updates parameters one by one");
+                Shard::None
+            }
+        };
+        Ok(())
+    }),
+    active: shard,
+    guides_word: "ZeRO-1",
+    ..ROW
+};
+
+/// Whether gradients are exchanged in shares and weights gathered, or every rank updates everything.
+fn shard(reading: &Reading<'_>) -> &'static str {
+    let plans = reading.plans;
+    let has = |role: Role, kind: OpKind| {
+        plans.plan(role).is_some_and(|plan| plan.launches.iter().any(|l| l.op.kind() == kind))
+    };
+    let gathers = [Role::Apply, Role::Derive].into_iter().all(|role| has(role, OpKind::AllGather));
+    match has(Role::Apply, OpKind::ReduceScatter) && gathers {
+        true => Shard::Optimizer.name(),
+        false if plans.mesh.ways(Axis::Shard) > 1 && may_be_divided(plans) => Shard::None.name(),
+        false => "nothing to share",
+    }
+}
+
+/// Whether some region that lies whole is large enough to be divided, and of matrices that are trained themselves.
+fn may_be_divided(plans: &PlanSet) -> bool {
+    let weights = || plans.slots.iter().filter(|slot| slot.class == SlotClass::Weight);
+    let is_region =
+        |slot: &&PlacedSlot| slot.path.starts_with(REGION) && slot.view.span_bytes() >= LEAST_BYTES;
+    weights().filter(is_region).any(|region| {
+        let range = region.view.offset..region.view.offset + region.view.span_bytes();
+        let is_divided = |slot: &PlacedSlot| {
+            let is_own = !slot.is_whole && slot.ty.rank() >= 2 && !slot.path.starts_with(adapter::SCOPE);
+            is_own && range.contains(&slot.view.offset)
+        };
+        weights().any(is_divided)
+    })
 }
 
 /// `auto` begins with `cheap`; `resolve::recompute_layers` goes further where plans do not fit.
@@ -166,4 +232,54 @@ fn shares_memory(reading: &Reading<'_>) -> bool {
         plans.transients(plans.largest_plan()).map(|b| (b.offset, b.offset + b.bytes)).collect();
     transient.sort_unstable();
     transient.windows(2).any(|pair| pair[1].0 < pair[0].1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resolve::compile::{self, Compiled};
+    use crate::switches::active::{Prepared, active};
+    use flatout_ir::Target;
+
+    fn compiled(ranks: usize, words: &[&str]) -> Result<Compiled, String> {
+        let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+        let config = crate::recipes::resolve("tiny", &[], &words).unwrap();
+        let target = Target { ranks, ..compile::target() };
+        compile::compile(&config, &target).map_err(|failure| failure.to_string())
+    }
+
+    /// The state of `shard` in the plans, and the value that `auto` came to, with the first words of why.
+    fn shard_of(ranks: usize, words: &[&str]) -> (String, Option<(String, String)>) {
+        let compiled = compiled(ranks, words).unwrap();
+        let state = active(&compiled.plans, &compiled.target, Prepared::settled(&compiled.settled));
+        let chosen = compiled.settled.choice(SHARD.name);
+        let chosen =
+            chosen.map(|c| (c.value.clone(), c.why.split(' ').take(3).collect::<Vec<_>>().join(" ")));
+        (state[SHARD.name].clone(), chosen)
+    }
+
+    #[test]
+    fn shards_are_read_from_plans_and_chosen_where_there_is_something_to_divide() {
+        let chose = |value: &str, why: &str| Some((value.to_string(), why.to_string()));
+        for value in ["shard=auto", "shard=none", "shard=optimizer"] {
+            assert_eq!(shard_of(1, &[value]), ("nothing to share".into(), None), "{value} on one rank");
+        }
+        assert_eq!(shard_of(2, &[]), ("optimizer".into(), chose("optimizer", "2 ranks need")));
+        assert_eq!(shard_of(2, &["shard=optimizer"]), ("optimizer".into(), None));
+        assert_eq!(shard_of(2, &["shard=none"]), ("none".into(), None));
+        let apart = ["fuse.optimizer=off"];
+        assert_eq!(
+            shard_of(2, &apart),
+            ("none".into(), chose("none", "fuse.optimizer=off updates parameters"))
+        );
+        let refused = compiled(2, &["fuse.optimizer=off", "shard=optimizer"]).unwrap_err();
+        assert!(refused.starts_with("`shard=optimizer` cannot run with `fuse.optimizer=off`"), "{refused}");
+        assert!(compiled(1, &["fuse.optimizer=off", "shard=optimizer"]).is_ok(), "one rank divides nothing");
+        let small = ["model.width=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.ffn=24"];
+        assert_eq!(shard_of(2, &small), ("nothing to share".into(), chose("none", "nothing that is")));
+        let asked = [&small[..], &["shard=optimizer"]].concat();
+        assert_eq!(shard_of(2, &asked), ("nothing to share".into(), None));
+        let trained = compiled(2, &[]).unwrap().trained();
+        assert_eq!(trained, compiled(1, &[]).unwrap().trained(), "a tensor counts once, whoever has it");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use flatout_ir::Shard;
 use flatout_runtime::{Laps, Session, cuda};
 
 use crate::config::{Config, Optimizer, Rate};
@@ -86,7 +87,7 @@ fn world(ranks: &Ranks, compiled: &Compiled) -> Option<WorldFacts> {
         nodes: ranks.nodes() as u64,
         mesh: options.mesh.to_string(),
         wire: if ranks.are_many() { "sockets".into() } else { String::new() },
-        shard: options.shard.name().into(),
+        shard: if compiled.plans.sharded.is_empty() { Shard::None } else { options.shard }.name().into(),
         lanes: options.lanes as u64,
     })
 }

@@ -1,5 +1,6 @@
 //! Evaluation by several ranks: each runs `eval` on some batches, and every rank counts the results of all in order.
 
+use flatout_ir::Role;
 use flatout_runtime::Session;
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,26 @@ pub fn evaluate_among(
     if !ranks.are_many() {
         return evaluate(session, set, capacity, draw, stop, &mut |_, results| see(results));
     }
+    // Averages that ranks have shares of are gathered to where `eval` reads weights, and the weights brought back afterwards.
+    let gathers = session.plans().plan(Role::Average).is_some();
+    if gathers {
+        session.run(Role::Average)?;
+    }
+    let sums = by_turns(ranks, session, (set, capacity, draw), step, stop, see)?;
+    if gathers {
+        session.run(Role::Derive)?;
+    }
+    Ok(sums)
+}
+
+fn by_turns(
+    ranks: &Ranks,
+    session: &mut Session,
+    (set, capacity, draw): (&dyn EvalSet, usize, Draw),
+    step: u64,
+    stop: &mut dyn FnMut() -> Option<&'static str>,
+    see: &mut dyn FnMut(&EvalResults),
+) -> Result<Result<Sums, &'static str>, Failure> {
     let evaluator = Evaluator::new(session);
     let mut sums = Sums::default();
     let batches = set.batches(capacity);

@@ -17,6 +17,7 @@ use crate::graph::{Class, Graph, SlotId, Value};
 use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::passes::forward::adapter::Adapter;
+use crate::passes::gradient::shards::{self, Divided};
 use crate::passes::types::adapter_norms;
 use crate::passes::types::precision::copy_path;
 use crate::plan::Role;
@@ -48,10 +49,13 @@ pub(super) fn moved<'g>(average: Tensor<'g>, weight: Tensor<'g>, rate: Tensor<'g
     average + (weight - average) * rate.reshape(&vec![1; dims.len()]).broadcast(&dims)
 }
 
-/// Lets evaluation read averages, where `apply` makes any. Gives how many parameters it reads so.
-pub fn bind(graphs: &mut [(Role, Graph)], adapters: &[Adapter]) -> usize {
+/// Lets evaluation read averages, where `apply` makes any. Gives how many parameters it reads so. Those of which ranks have
+/// shares are gathered into the slots of the weights before (`shards`).
+pub(crate) fn bind(graphs: &mut [(Role, Graph)], adapters: &[Adapter], divided: &[Divided]) -> usize {
     let Some((_, apply)) = graphs.iter().find(|(role, _)| *role == Role::Apply) else { return 0 };
-    let averages: Vec<&str> = apply.slots.iter().filter_map(|s| averaged_weight(&s.path)).collect();
+    let gathered = shards::inside(apply, divided);
+    let whole = apply.slots.iter().filter(|slot| !gathered.contains_key(&slot.path));
+    let averages: Vec<&str> = whole.filter_map(|slot| averaged_weight(&slot.path)).collect();
     if averages.is_empty() {
         return 0;
     }

@@ -10,7 +10,7 @@ use std::ops::Range;
 use crate::builder::Builder;
 use crate::graph::{Class, Graph, Init, Slot};
 use crate::passes::gradient::differentiate::{CARRIED_SUM, LOSS_SUM, WEIGHT_SUM};
-use crate::passes::gradient::update::is_gradient_region;
+use crate::passes::gradient::layout::is_gradient_region;
 use crate::passes::options::Options;
 use crate::plan::{Refusal, Role};
 

@@ -1,12 +1,14 @@
 //! Totals over ranks: each rank sums gradients, losses and weights of its own rows, and an update is made of the sums of all.
 //!
-//! A region of gradients is exchanged as it lies, because joining regions first would be another copy of all gradients.
+//! A region of gradients is exchanged as it lies, because joining regions first would be another copy of all gradients; where
+//! ranks divide it, bucket by bucket, and each gets the total of its share.
 //! Everything small goes together: losses, weights, named sums and the flags by which ranks ask each other to stop.
 
 use std::collections::HashMap;
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::SlotId;
+use crate::mesh::Axis;
 use crate::ops::Op;
 use crate::ops::collective::Combine;
 use crate::passes::input_path;
@@ -32,6 +34,19 @@ pub fn total<'g>(x: Tensor<'g>, by: Combine, o: &Options) -> Tensor<'g> {
     o.mesh.axes_of_rows().fold(x, over)
 }
 
+/// The same sum, of which each rank of a shard group gets a share: by the same tree, so its bits are the same.
+fn scattered<'g>(x: Tensor<'g>, o: &Options) -> Tensor<'g> {
+    let over = |x: Tensor<'g>, axis| {
+        let (ways, order) = (o.mesh.ways(axis), o.order);
+        let op = match axis {
+            Axis::Shard => Op::ReduceScatter { axis, ways, order, base: false },
+            _ => Op::AllReduce { axis, ways, by: Combine::Sum, order },
+        };
+        x.b.op(op, &[x])
+    };
+    o.mesh.axes_of_rows().fold(x, over)
+}
+
 /// The sums of a step over all ranks, by the slots that hold those of one rank.
 pub(super) struct Totals<'g> {
     b: &'g Builder,
@@ -42,7 +57,14 @@ pub(super) struct Totals<'g> {
 }
 
 impl<'g> Totals<'g> {
-    pub fn new(b: &'g Builder, gradients: &[SlotId], small: &[SlotId], o: &Options) -> Totals<'g> {
+    /// Of each bucket a rank gets the total of its share alone.
+    pub fn new(
+        b: &'g Builder,
+        gradients: &[SlotId],
+        buckets: &[SlotId],
+        small: &[SlotId],
+        o: &Options,
+    ) -> Totals<'g> {
         let mut totals = Totals { b, by_slot: HashMap::new(), stops: vec![] };
         if o.mesh.ranks_of_rows() == 1 {
             return totals;
@@ -59,6 +81,9 @@ impl<'g> Totals<'g> {
         totals.stops = (0..STOP_FLAGS.len()).map(|flag| all.slice(0, at + flag, 1)).collect();
         for slot in gradients {
             totals.by_slot.insert(*slot, total(b.read(*slot), Combine::Sum, o));
+        }
+        for slot in buckets {
+            totals.by_slot.insert(*slot, scattered(b.read(*slot), o));
         }
         totals
     }

@@ -8,6 +8,7 @@ pub mod views;
 use crate::graph::Graph;
 use crate::passes::options::Options;
 use crate::passes::state::Reports;
+use crate::pieces::Sharded;
 use crate::plan::{Buffer, Category, PlanSet, Refusal, Role};
 use crate::target::Target;
 
@@ -16,6 +17,7 @@ pub(super) fn plan(
     graphs: Vec<(Role, Graph)>,
     target: &Target,
     o: &Options,
+    sharded: Vec<Sharded>,
     mut reports: Reports,
 ) -> Result<PlanSet, Refusal> {
     let all: Vec<&Graph> = graphs.iter().map(|(_, g)| g).collect();
@@ -52,7 +54,7 @@ pub(super) fn plan(
             target.memory_bytes.saturating_sub(target.driver_bytes)
         )));
     }
-    let slots = slots.placed();
+    let slots = slots.placed(&sharded);
     Ok(PlanSet {
         arena_bytes,
         persistent_bytes,
@@ -63,6 +65,7 @@ pub(super) fn plan(
         landings,
         plans,
         mesh: o.mesh,
+        sharded,
         done: reports.0,
     })
 }

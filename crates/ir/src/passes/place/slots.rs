@@ -6,6 +6,7 @@ use std::ops::Range;
 use crate::graph::{Class, Graph, Part, Slot};
 use crate::passes::forward::adapter::SCOPE;
 use crate::passes::types::precision::copy_path;
+use crate::pieces::Sharded;
 use crate::plan::{Buffer, Category, PlacedSlot, Refusal, View};
 use crate::types::TensorType;
 
@@ -132,7 +133,8 @@ impl Slots {
         self.by_path[path].offset
     }
 
-    pub fn placed(&self) -> Vec<PlacedSlot> {
+    pub fn placed(&self, sharded: &[Sharded]) -> Vec<PlacedSlot> {
+        let shards: HashSet<&str> = sharded.iter().map(|tensor| tensor.slot.as_str()).collect();
         let wholes: HashSet<&str> =
             self.by_path.values().filter_map(|e| e.part.as_ref().map(|(of, _)| of.as_str())).collect();
         let place = |path: &String| {
@@ -142,7 +144,7 @@ impl Slots {
                 ty: slot.ty.clone(),
                 class: slot.class,
                 init: slot.init,
-                is_whole: wholes.contains(path.as_str()),
+                is_whole: wholes.contains(path.as_str()) || shards.contains(self.root(path)),
                 view: View::dense(*offset, &TensorType::clone(&slot.ty)),
             }
         };

@@ -1,21 +1,25 @@
 //! Who writes the bf16 copies of weights: `apply` after every update, and a `derive` plan that rebuilds all of them
-//! bit for bit after initialisation and load.
+//! bit for bit after initialisation and load. Copies of regions that ranks divide are gathered (`gradient::shards`).
 
 use std::collections::HashSet;
 
 use crate::graph::{Class, Graph, Slot, SlotId, Value};
 use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
+use crate::passes::gradient::shards::Divided;
 use crate::passes::types::precision::copy_path;
 use crate::plan::Role;
 use crate::types::DType;
+use crate::verify::extent;
 
 /// Adds the writes to `apply`, and the program `derive` where there is anything to derive.
-pub fn copies(graphs: &mut Vec<(Role, Graph)>) {
-    let derive = derive(graphs);
+pub(crate) fn copies(graphs: &mut Vec<(Role, Graph)>, divided: &[Divided]) {
+    let derive = derive(graphs, divided);
     if let Some((_, apply)) = graphs.iter_mut().find(|(role, _)| *role == Role::Apply) {
-        let updated: Vec<_> =
-            apply.writes.iter().filter(|(s, _)| apply.slot(*s).class == Class::Weight).copied().collect();
+        let is_shard = |root: SlotId| divided.iter().any(|divided| divided.shard == apply.slot(root).path);
+        let is_copied =
+            |slot: SlotId| apply.slot(slot).class == Class::Weight && !is_shard(extent(apply, slot).0);
+        let updated: Vec<_> = apply.writes.iter().filter(|(slot, _)| is_copied(*slot)).copied().collect();
         for (weight, value) in updated {
             let copy = copy_of(apply, weight);
             let narrow = update_with_copy(apply, value);
@@ -28,8 +32,10 @@ pub fn copies(graphs: &mut Vec<(Role, Graph)>) {
 }
 
 /// One cast for every copy that is not part of another in any of the graphs.
-fn derive(graphs: &[(Role, Graph)]) -> Graph {
-    let is_copy = |s: &&Slot| s.class == Class::Derived && s.path.starts_with(&copy_path(""));
+fn derive(graphs: &[(Role, Graph)], divided: &[Divided]) -> Graph {
+    let is_divided = |path: &str| divided.iter().any(|divided| copy_path(&divided.whole) == path);
+    let is_copy =
+        |s: &&Slot| s.class == Class::Derived && s.path.starts_with(&copy_path("")) && !is_divided(&s.path);
     let derived = || graphs.iter().flat_map(|(_, g)| &g.slots).filter(is_copy);
     let parts: HashSet<&str> = derived().filter(|s| s.part.is_some()).map(|s| s.path.as_str()).collect();
     let mut derive = Graph::default();
@@ -65,7 +71,7 @@ fn copy_of(g: &mut Graph, weight: SlotId) -> SlotId {
 
 /// The bf16 output of the update that gives `value`: written in the same pass, it costs 2 bytes an element where a
 /// cast after it would cost 6. An operation without such an output is followed by the cast.
-fn update_with_copy(apply: &mut Graph, value: Value) -> Value {
+pub(crate) fn update_with_copy(apply: &mut Graph, value: Value) -> Value {
     let node = &mut apply.nodes[value.node.0 as usize];
     let (Op::AdamW { copy, .. } | Op::AdamW8 { copy, .. }) = &mut node.op else {
         let path = node.path.clone();
@@ -95,7 +101,7 @@ mod tests {
         let slot = b.with_graph(|g| g.find_slot("w")).expect("a weight");
         b.write(slot, weight.scale(0.5));
         let mut graphs = vec![(Role::Apply, b.finish())];
-        copies(&mut graphs);
+        copies(&mut graphs, &[]);
         let apply = &graphs[0].1;
         let (copy, value) = apply.writes[1];
         assert_eq!(apply.slot(copy).path, copy_path("w"));

@@ -51,7 +51,7 @@ pub fn choose(program: &Program, target: &Target, options: &Options) -> Result<C
         run(JOINED, &mut joined, &options, target)?;
         let mut graphs = vec![(Role::GRAD, without_dead(&joined.graph))];
         graphs.extend(joined.apply.map(|apply| (Role::Apply, apply)));
-        add_copies(&mut graphs, &options);
+        add_copies(&mut graphs, &joined.divided, &options);
         let priced = graphs.iter().filter(|(role, _)| *role != Role::Derive);
         Ok(priced.map(|(_, g)| cost::of_graph(g, target).predicted_seconds).sum())
     };

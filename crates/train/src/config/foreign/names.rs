@@ -296,6 +296,8 @@ pub(super) const OTHER_VALUES: &[(&[&str], &str)] = &[
     (&["use_gqa"], ": fewer of them than model.heads"),
 ];
 
+const LEVELS: &str = ": every rank has all gradients and all that layers read, so far";
+
 /// (our key, a value it has elsewhere, what to write here, a remark)
 pub(super) const VALUES: &[(&str, &str, &str, &str)] = &[
     ("precision", "float32", "precision=fp32", ""),
@@ -319,6 +321,12 @@ pub(super) const VALUES: &[(&str, &str, &str, &str)] = &[
     ("compile", "true", "compile=default", ""),
     ("preference.loss", "sigmoid", "preference.loss=dpo", ""),
     ("preference.loss", "kto_pair", "preference.loss=kto", ", of rows with one answer and a label"),
+    ("shard", "gradients", "shard=optimizer", LEVELS),
+    ("shard", "parameters", "shard=optimizer", LEVELS),
+    ("shard", "full", "shard=optimizer", LEVELS),
+    ("shard", "zero1", "shard=optimizer", ""),
+    ("shard", "zero2", "shard=optimizer", LEVELS),
+    ("shard", "zero3", "shard=optimizer", LEVELS),
     ("recompute", "true", "recompute=full", ""),
     ("recompute", "false", "recompute=none", ""),
     ("recompute", "selective", "recompute=cheap", ""),

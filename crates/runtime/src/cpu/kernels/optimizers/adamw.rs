@@ -76,11 +76,18 @@ vectorised! {
     }
 }
 
+/// The number of the first element, behind those of the ranks before this one where the input behind `others` says which it is.
+pub(super) fn first_number(first: u64, others: usize, launch: &Launch, cx: &Context<'_>) -> u64 {
+    // SAFETY: the only element of an i32 input, which lies on no output.
+    let rank = launch.ins.get(others).map_or(0, |_| unsafe { *cx.input(others).at(0).cast::<i32>() });
+    first + rank as u64 * launch.ins[0].elements() as u64
+}
+
 const TILES_A_TASK: usize = 4;
 const TILE_BYTES: usize = 7 * 4096;
 
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
-    let Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy, first: number } = launch.op else {
+    let Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy, first } = launch.op else {
         unreachable!("the row is for adamw")
     };
     // SAFETY: the four scalars lie on no output.
@@ -92,6 +99,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let tiles = Tiles::new(&views);
     let count = tiles.count();
     let is_drawn = m.dtype == DType::BF16;
+    let number = first_number(first, 8, launch, cx);
     cx.parallel(count.div_ceil(TILES_A_TASK), TILES_A_TASK * TILE_BYTES, |task| {
         let mut buffers: [Vec<f32>; 4] = std::array::from_fn(|_| vec![0.0; Tiles::LEN]);
         let mut words = vec![[0; 4]; if is_drawn { DRAWS / 4 } else { 0 }];

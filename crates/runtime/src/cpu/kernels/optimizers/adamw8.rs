@@ -8,7 +8,7 @@ use flatout_ir::target::Layout;
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
 
-use super::adamw::{Update, draw, update};
+use super::adamw::{Update, draw, first_number, update};
 use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::math::vectorised;
@@ -73,6 +73,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let p_copy = copy.then(|| cx.output(5)).flatten();
     let count = ins[0].elements();
     let blocks = count.div_ceil(BLOCK);
+    let first = first_number(first, 10, launch, cx);
     cx.parallel(blocks.div_ceil(BLOCKS_A_TASK), BLOCKS_A_TASK * BLOCK * 18, |task| {
         let (mut p, mut g) = ([0.0; BLOCK], [0.0; BLOCK]);
         let (mut m, mut v) = (Moment::EMPTY, Moment::EMPTY);

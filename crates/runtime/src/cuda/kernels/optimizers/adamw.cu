@@ -6,14 +6,18 @@
 // t, the applied updates with this one, lr, scale and go are read from device memory; go = 0 leaves p, m and v as they
 // are. Tensors of one shape at any strides, usually flat f32. Bytes: 16 in and 12 out an f32 element, 14 with
 // p' in bf16 as well; moments in bf16 take 4 less each way. They are rounded up or down at random (philox.cuh) by the
-// element's number, counted from `number`, and t; p' is made from them unrounded. Four elements share a draw. The grid is
-// what the device holds at once: the two corrections are computed in f64 by one thread a block (an f32 power loses four
-// digits of 1 - b2^t in the first steps), then threads walk in steps of the grid, VEC elements of all four tensors in
-// flight each. Deterministic.
+// element's number, counted from `number`, and t; p' is made from them unrounded. Four elements share a draw. Where ranks
+// update shares of `count` elements each, `number` is that of rank 0's first element. The grid is what the device holds
+// at once: the two corrections are computed in f64 by one thread a block (an f32 power loses four digits of 1 - b2^t in the
+// first steps), then threads walk in steps of the grid, VEC elements of all four tensors in flight each. Deterministic.
 
 extern "C" __global__ void __launch_bounds__(256, 4)
     adamw(const T_X* p, const T_X* g, const T_M* m, const T_M* v, const T_X* lr, const T_X* scale, const T_X* updates,
-          const T_X* go, T_X* p_out, T_M* m_out, T_M* v_out, bf16* p_copy, INDEX count, i64 number, float lr_scale, float beta1, float beta2,
+          const T_X* go,
+#if HAS_RANK
+          const int* rank,
+#endif
+          T_X* p_out, T_M* m_out, T_M* v_out, bf16* p_copy, INDEX count, i64 number, float lr_scale, float beta1, float beta2,
           float eps, float decay, double log_beta1, double log_beta2) {
     __shared__ float corrections[2];
     if (threadIdx.x == 0) {
@@ -26,6 +30,9 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     float rate = f32(*lr) * lr_scale, by = f32(*scale), rest1 = 1.0f - beta1, rest2 = 1.0f - beta2;
     bool is_on = f32(*go) != 0.0f;
     u32 t = (u32)f32(*updates);
+#if HAS_RANK
+    number += (i64)*rank * (i64)count;
+#endif
     for (INDEX e = ((INDEX)blockIdx.x * 256 + threadIdx.x) * VEC; e < count; e += (INDEX)gridDim.x * 256 * VEC) {
         Pack<T_X, VEC> pp, pg;
         Pack<T_M, VEC> pm, pv;

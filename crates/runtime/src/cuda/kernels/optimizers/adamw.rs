@@ -37,6 +37,7 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
         .dtype("T_X", views[0].dtype)
         .dtype("T_M", views[2].dtype)
         .flag("DRAWN", is_drawn)
+        .flag("HAS_RANK", launch.ins.len() > 8)
         .text(if is_drawn { PHILOX } else { "" })
         .flag("HAS_P", p_out.is_some())
         .flag("HAS_M", m_out.is_some())

@@ -5,7 +5,7 @@
 // 256 neighbours are a block with a scale a moment, a power of two: 2^c / 256, 2^c the least that is no smaller
 // than the block's largest. Dividing is exact, and moving the bits of the quotient down 20 or 19 places, its exponent brought
 // to the bottom of f32's, leaves the code; a random number added below rounds it up or down without bias
-// (philox.cuh; 16 bits by the element's number, counted from `number`, and t). A second moment above 0 keeps a code above
+// (philox.cuh; 16 bits by the element's number, counted from `number` as in adamw.cu, and t). A second moment above 0 keeps a code above
 // 0. The bits are those of `flatout_ir::block8`. go = 0 leaves everything as it is.
 //
 // Tensors are dense; COUNT elements, a last block may be short. Bytes: 10 in and 6 out an element, 8 with p' in bf16, and 16
@@ -28,7 +28,11 @@ __device__ __forceinline__ float inverse(u32 scale) { return __uint_as_float((25
 
 extern "C" __global__ void __launch_bounds__(256, RESIDENT)
     adamw8(const float* p, const float* g, const u32* m, const u32* v, const float* m_scale, const float* v_scale,
-           const float* lr, const float* scale, const float* updates, const float* go, float* p_out, u32* m_out, u32* v_out,
+           const float* lr, const float* scale, const float* updates, const float* go,
+#if HAS_RANK
+           const int* rank,
+#endif
+           float* p_out, u32* m_out, u32* v_out,
            float* m_scale_out, float* v_scale_out, bf16* p_copy, INDEX count, i64 number, float lr_scale, float beta1,
            float beta2, float eps, float decay, double log_beta1, double log_beta2) {
     __shared__ float corrections[2];
@@ -42,6 +46,9 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
     float rate = *lr * lr_scale, by = *scale, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2;
     bool is_on = *go != 0.0f;
     u32 t = (u32)*updates;
+#if HAS_RANK
+    number += (i64)*rank * (i64)count;
+#endif
     u32 lane = threadIdx.x % 32;
     INDEX blocks = (count + 255) / 256;
     for (INDEX b = (INDEX)blockIdx.x * 8 + threadIdx.x / 32; b < blocks; b += (INDEX)gridDim.x * 8) {

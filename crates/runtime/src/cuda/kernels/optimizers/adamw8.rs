@@ -51,6 +51,7 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
         .define("INDEX", index)
         .define("RESIDENT", resident)
         .flag("WHOLE", is_whole)
+        .flag("HAS_RANK", launch.ins.len() > 10)
         .text(PHILOX);
     for (name, out) in names.into_iter().zip(&outs) {
         draft = draft.flag(name, out.is_some());

@@ -1,0 +1,145 @@
+"""That the number of ranks, and what they divide, change no bit of a run: a line PASS or FAIL a kind of training.
+
+    cargo build --release
+    python bench/ranks_proof.py target/release/flatout
+    python bench/ranks_proof.py target/release/flatout --only text chat --ranks 1 2 4 --updates 60 --keep proof
+
+Trains each kind with `train.lanes=8` on 1, 2, 4 and 8 ranks, with `shard=none` and `shard=optimizer`, 60 updates by default, and
+compares every loss, norm and evaluation, and every saved tensor, put together from the parts of its checkpoint, with those
+of one rank. Then goes on with a run on another number of ranks every ten updates. Needs nothing beside Python. Exit code 0
+where everything passes, 1 where something fails.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SMALL = ["model.width=32", "model.heads=2", "train.batch=16", "train.lanes=8", "schedule.warmup_steps=2", "eval.rows=12",
+         "eval.every=20", "checkpoint.every=0", "backend=cpu"]
+TEXT = ["model.layers=2", "model.kv_heads=1", "model.ffn=48"]
+TINY = ["tiny", *TEXT, "model.context=32"]
+CHAT = ["tiny", *TEXT, "model.context=64", "data.synthetic_rows=200"]
+KINDS = {
+    "text": [*TINY, "model.dropout=0.1", "optimizer.clip=0.5", "train.ema=0.9"],
+    "bf16": [*TINY, "model.dropout=0.1", "precision=bf16", "optimizer.state=bf16", "train.ema=0.9"],
+    "int8": [*TINY, "optimizer.state=int8", "optimizer.weight_decay=0"],
+    "chat": [*CHAT, "data.task=chat", "optimizer.state=bf16"],
+    "trees": [*CHAT, "data.task=chat", "shared_prefix=on"],
+    "pairs": [*CHAT, "data.task=preference", "train.ema=0.9"],
+    "judged": [*CHAT, "data.task=preference", "preference.loss=kto"],
+    "images": ["vision-tiny", "model.layers=3", "data.synthetic_rows=200", "train.mixup=0.4", "image_table=off",
+               "train.ema=0.9"],
+}
+# Times differ from run to run, and everything else may not.
+TIMES = {"step_ms", "tokens_per_second", "samples_per_second", "time", "of_predicted", "data_wait_ms", "ranks"}
+
+
+class Proof:
+    def __init__(self, binary, folder, updates):
+        self.binary, self.folder, self.updates, self.failed = binary, folder, updates, 0
+
+    def say(self, ok, what, numbers=""):
+        print(f"{'PASS' if ok else 'FAIL'}  {what}{'  ' + numbers if numbers else ''}", flush=True)
+        self.failed += not ok
+
+    def flatout(self, *words):
+        done = subprocess.run([self.binary, *words, "-q"], cwd=self.folder, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip() or done.returncode}")
+
+    def train(self, kind, run, ranks, *more):
+        words = [*KINDS[kind][:1], *SMALL, f"train.steps={self.updates}", *KINDS[kind][1:], *more]
+        self.flatout("train", *words, "--run", run, "--ranks", str(ranks))
+
+    def told(self, run):
+        """Every step and evaluation without its times, by name and step."""
+        lines = (self.folder / run / "events.jsonl").read_text().splitlines()
+        events = [event for event in map(json.loads, lines) if event["event"] in ("step", "eval")]
+        timeless = lambda event: {key: value for key, value in event.items() if key not in TIMES}
+        return {(event["event"], event["step"]): timeless(event) for event in events}
+
+    def tensors(self, run):
+        """Every tensor of the last checkpoint: type, shape and bytes."""
+        folder = self.folder / run / "checkpoints" / f"step-{self.updates}"
+        files = {path.name: safetensors(path) for path in folder.glob("*.safetensors")}
+        if list(files) == ["state.safetensors"]:
+            return files["state.safetensors"]
+        whole = {}
+        for name, tensor in json.loads((folder / "state.json").read_text())["tensors"].items():
+            parts = [files[part["file"]][name] for part in tensor["parts"]]
+            whole[name] = (tensor["dtype"], tensor["shape"], b"".join(part[2] for part in parts))
+        return whole
+
+    def same(self, run, other):
+        """How two runs differ, in words; nothing where they do not. A run that was ended on the way also evaluated there."""
+        ours, theirs = self.told(run), self.told(other)
+        for at, event in theirs.items():
+            if ours.get(at) != event:
+                return f"{ours.get(at)} and {event}"
+        ours, theirs = self.tensors(run), self.tensors(other)
+        if ours.keys() != theirs.keys():
+            return f"other tensors: {sorted(ours.keys() ^ theirs.keys())[:3]}"
+        return next((f"`{name}` differs" for name in ours if ours[name] != theirs[name]), "")
+
+
+def safetensors(path):
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + size])
+    header.pop("__metadata__", None)
+    cut = lambda entry: data[8 + size + entry["data_offsets"][0]:8 + size + entry["data_offsets"][1]]
+    return {name: (entry["dtype"], entry["shape"], cut(entry)) for name, entry in header.items()}
+
+
+def prove(proof, kind, numbers):
+    began = time.time()
+    one = f"{kind}-1"
+    proof.train(kind, one, 1)
+    for ranks in [ranks for ranks in numbers if ranks > 1]:
+        for shard in ["none", "optimizer"]:
+            run = f"{kind}-{ranks}-{shard}"
+            proof.train(kind, run, ranks, f"shard={shard}")
+            start = json.loads((proof.folder / run / "events.jsonl").read_text().splitlines()[0])
+            differs = proof.same(run, one)
+            if start["world"]["shard"] != shard:
+                differs = f"ranks divide {start['world']['shard']}"
+            proof.say(not differs, f"{kind}: {ranks} ranks, shard={shard}, {proof.updates} updates", differs)
+    # On with another number of ranks every ten updates.
+    run, at = f"{kind}-chain", 10
+    proof.train(kind, run, numbers[-1], f"train.steps={at}", f"schedule.horizon_steps={proof.updates}")
+    chain = [numbers[-1]]
+    while at < proof.updates:
+        at = min(at + 10, proof.updates)
+        chain.append(numbers[-1 - len(chain) % len(numbers)])
+        proof.flatout("resume", run, f"train.steps={at}", "--ranks", str(chain[-1]))
+    differs = proof.same(run, one)
+    words = ", ".join(map(str, chain))
+    proof.say(not differs, f"{kind}: on with {words} ranks", differs or f"{time.time() - began:.0f} s")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary", type=Path)
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--keep", type=Path, help="a folder for the runs, which are removed otherwise")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        proof = Proof(args.binary.resolve(), folder, args.updates)
+        for kind in args.only:
+            try:
+                prove(proof, kind, args.ranks)
+            except RuntimeError as error:
+                proof.say(False, kind, str(error))
+    sys.exit(1 if proof.failed else 0)
+
+
+if __name__ == "__main__":
+    main()

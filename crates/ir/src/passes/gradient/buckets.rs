@@ -1,0 +1,89 @@
+//! Buckets: how the ranks of a shard group divide a region among themselves.
+//!
+//! The layout of a region does not depend on ranks: a layer's parameters are a unit, which begins at a multiple of `CHUNK`
+//! elements. A bucket is a run of units that is exchanged at once. In the region's slots it ends in padding, so that every rank
+//! has as many chunks of it as the others; a rank's share of the region has its shares of all buckets side by side. So a tensor,
+//! which lies in one unit, has one range of elements on a rank, and no chunk and no block of 8-bit moments lies on two.
+
+use std::ops::Range;
+
+use crate::mesh::Axis;
+use crate::passes::gradient::layout::CHUNK;
+use crate::passes::options::Options;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bucket {
+    /// Its elements in the layout.
+    pub layout: Range<usize>,
+    /// Its first element in the region's slots.
+    pub place: usize,
+    /// Its first element in a rank's share of the region.
+    pub at: usize,
+    /// The elements that each rank has of it, padding among them.
+    pub share: usize,
+}
+
+impl Bucket {
+    /// The same in a slot that has one number for a block of elements.
+    pub fn by(&self, block: usize) -> Bucket {
+        let layout = self.layout.start / block..self.layout.end / block;
+        Bucket { layout, place: self.place / block, at: self.at / block, share: self.share / block }
+    }
+}
+
+/// The buckets of a region whose units begin at these elements: at most `most` runs of units of about equal size.
+pub(super) fn buckets(units: &[usize], elements: usize, most: usize, o: &Options) -> Vec<Bucket> {
+    let ways = o.mesh.ways(Axis::Shard);
+    let mut starts = vec![0];
+    match most >= units.len() {
+        true => starts = units.to_vec(),
+        false => {
+            for number in 1..most {
+                let wanted = elements / most * number;
+                let nearest = units.iter().min_by_key(|start| start.abs_diff(wanted)).expect("a unit");
+                if *nearest > starts[starts.len() - 1] {
+                    starts.push(*nearest);
+                }
+            }
+        }
+    }
+    let (mut buckets, mut at): (Vec<Bucket>, _) = (vec![], 0);
+    for (i, &start) in starts.iter().enumerate() {
+        let end = starts.get(i + 1).copied().unwrap_or(elements);
+        let share = (end - start).div_ceil(ways).next_multiple_of(CHUNK);
+        buckets.push(Bucket { layout: start..end, place: at * ways, at, share });
+        at += share;
+    }
+    buckets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::Mesh;
+
+    #[test]
+    fn every_rank_has_whole_chunks_of_every_bucket() {
+        let units = [0, 3, 5, 6, 10].map(|chunks| chunks * CHUNK);
+        let elements = 11 * CHUNK;
+        for ways in [2, 3, 4, 8] {
+            let o = Options { mesh: Mesh::new(1, ways), ..Options::default() };
+            for (most, count) in [(1, 1), (2, 2), (3, 3), (usize::MAX, 5)] {
+                let buckets = buckets(&units, elements, most, &o);
+                assert_eq!(buckets.len(), count, "{most} at most");
+                let (mut end, mut place) = (0, 0);
+                for bucket in &buckets {
+                    assert_eq!((bucket.layout.start, bucket.place), (end, place), "one behind the other");
+                    assert!(units.contains(&bucket.layout.start), "a bucket is a run of units");
+                    assert!(bucket.share.is_multiple_of(CHUNK) && bucket.at * ways == bucket.place);
+                    let padding = bucket.share * ways - bucket.layout.len();
+                    assert!(padding < CHUNK * ways, "{padding} elements of padding on {ways} ranks");
+                    (end, place) = (bucket.layout.end, place + bucket.share * ways);
+                }
+                assert_eq!(end, elements);
+            }
+        }
+        let one = &buckets(&units, elements, 1, &Options { mesh: Mesh::new(1, 4), ..Options::default() })[0];
+        assert_eq!(one.by(256).share, 3 * CHUNK / 256);
+    }
+}

@@ -1,0 +1,319 @@
+//! The layout of what is trained: parameters, gradient sums and the optimiser's state lie in one flat region a group.
+//!
+//! Where a step has several lanes, or ranks have shares, the parameters of a layer begin at a multiple of `CHUNK` elements and
+//! vectors have regions of their own. The layout depends neither on how many ranks there are nor on which of them has a
+//! chunk. A region that ranks divide (`buckets`) has padding in its slots, and beside each slot of state one of a rank's share,
+//! which alone is in memory: `shards` takes the whole ones away in the end, and keeps the names of what lies in them.
+
+use crate::graph::{Class, Graph, Init, Part, Slot, SlotId};
+use crate::mesh::Axis;
+use crate::optimizers::{self, Group, Optimizer, align, moment_path, scales_path};
+use crate::passes::forward::adapter;
+use crate::passes::gradient::average::average_path;
+use crate::passes::gradient::buckets::{Bucket, buckets};
+use crate::passes::gradient::differentiate::{flat, gradient_path};
+use crate::passes::gradient::recompute::layer_of;
+use crate::passes::gradient::shards::{Divided, bucket_path, shard_path};
+use crate::passes::options::{Options, Rule, Update};
+use crate::types::{DType, TensorType};
+
+/// Elements whose squares are summed together where a step has several lanes. A reduction of this many elements is one piece
+/// on every backend, so its bits do not depend on how many chunks there are.
+pub const CHUNK: usize = 4096;
+
+/// Regions of fewer bytes of weights are not divided: exchanging their gradients takes as long as a message does.
+pub const LEAST_BYTES: usize = 64 << 10;
+
+/// The prefix of the slots of regions.
+pub const REGION: &str = "region.";
+const GRADIENTS: &str = ".grads";
+
+/// Whether a slot holds the gradient sums of a region.
+pub(super) fn is_gradient_region(path: &str) -> bool {
+    path.starts_with(REGION) && path.ends_with(GRADIENTS)
+}
+
+/// Whether regions are laid out in chunks, which several lanes or ranks share.
+pub(super) fn is_chunked(o: &Options) -> bool {
+    o.lanes > 1 || o.shards_optimizer()
+}
+
+/// Whether ranks divide a region of this size. Those of adapters are small, and their row norms are made of whole
+/// matrices; vectors are read as they are kept, without a copy that could be gathered.
+fn is_divided(elements: usize, of_vectors: bool, adapts: bool, o: &Options) -> bool {
+    let is_large = elements * DType::F32.bytes() >= LEAST_BYTES;
+    o.shards_optimizer() && is_large && !of_vectors && !adapts
+}
+
+/// Whether ranks will divide something of what a model trains.
+pub fn may_divide(model: &Graph, o: &Options) -> bool {
+    let mut elements: Vec<(Rule, usize)> = vec![];
+    let is_trained = |slot: &&Slot| slot.class == Class::Weight && !o.freeze.contains(&slot.path);
+    for Slot { path, ty, .. } in model.slots.iter().filter(is_trained).filter(|slot| slot.ty.rank() >= 2) {
+        let rule = o.update.rule(path, ty.rank());
+        match elements.iter_mut().find(|(known, _)| *known == rule) {
+            Some((_, sum)) => *sum += ty.elements(),
+            None => elements.push((rule, ty.elements())),
+        }
+    }
+    elements.iter().any(|(_, elements)| is_divided(*elements, false, false, o))
+}
+
+/// The parameters of a group, side by side.
+pub(super) struct Region {
+    pub group: Group,
+    pub optimizer: &'static Optimizer,
+    /// Whether its parameters are vectors; told apart where regions are laid out in chunks.
+    of_vectors: bool,
+    pub members: Vec<Member>,
+    /// Of all members, with the room up to where the next one may start.
+    pub elements: usize,
+    /// How ranks divide it; empty where each of them has all of it.
+    pub buckets: Vec<Bucket>,
+}
+
+pub(super) struct Member {
+    weight: SlotId,
+    gradient: SlotId,
+    /// Its first element in the layout of the region.
+    pub start: usize,
+}
+
+/// Where a region lies, or a part of it.
+#[derive(Clone)]
+pub(super) struct Slots {
+    pub weight: SlotId,
+    pub gradient: SlotId,
+    /// In the order of the optimiser's state.
+    pub values: Vec<SlotId>,
+    /// Of those values that have any.
+    pub scales: Vec<SlotId>,
+    pub average: Option<SlotId>,
+}
+
+/// The slots of a region.
+pub(super) struct Laid {
+    pub whole: Slots,
+    /// Of each member.
+    pub members: Vec<Slots>,
+    /// A rank's share of each bucket; the gradient is the bucket's, of which all ranks have sums of their own.
+    pub shares: Vec<Slots>,
+    pub divided: Vec<Divided>,
+}
+
+pub(super) fn slot(path: &str, ty: TensorType, class: Class) -> Slot {
+    Slot { path: path.into(), ty, class, init: Init::Zeros, part: None }
+}
+
+pub(super) fn regions(g: &Graph, weights: &[(SlotId, SlotId)], o: &Options) -> Vec<Region> {
+    let how = &o.update;
+    let is_chunked = is_chunked(o);
+    let layer = |member: &Member| layer_of(&g.slot(member.weight).path);
+    let begins = |region: &Region, member: &Member| {
+        region.members.last().is_some_and(|last| layer(last) != layer(member))
+    };
+    let mut regions: Vec<Region> = vec![];
+    for &(weight, gradient) in weights {
+        let adapts = g.slot(weight).path.starts_with(adapter::SCOPE);
+        let group = Group { adapts, rule: rule_of(g, weight, how) };
+        let of_vectors = is_chunked && g.slot(weight).ty.rank() < 2;
+        let is_own = |region: &Region| region.group == group && region.of_vectors == of_vectors;
+        let known = regions.iter().position(is_own).unwrap_or_else(|| {
+            let optimizer = optimizers::of(how).expect("a rule that keeps such moments");
+            regions.push(Region {
+                group,
+                optimizer,
+                of_vectors,
+                members: vec![],
+                elements: 0,
+                buckets: vec![],
+            });
+            regions.len() - 1
+        });
+        let region = &mut regions[known];
+        let own = Member { weight, gradient, start: region.elements };
+        if is_chunked && begins(region, &own) {
+            region.elements = region.elements.next_multiple_of(CHUNK);
+        }
+        region.members.push(Member { start: region.elements, ..own });
+        let align = align(&(region.optimizer.state)(how));
+        region.elements += g.slot(weight).ty.elements().next_multiple_of(align);
+    }
+    for region in regions.iter_mut().filter(|_| is_chunked) {
+        region.elements = region.elements.next_multiple_of(CHUNK);
+        if is_divided(region.elements, region.of_vectors, region.group.adapts, o) {
+            let members = &region.members;
+            let is_first = |i: usize| i == 0 || layer(&members[i - 1]) != layer(&members[i]);
+            let units: Vec<usize> =
+                (0..members.len()).filter(|i| is_first(*i)).map(|i| members[i].start).collect();
+            region.buckets = buckets(&units, region.elements, o.buckets, o);
+        }
+    }
+    regions
+}
+
+/// The rule of a weight; merged weights share theirs, so the first one's serves.
+fn rule_of(g: &Graph, weight: SlotId, how: &Update) -> Rule {
+    let first = g.slots.iter().find(|s| s.part.is_some_and(|p| p.of == weight && p.offset == 0));
+    let slot = first.unwrap_or(g.slot(weight));
+    how.rule(&slot.path, slot.ty.rank())
+}
+
+impl Region {
+    /// The bucket that a member lies in.
+    fn bucket_of(&self, member: &Member) -> Option<usize> {
+        self.buckets.iter().position(|bucket| bucket.layout.contains(&member.start))
+    }
+
+    /// Elements of its slots, padding among them.
+    fn placed_elements(&self, ways: usize) -> usize {
+        self.buckets.last().map_or(self.elements, |last| last.place + last.share * ways)
+    }
+}
+
+/// Adds the slots of the region of a number, and those of its members in them.
+pub(super) fn lay_out(g: &mut Graph, index: usize, region: &Region, o: &Options) -> Laid {
+    let how = &o.update;
+    let ways = o.mesh.ways(Axis::Shard);
+    let state = (region.optimizer.state)(how);
+    let scaled = |values: &[SlotId]| -> Vec<(SlotId, usize)> {
+        state.iter().zip(values).filter_map(|(state, value)| Some((*value, state.block?))).collect()
+    };
+    let elements = region.placed_elements(ways);
+    let mut add = |name: &str, dtype: DType, class: Class| {
+        g.add_slot(slot(&format!("{REGION}{index}.{name}"), flat(elements).with(dtype), class))
+    };
+    let weight = add("weights", DType::F32, Class::Weight);
+    let gradient = add(&GRADIENTS[1..], DType::F32, Class::Carry);
+    let values: Vec<SlotId> =
+        state.iter().map(|state| add(state.of_region, state.dtype, Class::Moment)).collect();
+    let average = how.average.map(|_| add("averages", DType::F32, Class::Average));
+    let scales = scaled(&values).into_iter().map(|(of, block)| scales_of(g, of, block, None)).collect();
+    let whole = Slots { weight, gradient, values, scales, average };
+    let in_bucket = [weight, gradient].map(|of| parts(g, of, &region.buckets, |b| (b.place, ways * b.share)));
+    let mut members = vec![];
+    for member in &region.members {
+        let &Member { weight, gradient, start } = member;
+        let bucket = region.bucket_of(member);
+        let start =
+            bucket.map_or(start, |b| start - region.buckets[b].layout.start + region.buckets[b].place);
+        let lies_in = |of: SlotId| Part { of, offset: start };
+        for (own, buckets, of) in
+            [(weight, &in_bucket[0], whole.weight), (gradient, &in_bucket[1], whole.gradient)]
+        {
+            let inside = |b: usize| Part { of: buckets[b], offset: start - region.buckets[b].place };
+            g.slot_mut(own).part = Some(bucket.map_or(lies_in(of), inside));
+        }
+        name_parts(g, weight, gradient, gradient_path);
+        let of_whole = state.iter().zip(&whole.values);
+        let values: Vec<SlotId> = of_whole
+            .map(|(state, of)| beside(g, weight, lies_in(*of), |weight| moment_path(state.name, weight)))
+            .collect();
+        let blocks = scaled(&values).into_iter().zip(&whole.scales);
+        let scales = blocks
+            .map(|((value, block), of)| {
+                scales_of(g, value, block, Some(Part { of: *of, offset: start / block }))
+            })
+            .collect();
+        let average = whole.average.map(|of| beside(g, weight, lies_in(of), average_path));
+        members.push(Slots { weight, gradient, values, scales, average });
+    }
+    let (shares, divided) = match region.buckets.is_empty() {
+        true => (vec![], vec![]),
+        false => divide(g, region, &whole, &in_bucket[1], &scaled(&whole.values), ways),
+    };
+    Laid { whole, members, shares, divided }
+}
+
+/// Adds the slots of a rank's share of a region: one for each slot of state, in which the buckets' lie.
+fn divide(
+    g: &mut Graph,
+    region: &Region,
+    whole: &Slots,
+    gradients: &[SlotId],
+    scaled: &[(SlotId, usize)],
+    ways: usize,
+) -> (Vec<Slots>, Vec<Divided>) {
+    let mut divided = vec![];
+    // The share of each bucket of a slot that has one number for a block of elements.
+    let mut shares_of = |g: &mut Graph, of: SlotId, shard: &str, block: usize| {
+        let buckets: Vec<Bucket> = region.buckets.iter().map(|bucket| bucket.by(block)).collect();
+        let Slot { path, ty, class, .. } = g.slot(of).clone();
+        let ty = TensorType::new(ty.dtype, [ty.elements() / ways]);
+        let root = g.add_slot(slot(shard, ty, class));
+        let shares = parts(g, root, &buckets, |bucket| (bucket.at, bucket.share));
+        divided.push(Divided { whole: path, shard: shard.into(), buckets });
+        shares
+    };
+    let path = |g: &Graph, of: SlotId| shard_path(&g.slot(of).path);
+    let elementwise: Vec<SlotId> =
+        [whole.weight].into_iter().chain(whole.values.iter().copied()).chain(whole.average).collect();
+    let paths: Vec<String> = elementwise.iter().map(|of| path(g, *of)).collect();
+    let own: Vec<Vec<SlotId>> =
+        elementwise.iter().zip(&paths).map(|(of, shard)| shares_of(g, *of, shard, 1)).collect();
+    let blocks = whole.scales.iter().zip(scaled);
+    let scales: Vec<Vec<SlotId>> = blocks
+        .map(|(of, (value, block))| {
+            let shard = scales_path(&path(g, *value));
+            shares_of(g, *of, &shard, *block)
+        })
+        .collect();
+    let shares = (0..region.buckets.len()).map(|b| Slots {
+        weight: own[0][b],
+        gradient: gradients[b],
+        values: own[1..=whole.values.len()].iter().map(|shares| shares[b]).collect(),
+        scales: scales.iter().map(|shares| shares[b]).collect(),
+        average: whole.average.map(|_| own[own.len() - 1][b]),
+    });
+    (shares.collect(), divided)
+}
+
+/// The slots of the buckets in a slot; one bucket is the slot itself.
+fn parts(
+    g: &mut Graph,
+    of: SlotId,
+    buckets: &[Bucket],
+    place: impl Fn(&Bucket) -> (usize, usize),
+) -> Vec<SlotId> {
+    if let [_] = buckets {
+        return vec![of];
+    }
+    let Slot { path, ty, class, .. } = g.slot(of).clone();
+    let part = |(number, bucket): (usize, &Bucket)| {
+        let (offset, elements) = place(bucket);
+        let path = bucket_path(&path, number, buckets.len());
+        let ty = TensorType::new(ty.dtype, [elements]);
+        g.add_slot(Slot { part: Some(Part { of, offset }), ..slot(&path, ty, class) })
+    };
+    buckets.iter().enumerate().map(part).collect()
+}
+
+/// Adds what lies beside a weight in another slot of its region, named by the weight's path.
+fn beside(g: &mut Graph, weight: SlotId, part: Part, path: impl Fn(&str) -> String) -> SlotId {
+    let Slot { class, ref ty, .. } = *g.slot(part.of);
+    let (dtype, source) = (ty.dtype, g.slot(weight).clone());
+    let beside = slot(&path(&source.path), source.ty.with(dtype), class);
+    let beside = g.add_slot(Slot { part: Some(part), ..beside });
+    name_parts(g, weight, beside, path);
+    beside
+}
+
+/// Adds the scales of a slot of state, one a block.
+fn scales_of(g: &mut Graph, values: SlotId, block: usize, part: Option<Part>) -> SlotId {
+    let Slot { path, ty, .. } = g.slot(values);
+    let (path, blocks) = (scales_path(path), ty.elements().div_ceil(block));
+    g.add_slot(Slot { part, ..slot(&path, flat(blocks), Class::Scale) })
+}
+
+/// Names the pieces of `whole` that belong to the weights merged into `weight`: checkpoints and tests know gradients
+/// and moments by the names the model gives its weights.
+fn name_parts(g: &mut Graph, weight: SlotId, whole: SlotId, path: impl Fn(&str) -> String) {
+    for id in g.slot_ids() {
+        let merged = g.slot(id).clone();
+        let Some(part) = merged.part.filter(|p| p.of == weight) else { continue };
+        let part = Some(Part { of: whole, offset: part.offset });
+        let Slot { class, ref ty, .. } = *g.slot(whole);
+        let ty = merged.ty.with(ty.dtype);
+        g.add_slot(Slot { part, ..slot(&path(&merged.path), ty, class) });
+    }
+}
