@@ -79,10 +79,9 @@ fn commands_read_what_four_ranks_saved() {
     let sizes = part_sizes(&scene, "four", 2);
     let total: u64 = sizes.values().sum();
     assert_eq!(sizes.len(), 4);
-    // A rank writes its share, of which padding is the larger a part the smaller a model is; where every rank has everything,
-    // all write as much.
+    // A rank writes its share, of which padding is the larger a part the smaller a model is.
     for (name, size) in &sizes {
-        assert!((4 * size).abs_diff(total) < total / 4, "{name} has {size} of {total} bytes");
+        assert!((4 * size).abs_diff(total) < total / 20, "{name} has {size} of {total} bytes");
     }
     let each = |words: &dyn Fn(&str) -> Vec<String>| {
         ["one", "four"].map(|run| say(dir, &words(run).iter().map(String::as_str).collect::<Vec<_>>()))
@@ -258,8 +257,10 @@ fn flip_in_memory(process: u32, bytes: &[u8]) -> io::Result<usize> {
 fn corrupted_memory_of_a_rank_ends_the_run_before_it_is_saved() {
     let scene = Scene::new();
     let mut words = words(TEXT, "run", "2");
-    // Weights that no update moves are in memory what they are in a checkpoint.
+    // Weights that no update moves are in memory what they are in a checkpoint. A share is on one rank alone, and there would
+    // be nothing to compare it with.
     words.extend(["optimizer.lr=1e-30", "train.steps=100000", "checkpoint.every=60", "eval.every=0"]);
+    words.push("shard=none");
     let mut child = scene.start(&words);
     let dir = scene.dir("run");
     wait_until(&mut child, || checkpoints(&dir).whole.is_some());

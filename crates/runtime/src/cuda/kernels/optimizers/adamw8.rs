@@ -20,7 +20,7 @@ pub const KERNELS: &[Kernel] =
 /// Blocks of threads a multiprocessor holds, as the kernel's launch bounds promise, where all blocks of elements are whole:
 /// 48 registers a thread.
 const RESIDENT: u32 = 5;
-/// The same where the last block is short, or elements are counted in 64 bits: either takes more registers.
+/// The same where the last block is short, elements are counted in 64 bits, or a rank has a share: each takes more registers.
 const RESIDENT_ELSE: u32 = 4;
 /// Blocks of threads a multiprocessor gets at most, one after another. On an H200 these move 94% of what a copy does, and five
 /// that walk on 90%: they end together, and the last of them alone.
@@ -45,13 +45,14 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
     let tensors = launch.ins[..4].iter().chain(outs[..3].iter().chain(&outs[5..]).copied().flatten());
     let is_whole = count.is_multiple_of(BLOCK)
         && tensors.into_iter().all(|view| Walk::of(view).takes(4, view.dtype, view.offset));
-    let resident = if is_whole && index == "u32" { RESIDENT } else { RESIDENT_ELSE };
+    let has_rank = launch.ins.len() > 10;
+    let resident = if is_whole && index == "u32" && !has_rank { RESIDENT } else { RESIDENT_ELSE };
     let names = ["HAS_P", "HAS_M", "HAS_V", "HAS_M_SCALE", "HAS_V_SCALE", "HAS_COPY"];
     let mut draft = Draft::new("adamw8.cu")
         .define("INDEX", index)
         .define("RESIDENT", resident)
         .flag("WHOLE", is_whole)
-        .flag("HAS_RANK", launch.ins.len() > 10)
+        .flag("HAS_RANK", has_rank)
         .text(PHILOX);
     for (name, out) in names.into_iter().zip(&outs) {
         draft = draft.flag(name, out.is_some());
