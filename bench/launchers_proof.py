@@ -245,7 +245,7 @@ def main():
         a.keep.mkdir(parents=True)
     folder = a.keep or Path(tempfile.mkdtemp(prefix="flatout-"))
     folder.chmod(0o711)
-    # What a launcher around this script has set is none of its runs' business.
+    # Variables of a launcher around this script must not reach its runs.
     for name in list(os.environ):
         if name.startswith(("SLURM", "PMI", "OMPI_", "MPI_", "FLATOUT_")) or name in ("RANK", "WORLD_SIZE"):
             del os.environ[name]

@@ -6,7 +6,7 @@
 
 Every kill is a `kill -9` that meets a living process: of a run that begins, trains or saves. Then everyone must be gone within five
 seconds, with one sentence that names the rank, and exit code 1. The run goes on with 1, 2 or 4 ranks to a step of its own, then with
-four that are killed again. A run of as many steps as `--each` kills have is one that must end in the state of one process that
+four that are killed again. After `--each` kills a run is let end, and must have the state of one process that
 nobody disturbed, to the bit; then the next run begins. `--seed` draws the moments, ranks and numbers again.
 
 Needs Linux and only the standard library. Exit code 0 where all of it holds, 1 at the first thing that does not.

@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from ranks_runs import tensors
+
 SMALL = ["model.width=32", "model.heads=2", "train.batch=16", "train.lanes=8", "schedule.warmup_steps=2", "eval.rows=12",
          "eval.every=20", "checkpoint.every=0", "backend=cpu"]
 TEXT = ["model.layers=2", "model.kv_heads=1", "model.ffn=48"]
@@ -62,37 +64,16 @@ class Proof:
         timeless = lambda event: {key: value for key, value in event.items() if key not in TIMES}
         return {(event["event"], event["step"]): timeless(event) for event in events}
 
-    def tensors(self, run):
-        """Every tensor of the last checkpoint: type, shape and bytes."""
-        folder = self.folder / run / "checkpoints" / f"step-{self.updates}"
-        files = {path.name: safetensors(path) for path in folder.glob("*.safetensors")}
-        if list(files) == ["state.safetensors"]:
-            return files["state.safetensors"]
-        whole = {}
-        for name, tensor in json.loads((folder / "state.json").read_text())["tensors"].items():
-            parts = [files[part["file"]][name] for part in tensor["parts"]]
-            whole[name] = (tensor["dtype"], tensor["shape"], b"".join(part[2] for part in parts))
-        return whole
-
     def same(self, run, other):
         """How two runs differ, in words; nothing where they do not. A run that was ended on the way also evaluated there."""
         ours, theirs = self.told(run), self.told(other)
         for at, event in theirs.items():
             if ours.get(at) != event:
                 return f"{ours.get(at)} and {event}"
-        ours, theirs = self.tensors(run), self.tensors(other)
+        ours, theirs = (tensors(self.folder / one, self.updates) for one in (run, other))
         if ours.keys() != theirs.keys():
             return f"other tensors: {sorted(ours.keys() ^ theirs.keys())[:3]}"
         return next((f"`{name}` differs" for name in ours if ours[name] != theirs[name]), "")
-
-
-def safetensors(path):
-    data = path.read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:8 + size])
-    header.pop("__metadata__", None)
-    cut = lambda entry: data[8 + size + entry["data_offsets"][0]:8 + size + entry["data_offsets"][1]]
-    return {name: (entry["dtype"], entry["shape"], cut(entry)) for name, entry in header.items()}
 
 
 def prove(proof, kind, numbers):

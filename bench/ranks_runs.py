@@ -11,10 +11,36 @@ SMALL = ["tiny", "model.context=32", "model.width=32", "model.layers=1", "model.
 
 
 def state(run, step):
-    """A hash of everything that was saved at a step: weights, moments, counters and the data's cursor."""
+    """A hash of everything that was saved at a step, whatever number of ranks saved it: weights, moments, counters and the data's
+    cursor."""
+    record = json.loads((Path(run) / "checkpoints" / f"step-{step}" / "state.json").read_text())
+    told = {key: record[key] for key in ("step", "cursor", "counters")}
+    found = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    for name, (dtype, shape, data) in sorted(tensors(run, step).items()):
+        found.update(f"{name} {dtype} {shape}".encode() + data)
+    return found.hexdigest()
+
+
+def tensors(run, step):
+    """Every tensor of a checkpoint, put together from its parts: type, shape and bytes by name."""
     folder = Path(run) / "checkpoints" / f"step-{step}"
-    files = sorted(file for file in folder.iterdir() if file.name.startswith("state"))
-    return hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in files)).hexdigest()
+    files = {path.name: safetensors(path) for path in folder.glob("*.safetensors")}
+    if list(files) == ["state.safetensors"]:
+        return files["state.safetensors"]
+    whole = {}
+    for name, tensor in json.loads((folder / "state.json").read_text())["tensors"].items():
+        parts = [files[part["file"]][name] for part in tensor["parts"]]
+        whole[name] = (tensor["dtype"], tensor["shape"], b"".join(part[2] for part in parts))
+    return whole
+
+
+def safetensors(path):
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + size])
+    header.pop("__metadata__", None)
+    cut = lambda entry: data[8 + size + entry["data_offsets"][0]:8 + size + entry["data_offsets"][1]]
+    return {name: (entry["dtype"], entry["shape"], cut(entry)) for name, entry in header.items()}
 
 
 def events(run):

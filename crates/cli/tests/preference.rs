@@ -211,18 +211,20 @@ fn pairs_about_images_and_frames_are_looked_at_and_learned() {
         "backend=cpu",
         "checkpoint.best=false",
     ];
-    let learn = |recipe: &str, path: &str, run: &str| {
-        ok(dir, &[&["train", recipe, "--with", "small", path, "--run", run], &few[..]].concat())
+    let learn = |recipe: &str, own: &[&str], run: &str| {
+        ok(dir, &[&["train", recipe, "--with", "small", "--run", run], own, &few[..]].concat())
     };
-    learn("qwen3-vl-2b-dpo", "data.path=pairs.jsonl", "images");
-    let said = learn("fvlm-135m-dpo", "data.path=pairs.tar", "frames");
+    learn("qwen3-vl-2b-dpo", &["data.path=pairs.jsonl"], "images");
+    const SYSTEM: &str = "You look closely.";
+    let frames = ["data.path=pairs.tar", &format!("data.system={SYSTEM}")];
+    let said = learn("fvlm-135m-dpo", &frames, "frames");
     assert!(said.err.contains("--frames FOLDER --prompt QUESTION"), "{}", said.err);
 
     // Generation begins with the text that training wrote: a system's message, the question, and where the answer begins.
     let vocabulary = flatout_data::Vocabulary::load(&dir.join("frames/tokenizer.json")).expect("a tokeniser");
     let questions =
         flatout_data::examples::Questions::open(&vocabulary, None, &[], None).expect("a template");
-    let questions = questions.with_system(flatout_train::config::SYSTEM);
+    let questions = questions.with_system(SYSTEM);
     let asked = questions.tokens("Is it 3?").expect("tokens");
     let about = json(
         &ok(
@@ -242,12 +244,10 @@ fn pairs_about_images_and_frames_are_looked_at_and_learned() {
         .out,
     );
     assert_eq!(about["prompt_tokens"], asked.len() + 1);
-    let shown = json(
-        &ok(dir, &["data", "inspect", "fvlm-135m-dpo", "--with", "small", "data.path=pairs.tar", "--json"])
-            .out,
-    );
+    let inspect = ["data", "inspect", "fvlm-135m-dpo", "--with", "small", "--json"];
+    let shown = json(&ok(dir, &[&inspect[..], &frames].concat()).out);
     let read = shown["samples"][0]["spans"][0]["text"].as_str().expect("a text");
-    assert!(read.contains(flatout_train::config::SYSTEM), "{read}");
+    assert!(read.contains(SYSTEM), "{read}");
 
     for (path, text, words) in [
         (

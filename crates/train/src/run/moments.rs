@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use flatout_ir::block8::{BLOCK, Code};
 use flatout_ir::optimizers::scales_path;
+use flatout_ir::passes::gradient::layout::REGION;
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::{Class, DType, Piece, PlanSet};
 use flatout_runtime::Session;
@@ -28,9 +29,10 @@ pub struct Coded {
     code: Code,
 }
 
-/// The regions of these plans: the slots that have scales beside them.
+/// The regions of these plans, or a rank's shares of them. Parameters have scales within those of their region.
 pub fn coded(plans: &PlanSet) -> Vec<Coded> {
-    let moments = plans.slots.iter().filter(|slot| slot.class == Class::Moment);
+    let is_region = |slot: &&PlacedSlot| slot.class == Class::Moment && slot.path.starts_with(REGION);
+    let moments = plans.slots.iter().filter(is_region);
     let eight_bits = moments.filter_map(|slot| Some((slot, code(slot.ty.dtype)?)));
     let regions = eight_bits.filter(|(slot, _)| plans.slot(&scales_path(&slot.path)).is_some());
     regions.map(|(slot, code)| Coded { slot: slot.clone(), code }).collect()

@@ -78,16 +78,21 @@ impl Writer {
         Some(written)
     }
 
-    /// Waits for the save that is under way, if one is, and tells meanwhile how far it is, by a count that grows.
+    /// Waits for the save that is under way, if one is, and tells meanwhile that it goes on, by a count that grows: with what is
+    /// done, and with time, because a flush says nothing of its progress.
     pub fn wait(&mut self, tell: impl Fn(u64)) -> Option<Written> {
         if !self.is_busy {
             return None;
         }
         self.is_busy = false;
+        let mut ticks = 0;
         loop {
             match self.results.recv_timeout(TELL_EVERY) {
                 Ok(written) => return Some(written),
-                Err(RecvTimeoutError::Timeout) => tell(self.done.load(Ordering::Relaxed)),
+                Err(RecvTimeoutError::Timeout) => {
+                    ticks += 1;
+                    tell(self.done.load(Ordering::Relaxed) + ticks);
+                }
                 Err(RecvTimeoutError::Disconnected) => {
                     unreachable!("the thread lives as long as its writer")
                 }

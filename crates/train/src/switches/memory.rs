@@ -83,7 +83,10 @@ pub const SHARD: Switch = Switch {
             Auto::Given(shard) => shard,
             Auto::Auto if ranks == 1 => Shard::None,
             Auto::Auto if is_whole => {
-                s.choose("optimizer", format!("{ranks} ranks need a share each, and exchange fewer bytes"));
+                s.choose(
+                    "optimizer",
+                    format!("each of {ranks} ranks then keeps a share of weights and moments"),
+                );
                 Shard::Optimizer
             }
             Auto::Auto => {

@@ -24,16 +24,25 @@ pub fn evaluate_among(
     if !ranks.are_many() {
         return evaluate(session, set, capacity, draw, stop, &mut |_, results| see(results));
     }
-    // Averages that ranks have shares of are gathered to where `eval` reads weights, and the weights brought back afterwards.
-    let gathers = session.plans().plan(Role::Average).is_some();
-    if gathers {
-        session.run(Role::Average)?;
+    with_averages(ranks, session, |session| by_turns(ranks, session, (set, capacity, draw), step, stop, see))
+}
+
+/// Does something that runs `eval`. Averages that ranks have shares of are gathered to where `eval` reads weights, and the
+/// weights brought back afterwards. Every rank calls this.
+fn with_averages<T>(
+    ranks: &Ranks,
+    session: &mut Session,
+    work: impl FnOnce(&mut Session) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    if session.plans().plan(Role::Average).is_none() {
+        return work(session);
     }
-    let sums = by_turns(ranks, session, (set, capacity, draw), step, stop, see)?;
-    if gathers {
-        session.run(Role::Derive)?;
-    }
-    Ok(sums)
+    ranks.called("average");
+    session.run(Role::Average)?;
+    let done = work(session)?;
+    ranks.called("derive");
+    session.run(Role::Derive)?;
+    Ok(done)
 }
 
 fn by_turns(

@@ -79,7 +79,7 @@ impl Entry {
     }
 }
 
-/// What the header says of a tensor.
+/// A tensor as the header describes it.
 #[derive(Serialize, Deserialize)]
 struct Described {
     dtype: Dtype,

@@ -118,7 +118,8 @@ impl Trainer<'_, '_, '_> {
         self.skips.in_a_row = 0;
         self.skips.rollbacks += 1;
         self.evaluated = self.evaluated.filter(|(step, _)| *step <= whole.step);
-        self.saving.best = checkpoint::best(&folder);
+        // Rank 0 has just removed what was newer.
+        self.saving.best = self.ranks.of_first(checkpoint::best(&folder))?;
         self.saving.newest = Some((whole.step, whole.path));
         self.saving.is_due = false;
         Ok(())
