@@ -87,7 +87,7 @@ fn sums(overrides: &[&str]) -> (BTreeMap<String, Vec<f32>>, usize) {
 fn every_layout_gives_the_same_gradients() {
     let (want, parts) = sums(&["micro_batch=1", "head_rows=all", "recompute=none"]);
     let most = parts;
-    assert!(most > 8 && want.len() > 40, "few at a time: {most}");
+    assert!(most > 5 && want.len() > 40, "few at a time: {most}");
     for name in ["vision.look", "vision.q_init", "vision.q_static", "vision.to_query"] {
         let has =
             |(path, sums): (&String, &Vec<f32>)| path.contains(name) && sums.iter().any(|sum| *sum != 0.0);

@@ -267,7 +267,7 @@ mod tests {
         for value in ["shard=auto", "shard=none", "shard=optimizer"] {
             assert_eq!(shard_of(1, &[value]), ("nothing to share".into(), None), "{value} on one rank");
         }
-        assert_eq!(shard_of(2, &[]), ("optimizer".into(), chose("optimizer", "2 ranks need")));
+        assert_eq!(shard_of(2, &[]), ("optimizer".into(), chose("optimizer", "each of 2")));
         assert_eq!(shard_of(2, &["shard=optimizer"]), ("optimizer".into(), None));
         assert_eq!(shard_of(2, &["shard=none"]), ("none".into(), None));
         let apart = ["fuse.optimizer=off"];
