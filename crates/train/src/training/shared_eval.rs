@@ -24,7 +24,36 @@ pub fn evaluate_among(
     if !ranks.are_many() {
         return evaluate(session, set, capacity, draw, stop, &mut |_, results| see(results));
     }
-    with_averages(ranks, session, |session| by_turns(ranks, session, (set, capacity, draw), step, stop, see))
+    with_averages(ranks, session, |session| {
+        let evaluator = Evaluator::new(session);
+        let mut sums = Sums::default();
+        let batches = set.batches(capacity);
+        for first in (0..batches).step_by(ranks.count()) {
+            ranks.at(step, "evaluating", first);
+            let own = first + ranks.rank();
+            let results = match own < batches {
+                true => Some(evaluator.run(session, set, own, capacity, draw)?.1),
+                false => None,
+            };
+            let asked = stop().and_then(signal::number_of);
+            let told = Told { asked, part: results.as_ref().map(Part::of) };
+            let bytes = serde_json::to_vec(&told).expect("results have a JSON form");
+            let read = |bytes: &Vec<u8>| serde_json::from_slice::<Told>(bytes);
+            let all: Result<Vec<Told>, _> = ranks.gather_bytes(&bytes)?.iter().map(read).collect();
+            let all = all.map_err(|error| {
+                Failure::Environment(format!("another rank's results cannot be read: {error}"))
+            })?;
+            if let Some(reason) = all.iter().find_map(|told| told.asked.and_then(signal::of_number)) {
+                return Ok(Err(reason));
+            }
+            for part in all.into_iter().filter_map(|told| told.part) {
+                let results = part.results();
+                sums.add(&results);
+                see(&results);
+            }
+        }
+        Ok(Ok(sums))
+    })
 }
 
 /// Does something that runs `eval`. Averages that ranks have shares of are gathered to where `eval` reads weights, and the
@@ -43,44 +72,6 @@ fn with_averages<T>(
     ranks.called("derive");
     session.run(Role::Derive)?;
     Ok(done)
-}
-
-fn by_turns(
-    ranks: &Ranks,
-    session: &mut Session,
-    (set, capacity, draw): (&dyn EvalSet, usize, Draw),
-    step: u64,
-    stop: &mut dyn FnMut() -> Option<&'static str>,
-    see: &mut dyn FnMut(&EvalResults),
-) -> Result<Result<Sums, &'static str>, Failure> {
-    let evaluator = Evaluator::new(session);
-    let mut sums = Sums::default();
-    let batches = set.batches(capacity);
-    for first in (0..batches).step_by(ranks.count()) {
-        ranks.at(step, "evaluating", first);
-        let own = first + ranks.rank();
-        let results = match own < batches {
-            true => Some(evaluator.run(session, set, own, capacity, draw)?.1),
-            false => None,
-        };
-        let asked = stop().and_then(signal::number_of);
-        let told = Told { asked, part: results.as_ref().map(Part::of) };
-        let bytes = serde_json::to_vec(&told).expect("results have a JSON form");
-        let read = |bytes: &Vec<u8>| serde_json::from_slice::<Told>(bytes);
-        let all: Result<Vec<Told>, _> = ranks.gather_bytes(&bytes)?.iter().map(read).collect();
-        let all = all.map_err(|error| {
-            Failure::Environment(format!("another rank's results cannot be read: {error}"))
-        })?;
-        if let Some(reason) = all.iter().find_map(|told| told.asked.and_then(signal::of_number)) {
-            return Ok(Err(reason));
-        }
-        for part in all.into_iter().filter_map(|told| told.part) {
-            let results = part.results();
-            sums.add(&results);
-            see(&results);
-        }
-    }
-    Ok(Ok(sums))
 }
 
 /// A rank's word between batches.
