@@ -204,16 +204,23 @@ fn product(ta: bool, tb: bool, a: &Operand<'_>, b: &Operand<'_>, out: &TensorTyp
     let (m, n) = (out.dims[rank - 2], out.dims[rank - 1]);
     let k = crate::ops::product::inner(ta, a.ty);
     let batches: usize = out.dims[..rank - 2].iter().product();
-    let mut c = Vec::with_capacity(out.elements());
-    for batch in 0..batches {
-        let (a, b) = (&a.data[batch * m * k..], &b.data[batch * k * n..]);
-        for i in 0..m {
-            for j in 0..n {
-                let term = |l: usize| {
-                    let x = if ta { a[l * m + i] } else { a[i * k + l] };
-                    x * if tb { b[j * k + l] } else { b[l * n + j] }
-                };
-                c.push((0..k).map(term).sum());
+    let mut c = vec![0.0; out.elements()];
+    // A row of the result is a sum of rows of b, so that the innermost loop walks memory in order.
+    for (batch, c) in c.chunks_exact_mut((m * n).max(1)).enumerate().take(batches) {
+        let (a, b) = (&a.data[batch * m * k..], &b.data[batch * k * n..][..k * n]);
+        let turned: Vec<f64>;
+        let b = if tb {
+            turned = (0..k * n).map(|at| b[at % n * k + at / n]).collect();
+            &turned[..]
+        } else {
+            b
+        };
+        for (i, row) in c.chunks_exact_mut(n.max(1)).enumerate() {
+            for (l, of_b) in b.chunks_exact(n.max(1)).enumerate() {
+                let x = if ta { a[l * m + i] } else { a[i * k + l] };
+                for (sum, y) in row.iter_mut().zip(of_b) {
+                    *sum += x * y;
+                }
             }
         }
     }

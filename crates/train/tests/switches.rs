@@ -58,9 +58,12 @@ const OF_THE_SESSION: [&str; 4] = ["cuda_graphs", "autotune", "attention_kernel"
 #[test]
 fn what_is_reported_is_what_the_plans_hold() {
     let (mut compiled, mut refused) = (0, 0);
-    for (recipe, gpu) in different().into_iter().zip(GPUS.into_iter().cycle()) {
+    for (i, (recipe, gpu)) in different().into_iter().zip(GPUS.into_iter().cycle()).enumerate() {
         let config = small(recipe, 0);
-        let bases = ["cpu", gpu].map(|place| (place, Rc::new(compile(&config, &target(place, &config)))));
+        // Most switches are a GPU's, and passes do not tell one CPU from another: every third recipe shows those.
+        let places = if i.is_multiple_of(3) { &["cpu", gpu][..] } else { &[gpu] };
+        let compiled_at = |place: &&'static str| (*place, Rc::new(compile(&config, &target(place, &config))));
+        let bases: Vec<_> = places.iter().map(compiled_at).collect();
         for (switch, (place, base)) in
             TABLE.iter().flat_map(|switch| bases.iter().map(move |at| (switch, at)))
         {

@@ -104,13 +104,15 @@ pub(super) struct Problem {
     pub thorough: bool,
     /// Whether the gradient is of lse too.
     pub d_lse: bool,
+    /// Whether two intervals are those of trees: a prompt and two answers, each of which sees the prompt and itself.
+    pub is_tree: bool,
 }
 
 impl Problem {
     /// Two heads on one of 64, in bf16.
     pub(super) fn new(what: &'static str, mask: Mask, q: Side, k: Option<Side>) -> Self {
-        let (thorough, d_lse) = (false, false);
-        Problem { what, mask, q, k, heads: 2, kv_heads: 1, size: 64, dtype: BF16, thorough, d_lse }
+        let (thorough, d_lse, is_tree) = (false, false, false);
+        Problem { what, mask, q, k, heads: 2, kv_heads: 1, size: 64, dtype: BF16, thorough, d_lse, is_tree }
     }
 
     pub(super) fn keys(&self) -> &Side {
@@ -151,6 +153,9 @@ impl Problem {
     /// A stretch at the beginning of the segment's keys and one around the query's own; some overlap, some are empty,
     /// some reach beyond the segment. Rows of no segment would see everything.
     fn intervals(&self) -> Vec<f64> {
+        if self.is_tree {
+            return tree_intervals(self.q.tokens(), &self.q.rows());
+        }
         let mut edges = [0, self.keys().tokens() as i64].repeat(2 * self.q.tokens());
         for (q, k) in self.q.rows().into_iter().zip(self.keys().rows()) {
             for (i, row) in q.clone().enumerate() {
@@ -205,6 +210,24 @@ impl Problem {
     }
 }
 
+/// What queries of trees see, [tokens, 4]: a third of each tree is a prompt, its two answers are about equally long. Rows of no
+/// tree see nothing.
+pub(super) fn tree_intervals(tokens: usize, trees: &[Range<usize>]) -> Vec<f64> {
+    let mut edges = vec![0.0; 4 * tokens];
+    for tree in trees {
+        let prompt = tree.start + tree.len() / 3;
+        let second = prompt + (tree.end - prompt) / 2;
+        for row in tree.clone() {
+            let seen = match row {
+                _ if row < prompt => [tree.start, row + 1, 0, 0],
+                _ => [tree.start, prompt, if row < second { prompt } else { second }, row + 1],
+            };
+            edges[4 * row..4 * row + 4].copy_from_slice(&seen.map(|edge| edge as f64));
+        }
+    }
+    edges
+}
+
 fn window(back: usize, ahead: usize) -> Mask {
     Mask::Window { back, ahead }
 }
@@ -236,6 +259,7 @@ pub(super) fn problems() -> Vec<Problem> {
     lengths(&mut all);
     whole(&mut all);
     long(&mut all);
+    trees(&mut all);
     patterns(&mut all);
     few_queries(&mut all);
     gradients_of_lse(&mut all);
@@ -363,6 +387,20 @@ fn long(all: &mut Vec<Problem>) {
         let d_lse = what == "long keys, lse";
         all.push(Problem { heads, kv_heads, size, d_lse, ..Problem::new(what, mask, q, k) });
     }
+    let tree = Problem::new("long tree", Mask::TwoIntervals, ragged(1200, &[(10, 1100)]), None);
+    all.push(Problem { is_tree: true, ..tree });
+}
+
+/// A prompt and two answers: tiles that every query sees, that some see and that none does, in every place of a tile.
+fn trees(all: &mut Vec<Problem>) {
+    let two = || ragged(700, &[(3, 420), (430, 0), (424, 260), (690, 1)]);
+    for (heads, kv_heads, size) in [(4, 2, 128), (3, 3, 128), (2, 1, 64), (3, 1, 64), (2, 2, 64), (2, 1, 256)]
+    {
+        let problem = Problem::new("trees", Mask::TwoIntervals, two(), None);
+        all.push(Problem { heads, kv_heads, size, is_tree: true, ..problem });
+    }
+    let problem = Problem::new("one tree", Mask::TwoIntervals, even(1, 320), None);
+    all.push(Problem { size: 128, is_tree: true, ..problem });
 }
 
 /// Patterns of segments: all in one; one long among empty ones; all of one token; many of one to three; none at all.
@@ -475,6 +513,14 @@ mod tests {
     #[test]
     fn lengths_off_every_edge() {
         agree(lengths);
+    }
+
+    #[test]
+    fn prompts_and_their_answers() {
+        agree(|all| {
+            trees(all);
+            all.retain(|problem| [problem.heads, problem.kv_heads, problem.size] == [2, 1, 64]);
+        });
     }
 
     #[test]

@@ -10,6 +10,8 @@ use flatout_ir::random::philox;
 use flatout_ir::types::DType;
 use flatout_ir::{Op, View};
 
+use crate::verify::attention::tree_intervals;
+
 use super::{BF16, Bench, Check, Fill, Noise, Sizes, WIDE, error, narrow, shape, type_of, wanted};
 
 /// Of o: weights and the result are rounded to bf16.
@@ -38,6 +40,8 @@ pub(in crate::verify) struct Problem {
     pub segments: Vec<Pair>,
     pub q: Segments,
     pub k: Segments,
+    /// What queries see, [tokens, 4]; empty but for two intervals.
+    pub intervals: Vec<f64>,
 }
 
 /// Every problem for the sizes of a model, and those that the model does not have.
@@ -94,6 +98,7 @@ pub(in crate::verify) fn equal(
         segments: (0..count).map(|s| (rows(s), rows(s))).collect(),
         q: segments,
         k: segments,
+        intervals: vec![],
     }
 }
 
@@ -130,7 +135,23 @@ pub(in crate::verify) fn packed(
         segments: rows.into_iter().map(|rows| (rows.clone(), rows)).collect(),
         q: segments,
         k: segments,
+        intervals: vec![],
     }
+}
+
+/// A number of trees of `len` tokens, as preference pairs have them.
+pub(in crate::verify) fn trees(
+    count: usize,
+    len: usize,
+    heads: usize,
+    kv_heads: usize,
+    size: usize,
+) -> Problem {
+    let equal = equal(Mask::TwoIntervals, count, len, heads, kv_heads, size);
+    let rows: Vec<Range<usize>> = equal.segments.iter().map(|(q, _)| q.clone()).collect();
+    let ragged = Segments::Ragged { max_segments: count, max_len: len };
+    let intervals = tree_intervals(equal.tokens, &rows);
+    Problem { what: format!("{count} trees of {len}"), q: ragged, k: ragged, intervals, ..equal }
 }
 
 /// A number of lengths from 1 to `longest`, always the same, that together fit in the tokens; their mean is 0.39 of the
@@ -169,6 +190,7 @@ pub(in crate::verify) fn decode(
         segments: (0..count).map(|s| (s..s + 1, keys(s))).collect(),
         q: Segments::Uniform { len: 1 },
         k: Segments::Ragged { max_segments: count, max_len: capacity },
+        intervals: vec![],
     }
 }
 
@@ -240,6 +262,9 @@ impl Problem {
             }
             (_, Segments::Ragged { .. }) => ins.extend(bounds(|pair| &pair.1)),
             _ => {}
+        }
+        if self.mask == Mask::TwoIntervals {
+            ins.push(bench.input(DType::I32, &[self.tokens, 4], Fill::Values(self.intervals.clone())));
         }
         ins
     }

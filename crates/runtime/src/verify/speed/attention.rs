@@ -11,7 +11,7 @@ use flatout_ir::{Launch, Op};
 
 use crate::Session;
 use crate::cuda::{self, AttentionKernel};
-use crate::verify::real::attention::{Problem, decode, equal, packed};
+use crate::verify::real::attention::{Problem, decode, equal, packed, trees};
 use crate::verify::real::{Bench, Fill, WIDE, said};
 use crate::verify::{Place, Way};
 
@@ -97,6 +97,8 @@ pub fn races() -> Vec<Race> {
         ragged(Mask::Full, 4, 1, 256),
         plain(packed("packed long", tokens, 28, 4096, 12, 4, 64, Mask::Causal)),
         plain(packed("packed long", tokens, 28, 4096, 16, 8, 128, Mask::Causal)),
+        plain(trees(8, 1536, 16, 8, 128)),
+        plain(trees(8, 1536, 12, 4, 64)),
         (decode(64, 4096, 32, 8, 128), None, true),
         (decode(256, 512, 12, 4, 64), None, true),
     ];
@@ -113,8 +115,16 @@ pub fn races() -> Vec<Race> {
     all
 }
 
+/// The keys that a query of two intervals sees, where they do not overlap.
+fn seen_by(intervals: &[f64]) -> u64 {
+    ((intervals[1] - intervals[0]) + (intervals[3] - intervals[2])) as u64
+}
+
 /// Query-key pairs of one head.
 fn pairs(problem: &Problem) -> u64 {
+    if problem.mask == Mask::TwoIntervals {
+        return problem.intervals.chunks(4).map(seen_by).sum();
+    }
     let of_segment = |q: u64, k: u64| match problem.mask {
         Mask::Causal if q <= k => q * (k - q) + q * (q + 1) / 2,
         Mask::Causal => k * (k + 1) / 2,
@@ -147,6 +157,7 @@ fn statistics(problem: &Problem) -> Vec<f64> {
         for (i, row) in q.clone().enumerate() {
             let seen = match problem.mask {
                 Mask::Causal => (i + 1 + k.len()).saturating_sub(q.len()).max(1),
+                Mask::TwoIntervals => seen_by(&problem.intervals[4 * row..]) as usize,
                 _ => k.len(),
             };
             let value = (seen as f64).ln() + HALF_VARIANCE;
@@ -304,6 +315,8 @@ mod tests {
         assert_eq!(flops(&causal, false), 4 * 64 * 12 * 32 * 2048 * 2049 / 2);
         assert_eq!(2 * flops(&causal, true), 5 * flops(&causal, false));
         assert_eq!(pairs(&decode(1, 100, 1, 1, 8)), 100);
+        // A prompt of four and two answers of four.
+        assert_eq!(pairs(&trees(1, 12, 1, 1, 8)), 10 + 2 * (4 * 4 + 10));
         let both = equal(Mask::Full, 2, 10, 4, 2, 8);
         assert_eq!(bytes(&both, false), 2 * 8 * 20 * (4 + 4 + 2 + 2) + 4 * 20 * 4);
     }

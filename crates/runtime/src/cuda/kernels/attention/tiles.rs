@@ -19,6 +19,9 @@ const SPAN: usize = 256;
 /// A segment and its first row.
 const TILE_BYTES: usize = 8;
 
+/// Sections that tiles may be in: a list has 256 classes, and every section some of them.
+const MOST_SECTIONS: usize = 15;
+
 /// Rows of the tiles a family cuts queries and keys into; `None` where it does not walk a side by tiles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Heights {
@@ -42,6 +45,13 @@ pub(super) fn k_count(p: &Problem, height: usize) -> usize {
 
 fn is_any_ragged(p: &Problem) -> bool {
     is_ragged(p.q) || is_ragged(p.k)
+}
+
+/// Rows of the other side, of `heads` heads, whose two tensors are a quarter of the L2 cache: the tiles that walk them come
+/// one after another.
+fn section(p: &Problem, rows: usize, heads: usize, l2_bytes: usize) -> usize {
+    let fit = l2_bytes / 4 / (2 * heads * p.size * p.dtype.bytes());
+    fit.max(rows.div_ceil(MOST_SECTIONS)).max(1)
 }
 
 /// Bytes of the lists.
@@ -88,11 +98,13 @@ pub(super) fn prepare(
     let spans = |is_cleared: bool, tokens: usize| if is_cleared { tokens.div_ceil(SPAN) } else { 0 };
     let q_spans = spans(is_ragged(p.q), p.tq);
     let k_spans = spans(is_ragged(p.k) && p.grad, p.tk);
-    let element = p.dtype.bytes();
+    let (element, l2_bytes) = (p.dtype.bytes(), at.facts().l2_bytes as usize);
     let height = |height: Option<usize>| Arg::I32(height.unwrap_or(1) as i32);
     let rest = [
         height(heights.q),
         height(heights.k),
+        Arg::I32(int(section(p, p.tk, p.kv_heads, l2_bytes))?),
+        Arg::I32(int(section(p, p.tq, p.heads, l2_bytes))?),
         Arg::I32(q_spans as i32),
         Arg::I32((p.size * element) as i32),
         Arg::I32(element as i32),
@@ -114,6 +126,23 @@ mod tests {
     use super::*;
     use flatout_ir::ops::attention::Segments;
     use flatout_ir::types::DType;
+
+    fn problem(segments: Segments) -> Problem {
+        Problem {
+            grad: true,
+            d_lse: false,
+            dtype: DType::BF16,
+            tq: 400,
+            tk: 400,
+            heads: 4,
+            kv_heads: 2,
+            size: 64,
+            scale: 1.0,
+            mask: Mask::Causal,
+            q: segments,
+            k: segments,
+        }
+    }
 
     /// The tiles that `list_tiles` lists, but for the order: (segment, first row).
     fn listed(starts: &[i32], lens: &[i32], tokens: i32, longest: i32, height: i32) -> Vec<(usize, i32)> {
@@ -159,23 +188,20 @@ mod tests {
         assert_eq!(count(1024, 256, 4, false, 96), 12);
     }
 
+    /// Every section has a place for heavy and for light tiles among 256 classes.
+    #[test]
+    fn sections_are_few_and_fit_in_the_cache() {
+        let p = problem(Segments::Ragged { max_segments: 4, max_len: 300 });
+        assert_eq!(section(&p, 400, 4, 50 << 20), (50 << 20) / 4 / (2 * 4 * 64 * 2));
+        for rows in [1_usize, 14, 15, 16, 1000, 1 << 20] {
+            let sections = rows.div_ceil(section(&p, rows, 4, 4096));
+            assert!((1..=MOST_SECTIONS).contains(&sections), "{rows} rows in {sections}");
+        }
+    }
+
     #[test]
     fn uniform_segments_need_no_list() {
-        let uniform = Segments::Uniform { len: 100 };
-        let p = Problem {
-            grad: true,
-            d_lse: false,
-            dtype: DType::BF16,
-            tq: 400,
-            tk: 400,
-            heads: 4,
-            kv_heads: 2,
-            size: 64,
-            scale: 1.0,
-            mask: Mask::Causal,
-            q: uniform,
-            k: uniform,
-        };
+        let p = problem(Segments::Uniform { len: 100 });
         let heights = Heights { q: Some(64), k: Some(128) };
         assert_eq!((workspace(&p, heights), sources(&p).len()), (0, 0));
         let ragged = Segments::Ragged { max_segments: 4, max_len: 300 };

@@ -14,7 +14,8 @@
 #define WALK 64
 #define PANEL_WALK (WALK * 128)
 
-// What `call.delta` holds: [heads, 2, pitch], of each row first -log2e lse, then -delta; then the counters of tiles.
+// What `call.delta` holds: [heads, 2, pitch], of each row first -log2e lse, then -delta; then the counters of tiles, and
+// with MASK 3 the outlines of runs of queries, 16 bytes further.
 __device__ __forceinline__ i64 pitch_of(const Call& call) { return (call.tq + 7) / 8 * 8; }
 __device__ __forceinline__ float* statistics(const Call& call, int head) {
     return call.delta + head * 2 * pitch_of(call);
@@ -23,6 +24,58 @@ __device__ __forceinline__ float* statistics(const Call& call, int head) {
 __device__ __forceinline__ int* counter(const Call& call, int which) {
     return (int*)(call.delta + call.heads * 2 * pitch_of(call)) + which;
 }
+
+// Four bytes by the copy unit of the thread; `copies_arrive` arrives once all of the thread's are there.
+__device__ __forceinline__ void copy_word(float* to, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copies_arrive(u64* bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(bar)) : "memory");
+}
+
+#if MASK == 3
+
+// Rows that have an outline together. Runs count from the first token, whatever segments there are.
+#define RUN 16
+
+// Where the two intervals of a run's queries lie: some query sees keys of [some.x, some.y) and [some.z, some.w) at most, all see
+// [all.x, all.y) and [all.z, all.w) at least.
+struct Outline {
+    int4 some, all;
+};
+__device__ __forceinline__ Outline* outlines(const Call& call) { return (Outline*)(counter(call, 0) + 4); }
+
+// The outlines of two runs of queries from `first` on, by a warp. Queries behind the last see anything.
+__device__ __forceinline__ void outline_runs(const Call& call, int first) {
+    const int none = 0x7fffffff, query = first + threadIdx.x % 32;
+    int4 some = make_int4(none, -none, none, -none), all = make_int4(-none, none, -none, none);
+    if (query < call.tq) {
+        const int* at = call.intervals + query * call.interval_row;
+        all = make_int4(at[0], at[1], at[2], at[3]);
+        if (all.x < all.y) some.x = all.x, some.y = all.y;
+        if (all.z < all.w) some.z = all.z, some.w = all.w;
+    }
+#pragma unroll
+    for (int o = 1; o < RUN; o *= 2) {
+        some.x = min(some.x, __shfl_xor_sync(ALL_LANES, some.x, o));
+        some.y = max(some.y, __shfl_xor_sync(ALL_LANES, some.y, o));
+        some.z = min(some.z, __shfl_xor_sync(ALL_LANES, some.z, o));
+        some.w = max(some.w, __shfl_xor_sync(ALL_LANES, some.w, o));
+        all.x = max(all.x, __shfl_xor_sync(ALL_LANES, all.x, o));
+        all.y = min(all.y, __shfl_xor_sync(ALL_LANES, all.y, o));
+        all.z = max(all.z, __shfl_xor_sync(ALL_LANES, all.z, o));
+        all.w = min(all.w, __shfl_xor_sync(ALL_LANES, all.w, o));
+    }
+    if (threadIdx.x % RUN == 0 && query < call.tq) outlines(call)[query / RUN] = {some, all};
+}
+
+#endif
+
+// What a walked tile is to the 64 rows of a warpgroup: some of its pairs are seen; not all are.
+#define MET(part) (1 << (part))
+#define MASKED(part) (8 << (part))
+#define ANY_MET (MET(0) | MET(1) | MET(2))
+#define ANY_MASKED (MASKED(0) | MASKED(1) | MASKED(2))
 
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
@@ -97,25 +150,55 @@ __device__ __forceinline__ Range walked_by(const Call& call, const Segment& g, i
 #endif
 }
 
-// Whether keys [from, from + 64) are seen by some query of a walked tile, and whether not by all; `all` is what two
-// intervals say.
-__device__ __forceinline__ bool is_met(const Call& call, const Segment& g, int from, int first) {
 #if MASK == 3
-    return from < g.k1;
+
+// The flags of the tile of queries from `first` on for PARTS times 64 keys from `from` on, as outlines tell them: a
+// run also has queries beside the tile, which may add pairs and masks. A lane by itself.
+template <int PARTS> __device__ __forceinline__ int flags_of(const Call& call, const Segment& g, int from, int first) {
+    int flags = 0;
+    // Queries behind the segment's end have p = 0 by their statistics.
+    const int last = min(first + WALK, g.q1) - 1;
+#pragma unroll 1
+    for (int run = first / RUN; run <= last / RUN; run++) {
+        const Outline of = outlines(call)[run];
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            const int key = from + 64 * part, end = min(key + 64, g.k1);
+            if (max(of.some.x, key) < min(of.some.y, end) || max(of.some.z, key) < min(of.some.w, end))
+                flags |= MET(part);
+            const bool is_whole = (of.all.x <= key && of.all.y >= key + 64) || (of.all.z <= key && of.all.w >= key + 64);
+            if (!is_whole || key + 64 > g.k1) flags |= MASKED(part);
+        }
+    }
+    return flags;
+}
+
+// The intervals of a tile's queries, by a warp, with its statistics; queries behind `end` see nothing.
+__device__ __forceinline__ void copy_intervals(int4* to, const Call& call, int first, int end) {
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < 4 * WALK; i += 32) {
+        int* at = (int*)to + i;
+        if (first + i / 4 < end)
+            copy_word((float*)at, (const float*)(call.intervals + (first + i / 4) * call.interval_row + i % 4));
+        else
+            *at = 0;
+    }
+}
+
 #else
+
+// Whether keys [from, from + 64) are seen by some query of a walked tile, and whether not by all.
+__device__ __forceinline__ bool is_met(const Call& call, const Segment& g, int from, int first) {
     return from < g.k1 && seen_by(call, g, from).low < first + WALK &&
            seen_by(call, g, min(from + 64, g.k1) - 1).high > first;
-#endif
 }
-__device__ __forceinline__ bool is_masked(const Call& call, const Segment& g, int from, int first, bool all) {
+__device__ __forceinline__ bool is_masked(const Call& call, const Segment& g, int from, int first) {
     if (from + 64 > g.k1) return true;
-#if MASK == 3
-    return !all;
-#else
     // Queries behind the segment's end have p = 0 by their statistics.
     return seen_by(call, g, from + 63).low > first || seen_by(call, g, from).high < min(first + WALK, g.q1);
-#endif
 }
+
+#endif
 
 // Scores of a warpgroup's 64 keys from `from` on, and of queries from `first` on, become minus infinity where a query does not see
 // the key. With MASK 3 `seen` has what each query sees.
@@ -140,7 +223,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[WALK / 2], const Call& ca
             for (int i = 0; i < 2; i++) {
 #if MASK == 3
                 const int at = key + 8 * i;
-                const bool has = (at >= of.x && at < of.y) || (at >= of.z && at < of.w);
+                const bool has = ((at >= of.x && at < of.y) || (at >= of.z && at < of.w)) && at < g.k1;
 #else
                 const bool has = query >= ranges[i].low && query < ranges[i].high;
 #endif
@@ -164,14 +247,6 @@ template <int COUNT> struct Ring {
 __device__ __forceinline__ void release(u64* bar) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(bar);
-}
-
-// Four bytes by the copy unit of the thread; `copies_arrive` arrives once all of the thread's are there.
-__device__ __forceinline__ void copy_word(float* to, const float* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
-}
-__device__ __forceinline__ void copies_arrive(u64* bar) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(bar)) : "memory");
 }
 
 // Statistics of ROWS rows from `first` on, by a warp; behind `end`, those of rows with p = 0. (The bulk copy engine

@@ -105,7 +105,7 @@ impl Form {
                 + walked * panels
                 + own * rows
                 + task
-                + 16
+                + 32
                 + 16 * (walked + self.own_stages);
         }
         let own = self.own_stages * self.height(p.size) / ROWS;
@@ -148,9 +148,11 @@ pub(in super::super) fn serves(p: &Problem, facts: &Facts) -> bool {
     p.grad && is_written(p) && is_hopper(facts)
 }
 
-/// Two numbers a row, rows in eights, and the counters of tiles.
+/// Two numbers a row, rows in eights, and the counters of tiles; for two intervals also eight numbers a run of 16 rows, from
+/// 16 bytes behind the counters on.
 pub(super) fn statistics_bytes(p: &Problem) -> usize {
-    (4 * (2 * p.heads * p.tq.next_multiple_of(8) + 2)).next_multiple_of(ALIGN)
+    let outlines = if p.mask == Mask::TwoIntervals { 16 + 32 * p.tq.div_ceil(16) } else { 8 };
+    (4 * 2 * p.heads * p.tq.next_multiple_of(8) + outlines).next_multiple_of(ALIGN)
 }
 
 fn heights(p: &Problem) -> Heights {

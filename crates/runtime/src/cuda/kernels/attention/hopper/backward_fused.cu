@@ -43,11 +43,9 @@ extern __shared__ __align__(1024) u8 memory[];
 struct Note {
     int first, head, flags;
 };
-// Some of the half's keys are seen; not all by all; rows lie behind the segment's end; the walk is over.
-#define MET(part) (1 << (part))
-#define MASKED(part) (4 << (part))
-#define TAIL 16
-#define OVER 32
+// Rows lie behind the segment's end; the walk is over.
+#define TAIL 64
+#define OVER 128
 
 struct Barriers {
     u64 full[STAGES], empty[STAGES], own_full[OWN_STAGES], own_empty[OWN_STAGES];
@@ -71,13 +69,15 @@ __device__ __forceinline__ void let_go(u64* bar) {
 
 // The feeder's.
 
+#if MASK != 3
 // The flags of a tile, by a warp: every other lane looks at the same half of the keys.
-__device__ __forceinline__ int flags_of(const Call& call, const Task& task, int first, bool all) {
+__device__ __forceinline__ int flags_of(const Call& call, const Task& task, int first) {
     const int from = task.first + threadIdx.x % 2 * 64;
     const u32 met = __ballot_sync(ALL_LANES, is_met(call, task.g, from, first));
-    const u32 masked = __ballot_sync(ALL_LANES, is_masked(call, task.g, from, first, all));
-    return (met & 3) * MET(0) | (masked & 3) * MASKED(0) | (first + WALK > task.g.q1 ? TAIL : 0);
+    const u32 masked = __ballot_sync(ALL_LANES, is_masked(call, task.g, from, first));
+    return (met & 3) * MET(0) | (masked & 3) * MASKED(0);
 }
+#endif
 
 // Statistics of a tile from `first` on, by a warp; behind `end`, those of rows with p = 0.
 __device__ __forceinline__ void copy_statistics(float* to, const Call& call, int head, int first, int end) {
@@ -103,6 +103,10 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
     Ring<OWN_STAGES> own = {0, 1};
     for (;; own.next()) {
         const Task task = next_task<OWN>(call, true, section);
+#if MASK == 3
+        // Asked for while the tile before is under way.
+        const int ahead = task.first < 0 ? 0 : flags_of<OWN / 64>(call, task.g, task.first, task.g.q0 + lane * WALK);
+#endif
         barrier_wait(&bars.own_empty[own.stage], own.phase);
         u64* own_full = &bars.own_full[own.stage];
         if (lane == 0) {
@@ -125,30 +129,32 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
 #pragma unroll 1
         for (int head = task.head * group; head < (task.head + 1) * group; head++) {
             // Tiles count from the segment's start.
+#if MASK == 3
+            int mine = 0;
+#endif
 #pragma unroll 1
             for (int first = task.g.q0 + (walked.low - task.g.q0) / WALK * WALK; first < walked.high; first += WALK) {
+#if MASK == 3
+                // Every lane looks at one of the next 32 tiles.
+                const int turn = (first - task.g.q0) / WALK % 32;
+                if (turn == 0 && first > task.g.q0) mine = flags_of<OWN / 64>(call, task.g, task.first, first + lane * WALK);
+                else if (turn == 0) mine = ahead;
+                int flags = __shfl_sync(ALL_LANES, mine, turn);
+                if (!(flags & ANY_MET)) continue;
+#else
+                int flags = flags_of(call, task, first);
+#endif
+                if (first + WALK > task.g.q1) flags |= TAIL;
                 u64* full = &bars.full[walk.stage];
                 barrier_wait(&bars.empty[walk.stage], walk.phase);
-                bool all = false;
 #if MASK == 3
-                bool some = false, every = true;
-#pragma unroll 1
-                for (int i = lane; i < WALK; i += 32) {
-                    const int behind = min(task.first + OWN, task.g.k1);
-                    const Seen s = sees(call, task.g, first + i);
-                    some |= max(s.a, task.first) < min(s.b, behind) || max(s.c, task.first) < min(s.d, behind);
-                    every &= (s.a <= task.first && s.b >= behind) || (s.c <= task.first && s.d >= behind);
-                    seen_at(walk.stage)[i] = make_int4(s.a, s.b, s.c, s.d);
-                }
-                if (!__any_sync(ALL_LANES, some)) continue;
-                all = __all_sync(ALL_LANES, every);
+                if (flags & ANY_MASKED) copy_intervals(seen_at(walk.stage), call, first, task.g.q1);
 #endif
                 float* rows = (float*)(memory + AT_ROWS) + walk.stage * 2 * WALK;
                 // Whole pairs come as they lie.
                 const bool is_run = first % 2 == 0 && first + WALK <= task.g.q1;
                 if (!is_run) copy_statistics(rows, call, head, first, task.g.q1);
                 copies_arrive(full);
-                const int flags = flags_of(call, task, first, all);
                 if (lane == 0) {
                     note_at(walk.stage) = {first, head, flags};
                     barrier_expect(full, 2 * Q_BYTES + is_run * 8 * WALK);

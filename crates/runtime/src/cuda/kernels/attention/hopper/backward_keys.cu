@@ -35,9 +35,9 @@
 
 extern __shared__ __align__(1024) u8 memory[];
 
-// A walked tile: its first query (below 0: the walk is over), its query head, whether every query sees every key.
+// A walked tile: its first query (below 0: the walk is over), its query head, with MASK 3 its flags.
 struct Note {
-    int first, head, all;
+    int first, head, flags;
 };
 
 struct Barriers {
@@ -51,6 +51,22 @@ __device__ __forceinline__ u8* queries_at(int stage) { return memory + AT_STAGES
 __device__ __forceinline__ int4* seen_at(int stage) { return (int4*)(memory + AT_SEEN) + stage * WALK; }
 __device__ __forceinline__ float* rows_at(int stage) { return (float*)(memory + AT_ROWS) + stage * 2 * WALK; }
 
+// Whether some of a warpgroup's keys from `from` on are seen by the walked tile, and whether not all by all.
+__device__ __forceinline__ bool meets(const Call& call, const Task& task, int part, int from, int stage) {
+#if MASK == 3
+    return note_at(stage).flags & MET(part);
+#else
+    return is_met(call, task.g, from, note_at(stage).first);
+#endif
+}
+__device__ __forceinline__ bool masks(const Call& call, const Task& task, int part, int from, int stage) {
+#if MASK == 3
+    return note_at(stage).flags & MASKED(part);
+#else
+    return is_masked(call, task.g, from, note_at(stage).first);
+#endif
+}
+
 // One warp: tiles of keys as they come, and for each the tiles of queries that see one of them.
 __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, const TensorMap* do_map,
                                      const TensorMap* k_map, const TensorMap* v_map, int section) {
@@ -60,6 +76,10 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
     Ring<OWN_STAGES> own = {0, 1};
     for (;; own.next()) {
         const Task task = next_task<OWN>(call, true, section);
+#if MASK == 3
+        // Asked for while the tile before is under way.
+        const int ahead = task.first < 0 ? 0 : flags_of<OWN / 64>(call, task.g, task.first, task.g.q0 + lane * WALK);
+#endif
         barrier_wait(&bars.own_empty[own.stage], own.phase);
         u64* own_full = &bars.own_full[own.stage];
         if (lane == 0) {
@@ -85,28 +105,29 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
         const Range walked = walked_by(call, g, task.first, OWN);
         for (int head = task.head * group; head < (task.head + 1) * group; head++) {
             // Tiles count from the segment's start.
+            int flags = 0;
+#if MASK == 3
+            int mine = 0;
+#endif
             for (int first = g.q0 + (walked.low - g.q0) / WALK * WALK; first < walked.high; first += WALK) {
+#if MASK == 3
+                // Every lane looks at one of the next 32 tiles.
+                const int turn = (first - g.q0) / WALK % 32;
+                if (turn == 0 && first > g.q0) mine = flags_of<OWN / 64>(call, g, task.first, first + lane * WALK);
+                else if (turn == 0) mine = ahead;
+                flags = __shfl_sync(ALL_LANES, mine, turn);
+                if (!(flags & ANY_MET)) continue;
+#endif
                 u64* full = &bars.full[walk.stage];
                 barrier_wait(&bars.empty[walk.stage], walk.phase);
-                int all = 0;
 #if MASK == 3
-                bool some = false, every = true;
-#pragma unroll 1
-                for (int i = lane; i < WALK; i += 32) {
-                    const int behind = min(task.first + OWN, g.k1);
-                    const Seen s = sees(call, g, first + i);
-                    some |= max(s.a, task.first) < min(s.b, behind) || max(s.c, task.first) < min(s.d, behind);
-                    every &= (s.a <= task.first && s.b >= behind) || (s.c <= task.first && s.d >= behind);
-                    seen_at(walk.stage)[i] = make_int4(s.a, s.b, s.c, s.d);
-                }
-                if (!__any_sync(ALL_LANES, some)) continue;
-                all = __all_sync(ALL_LANES, every);
+                if (flags & ANY_MASKED) copy_intervals(seen_at(walk.stage), call, first, g.q1);
 #endif
                 copy_statistics<WALK>(rows_at(walk.stage), call, head, first, g.q1);
                 copies_arrive(full);
                 __syncwarp();
                 if (lane == 0) {
-                    note_at(walk.stage) = {first, head, all};
+                    note_at(walk.stage) = {first, head, flags};
                     barrier_expect(full, 2 * Q_BYTES);
                     u8* to = queries_at(walk.stage);
                     for (int p = 0; p < PANELS; p++)
@@ -191,7 +212,7 @@ __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task
         }
         if (first + WALK > task.g.q1) clear_tail(stage, task.g.q1 - first, 2 + part);
         u8* queries = queries_at(stage);
-        if (is_met(call, task.g, from, first)) {
+        if (meets(call, task, part, from, stage)) {
             // Declared here: what a product overwrites is not alive before it.
             float s[WALK / 2], dp[WALK / 2];
             product_arrive();
@@ -205,7 +226,7 @@ __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task
             if (before >= 0) release(&bars.empty[before]);
             product_wait<LATE ? 0 : 1>();
             hold(s);
-            weigh(s, call, task, from, stage, is_masked(call, task.g, from, first, note_at(stage).all));
+            weigh(s, call, task, from, stage, masks(call, task, part, from, stage));
             pack(p, s);
             product_arrive();
             if (LATE) product_of_heads(dp, v, PANEL_OWN, along_k(queries + Q_BYTES));
@@ -284,7 +305,7 @@ __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task
         const int p_stage = turn % P_STAGES, p_phase = turn / P_STAGES % 2;
         float4* p = (float4*)(memory + AT_P + p_stage * P_BYTES) + threadIdx.x % 128;
         if (part == 0) {
-            weigh(x, call, task, from, stage, is_masked(call, task.g, from, first, note_at(stage).all));
+            weigh(x, call, task, from, stage, masks(call, task, 0, from, stage));
             barrier_wait(&bars.p_empty[p_stage], p_phase ^ 1);
 #pragma unroll
             for (int j = 0; j < WALK / 8; j++)

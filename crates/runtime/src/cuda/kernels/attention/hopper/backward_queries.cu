@@ -19,7 +19,7 @@
 #define AT_ROWS (AT_V + V_STAGES * K_BYTES)
 #define AT_TASKS (AT_ROWS + OWN_STAGES * GROUPS * 2 * 64 * 4)
 #define AT_FIRSTS (AT_TASKS + OWN_STAGES * 32)
-#define AT_BARRIERS (AT_FIRSTS + 16)
+#define AT_BARRIERS (AT_FIRSTS + 32)
 
 extern __shared__ __align__(1024) u8 memory[];
 
@@ -30,8 +30,9 @@ struct Barriers {
 
 __device__ __forceinline__ Barriers& barriers() { return *(Barriers*)(memory + AT_BARRIERS); }
 __device__ __forceinline__ Task& task_at(int stage) { return *(Task*)(memory + AT_TASKS + stage * 32); }
-// The first key of a walked tile; below 0: the walk is over.
+// The first key of a walked tile; below 0: the walk is over. With MASK 3 its flags, a part for every 64 tokens.
 __device__ __forceinline__ int& first_at(int stage) { return ((int*)(memory + AT_FIRSTS))[stage]; }
+__device__ __forceinline__ int& flags_at(int stage) { return ((int*)(memory + AT_FIRSTS + 16))[stage]; }
 __device__ __forceinline__ float* rows_at(int stage, int part) {
     return (float*)(memory + AT_ROWS) + (stage * GROUPS + part) * 2 * 64;
 }
@@ -78,9 +79,11 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
         const int kv = HEADS * task.head / (call.heads / call.kv_heads);
 #if MASK == 3
         int low = 0x7fffffff, high = 0;
-#pragma unroll 1
-        for (int i = lane; i < OWN; i += 32) {
-            const Seen s = sees(call, g, task.first + i);
+        // What the lane's queries see.
+        Seen mine[OWN / 32];
+#pragma unroll
+        for (int i = 0; i < OWN / 32; i++) {
+            const Seen s = mine[i] = sees(call, g, task.first + 32 * i + lane);
             if (s.a < s.b) {
                 low = min(low, s.a);
                 high = max(high, s.b);
@@ -98,20 +101,27 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
         // Tiles count from the segment's start.
         for (int first = g.k0 + max(low - g.k0, 0) / WALK * WALK; first < high; first += WALK) {
 #if MASK == 3
-            bool some = false;
-#pragma unroll 1
-            for (int i = lane; i < OWN; i += 32) {
-                // The intervals as they are: the tile is within the segment.
-                const int* at = call.intervals + (task.first + i) * call.interval_row;
-                some |= task.first + i < g.q1 && (max(at[0], first) < min(at[1], first + WALK) ||
-                                                  max(at[2], first) < min(at[3], first + WALK));
+            int flags = 0;
+#pragma unroll
+            for (int i = 0; i < OWN / 32; i++) {
+                const Seen s = mine[i];
+                const int end = first + WALK;
+                const bool some = max(s.a, first) < min(s.b, end) || max(s.c, first) < min(s.d, end);
+                // Queries behind the segment's end have p = 0 by their statistics.
+                const bool all = (s.a <= first && s.b >= end) || (s.c <= first && s.d >= end) ||
+                                 task.first + 32 * i + lane >= g.q1;
+                if (__any_sync(ALL_LANES, some)) flags |= MET(i / 2);
+                if (!__all_sync(ALL_LANES, all)) flags |= MASKED(i / 2);
             }
-            if (!__any_sync(ALL_LANES, some)) continue;
+            if (!(flags & ANY_MET)) continue;
 #endif
             if (lane == 0) {
                 u64 *k_full = &bars.k_full[walk.stage], *v_full = &bars.v_full[values.stage];
                 barrier_wait(&bars.k_empty[walk.stage], walk.phase);
                 first_at(walk.stage) = first;
+#if MASK == 3
+                flags_at(walk.stage) = flags;
+#endif
                 barrier_expect(k_full, K_BYTES);
                 for (int p = 0; p < PANELS; p++)
                     bulk_load(memory + AT_K + walk.stage * K_BYTES + p * PANEL_WALK, k_map, k_full, 64 * p, kv, first);
@@ -173,7 +183,8 @@ __device__ __forceinline__ void queries_of_group(const Call& call, const Task& t
             named_sync(2 + part, 128);
         }
 #if MASK == 3
-        const bool met = from < task.g.q1, masked = true;
+        const int flags = flags_at(stage);
+        const bool met = flags & MET(part / HEADS), masked = flags & MASKED(part / HEADS);
 #else
         const bool met = from < task.g.q1 && first < bottom.b && first + WALK > top.a;
         const bool masked = first < bottom.a || first + WALK > top.b;

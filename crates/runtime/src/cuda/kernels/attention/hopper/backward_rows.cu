@@ -2,7 +2,7 @@
 //
 // Defines: SIZE, SUMMED (whether dq is summed in `call.scratch`).
 
-// Statistics of every row; the counters of tiles and the sums of dq at zero. Rows outside the segments hold anything: nobody
+// Statistics of every row, and outlines; the counters of tiles and the sums of dq at zero. Rows outside the segments hold anything: nobody
 // reads their statistics. Grid: heads within tokens in 256s.
 extern "C" __global__ void __launch_bounds__(256)
 wgmma_rows(const __grid_constant__ Call call, const float* d_lse, i64 d_lse_row) {
@@ -10,6 +10,9 @@ wgmma_rows(const __grid_constant__ Call call, const float* d_lse, i64 d_lse_row)
     const int first = (blockIdx.x / call.heads * 8 + threadIdx.x / 32) * 32;
     if (first >= call.tq) return;
     measure_rows(call, blockIdx.x % call.heads, first, call.tq, d_lse, d_lse_row);
+#if MASK == 3
+    if (blockIdx.x % call.heads == 0) outline_runs(call, first);
+#endif
 #if SUMMED
     clear_sums(call, blockIdx.x % call.heads, first, min(first + 32, call.tq));
 #endif
