@@ -4,6 +4,7 @@
 //! only as a `Target`: plain data about types, kernels, rates and memory.
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod attr;
 pub mod autodiff;
 pub mod bicubic;
@@ -42,7 +43,7 @@ pub use passes::forward::adapter::Adapter;
 pub use passes::options::{Moments, Options, Precision, Recompute, Rule, Scaling, Shard, Update};
 pub use passes::{Program, compile};
 pub use pieces::Piece;
-pub use plan::{Launch, Plan, PlanSet, Role, View};
+pub use plan::{Launch, Plan, PlanSet, Queue, Role, View};
 pub use target::Target;
 pub use types::{DType, TensorType};
 pub use work::Work;

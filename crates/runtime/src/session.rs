@@ -472,6 +472,8 @@ mod tests {
             path: "embedding".into(),
             key: 0,
             flops: 0,
+            queue: flatout_ir::Queue::Compute,
+            joins: None,
         };
         PlanSet {
             arena_bytes: 192,

@@ -395,7 +395,18 @@ fn launch(row: &KernelRow, (op, ins): &Form, sms: usize, shift: usize) -> Launch
     let scratch = TensorType::new(DType::F32, [bytes.div_ceil(4)]);
     let workspace = (bytes > 0).then(|| place(&scratch, 0));
     let (path, key) = (op.name().into(), 7);
-    Launch { kernel: row.name, op: op.clone(), ins, outs, workspace, path, key, flops: 0 }
+    Launch {
+        kernel: row.name,
+        op: op.clone(),
+        ins,
+        outs,
+        workspace,
+        path,
+        key,
+        flops: 0,
+        queue: flatout_ir::Queue::Compute,
+        joins: None,
+    }
 }
 
 /// The kernels a plan could take for a form: those of its operation in the type of its first float.

@@ -162,6 +162,8 @@ pub struct Options {
     pub lanes: usize,
     /// In which order sums over ranks are made.
     pub order: Order,
+    /// Off: the next launch behind an exchange between ranks waits for it.
+    pub overlap: bool,
     /// Leaves one pass out by name, so that tests can show that reports notice.
     pub skip_pass: Option<&'static str>,
 }
@@ -203,6 +205,7 @@ impl Default for Options {
             buckets: 1,
             lanes: 1,
             order: Order::Tree,
+            overlap: true,
             skip_pass: None,
         }
     }

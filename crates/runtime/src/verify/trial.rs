@@ -10,7 +10,7 @@ use flatout_ir::plan::{PlacedSlot, Plan};
 use flatout_ir::random::{normal, philox};
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType, bf16_from_f32, contiguous_strides};
-use flatout_ir::{Launch, Mesh, Op, PlanSet, Role, Value, View};
+use flatout_ir::{Launch, Mesh, Op, PlanSet, Queue, Role, Value, View};
 
 use super::{Case, Data, Place};
 use crate::{RuntimeError, Session, cuda};
@@ -290,6 +290,8 @@ impl<'a> Trial<'a> {
             path: self.case.name.clone(),
             key: KEY,
             flops: self.case.op.flops(self.node(), &self.graph),
+            queue: Queue::of(&self.case.op),
+            joins: None,
         };
         (launch, end)
     }
