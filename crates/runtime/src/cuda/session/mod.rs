@@ -2,6 +2,7 @@
 
 mod landing;
 pub mod noise;
+mod queues;
 pub mod snapshot;
 pub mod spin;
 pub mod staging;
@@ -29,6 +30,7 @@ use crate::cpu::kernels::movement::copy;
 use crate::timing::Samples;
 use crate::{Copying, Laps, RuntimeError, launch};
 use noise::Noise;
+use queues::WireStream;
 use timing::Timer;
 use traffic::{Traffic, written};
 use tuned::{Tuned, Tuning};
@@ -103,7 +105,9 @@ pub struct Session {
     written: Vec<Vec<Range<usize>>>,
     traffic: RefCell<Traffic>,
     arena: DeviceMemory,
-    /// Where plans run.
+    /// Where exchanges between ranks run.
+    wire_stream: WireStream,
+    /// Where plans run, but for their exchanges.
     stream: OwnedStream,
     options: Options,
     compiled: Compiled,
@@ -132,6 +136,7 @@ impl Session {
         device.bind().map_err(system)?;
         let driver = device.driver();
         let stream = OwnedStream::new(driver).map_err(system)?;
+        let wire_stream = WireStream::new(driver, &plans.plans).map_err(system)?;
         let (modules, compiled) = build(plans, &kernels, &facts, device).map_err(system)?;
         laps.lap("kernels");
         let arena = DeviceMemory::new(driver, plans.arena_bytes).map_err(|why| {
@@ -174,12 +179,13 @@ impl Session {
         // Timing candidates may have left anything.
         arena.fill(0, stream.get()).map_err(system)?;
         for (plan, works) in plans.plans.iter().zip(&works) {
-            one_by_one(plan, works, &stream)?;
+            one_by_one(plan, works, &stream, &wire_stream)?;
         }
         let mut graphs = vec![];
         if options.graphs && !options.check_each_launch {
             for (plan, works) in plans.plans.iter().zip(&works) {
-                let graph = stream.capture(|stream| works.iter().try_for_each(|work| work.enqueue(stream)));
+                let graph =
+                    stream.capture(|stream| wire_stream.enqueue(plan, works, stream).map_err(|(_, why)| why));
                 let role = plan.role.name();
                 graphs.push(graph.map_err(|why| {
                     RuntimeError::Resources(format!("the plan `{role}` cannot be captured as a graph: {why}"))
@@ -203,6 +209,7 @@ impl Session {
             written: plans.plans.iter().map(written).collect(),
             traffic: RefCell::new(traffic),
             arena,
+            wire_stream,
             stream,
             options,
             compiled,
@@ -327,15 +334,15 @@ impl Session {
         let stream = self.stream.get();
         self.traffic.get_mut().before(&self.arena, &self.written[index], stream).map_err(late)?;
         if self.options.check_each_launch {
-            return one_by_one(plan, &self.works[index], &self.stream);
+            return one_by_one(plan, &self.works[index], &self.stream, &self.wire_stream);
         }
         match self.graphs.get(index) {
             Some(graph) => graph.launch(stream).map_err(|why| {
                 RuntimeError::Launch(format!("the plan `{}` does not start: {why}", plan.role.name()))
             }),
             None => {
-                let mut works = plan.launches.iter().zip(&self.works[index]);
-                works.try_for_each(|(launch, work)| work.enqueue(stream).map_err(named(launch)))
+                let enqueued = self.wire_stream.enqueue(plan, &self.works[index], stream);
+                enqueued.map_err(|(launch, why)| named(launch)(why))
             }
         }
     }
@@ -440,6 +447,7 @@ impl Drop for Session {
         // more to say.
         let _ = self.device.bind();
         let _ = self.stream.synchronize();
+        let _ = self.wire_stream.synchronize();
         let _ = self.traffic.get_mut().synchronize();
     }
 }
@@ -475,10 +483,18 @@ fn build(
     Ok((modules, compiled))
 }
 
-/// Runs the launches of a plan, waiting after each: a failure is that launch's.
-fn one_by_one(plan: &Plan, works: &[Box<dyn Work>], stream: &OwnedStream) -> Result<(), RuntimeError> {
+/// Runs the launches of a plan, waiting for both queues after each: a failure is that launch's.
+fn one_by_one(
+    plan: &Plan,
+    works: &[Box<dyn Work>],
+    stream: &OwnedStream,
+    wire: &WireStream,
+) -> Result<(), RuntimeError> {
     for (launch, work) in plan.launches.iter().zip(works) {
-        work.enqueue(stream.get()).and_then(|()| stream.synchronize()).map_err(named(launch))?;
+        work.enqueue(wire.stream_of(launch, stream.get()))
+            .and_then(|()| stream.synchronize())
+            .and_then(|()| wire.synchronize())
+            .map_err(named(launch))?;
     }
     Ok(())
 }
