@@ -326,8 +326,7 @@ pub(crate) fn described(
     deterministic: bool,
 ) -> Target {
     // Asked to be deterministic, any other kernel adds in one order; a sum over ranks has a kernel of its own for that.
-    let is_offered =
-        |k: &&Kernel| !(deterministic && k.row.op.is_collective()) || k.row.deterministic;
+    let is_offered = |k: &&Kernel| !(deterministic && k.row.op.is_collective()) || k.row.deterministic;
     let kernels = KERNELS.iter().copied().flatten().filter(is_offered);
     let kernels = kernels.map(|k| KernelRow { deterministic: deterministic || k.row.deterministic, ..k.row });
     Target {

@@ -587,14 +587,21 @@ mod tests {
     fn a_wheel_tells_the_version_of_nccl_and_its_absence_is_one_sentence() {
         let root = tree(
             "nccl",
-            &["nvidia/nccl/lib/libnccl.so.2", "nvidia_nccl_cu13-2.28.9.dist-info/RECORD", "nvidia/nccl/lib/x"],
+            &[
+                "nvidia/nccl/lib/libnccl.so.2",
+                "nvidia_nccl_cu13-2.28.9.dist-info/RECORD",
+                "nvidia/nccl/lib/x",
+            ],
         );
         let places = Places(vec![(Origin::VirtualEnv, root.join("nvidia"), 2)]);
         let mut found = find(Kind::Nccl, &places);
         assert_eq!(found.iter().map(|c| c.version).collect::<Vec<_>>(), [Some(Version([2, 28, 9]))]);
         assert!(choose(&mut found, Some(13)).is_none(), "an empty file is no library");
         let said = absent(Kind::Nccl, &found, Some(13)).to_string();
-        assert!(said.starts_with("NCCL was not found (") && said.contains("not used: it does not open"), "{said}");
+        assert!(
+            said.starts_with("NCCL was not found (") && said.contains("not used: it does not open"),
+            "{said}"
+        );
         assert!(said.contains("pip install nvidia-nccl-cu13, or set FLATOUT_CUDA_PATH"), "{said}");
         std::fs::remove_dir_all(root).unwrap();
     }

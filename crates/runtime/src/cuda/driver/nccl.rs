@@ -5,8 +5,9 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use flatout_ir::{Axis, Mesh};
@@ -307,7 +308,9 @@ impl Communicator {
             asked = match is_sent {
                 // SAFETY: the caller's promise.
                 true => self.ok(
-                    unsafe { (self.nccl.send)(at as *const c_void, elements, dtype, peer, raw, stream.raw()) },
+                    unsafe {
+                        (self.nccl.send)(at as *const c_void, elements, dtype, peer, raw, stream.raw())
+                    },
                     "ncclSend",
                 ),
                 // SAFETY: the caller's promise.
@@ -348,9 +351,20 @@ pub struct Communicators {
     nccl: &'static Nccl,
     mesh: Mesh,
     rank: usize,
+    /// Dropped first: it holds the communicators.
+    watch: Option<Watch>,
     by_axis: Vec<(Axis, Arc<Communicator>)>,
     bytes: u64,
 }
+
+/// A thread that asks communicators how they are, until its sender is dropped.
+struct Watch {
+    going: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Between two questions.
+const ASK_EVERY: Duration = Duration::from_secs(1);
 
 impl Communicators {
     /// Connects this rank of a mesh with all others, which call this too with the id that one of them made. A mesh of one rank
@@ -398,7 +412,7 @@ impl Communicators {
             }
         };
         let (after, _) = device.driver().memory()?;
-        Ok(Communicators { nccl, mesh, rank, by_axis, bytes: before.saturating_sub(after) })
+        Ok(Communicators { nccl, mesh, rank, by_axis, bytes: before.saturating_sub(after), watch: None })
     }
 
     pub fn mesh(&self) -> Mesh {
@@ -425,9 +439,31 @@ impl Communicators {
         format!("nccl {}", self.nccl.version())
     }
 
-    /// What went wrong on the way after calls had returned, if anything did. Any thread may ask.
-    pub fn failure(&self) -> Option<CudaError> {
-        self.by_axis.iter().find_map(|(_, communicator)| communicator.failure())
+    /// Asks every second, on a thread of its own, what went wrong after calls had returned, and tells the first thing that did.
+    pub fn watch(&mut self, tell: impl FnOnce(&str) + Send + 'static) -> Result<(), CudaError> {
+        let watched: Vec<Arc<Communicator>> = self.by_axis.iter().map(|(_, own)| Arc::clone(own)).collect();
+        let (going, gone) = mpsc::channel::<()>();
+        let ask = move || {
+            while gone.recv_timeout(ASK_EVERY) == Err(RecvTimeoutError::Timeout) {
+                if let Some(why) = watched.iter().find_map(|communicator| communicator.failure()) {
+                    return tell(&why.to_string());
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("nccl-watch".into()).spawn(ask);
+        let thread = thread.map_err(|why| CudaError::new(format!("a thread cannot be started: {why}")))?;
+        self.watch = Some(Watch { going: Some(going), thread: Some(thread) });
+        Ok(())
+    }
+}
+
+impl Drop for Watch {
+    /// Waits for the thread, so that it is not the last to hold a communicator.
+    fn drop(&mut self) {
+        drop(self.going.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -444,9 +480,8 @@ fn make(
     let ranks = mesh.ranks();
     let mut raw = null_mut();
     // SAFETY: writes one handle; the config is read before the call returns.
-    let status = unsafe {
-        (nccl.init_rank)(&mut raw, ranks as c_int, id, rank as c_int, &mut Config::blocking())
-    };
+    let status =
+        unsafe { (nccl.init_rank)(&mut raw, ranks as c_int, id, rank as c_int, &mut Config::blocking()) };
     nccl.ok(status, null_mut(), "ncclCommInitRankConfig")?;
     let all = Arc::new(Communicator { nccl, raw, rank, ranks });
     let mut by_axis = vec![];

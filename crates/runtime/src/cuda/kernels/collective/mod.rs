@@ -92,9 +92,7 @@ impl Exchange {
         let ways = op.ways().unwrap_or(1);
         match op {
             Op::AllReduce { .. } if elements.saturating_mul(ways) <= SMALL => Exchange::Whole,
-            _ => Exchange::Blocks {
-                longest: elements.min(PIECE).div_ceil(ways).next_multiple_of(TOGETHER),
-            },
+            _ => Exchange::Blocks { longest: elements.min(PIECE).div_ceil(ways).next_multiple_of(TOGETHER) },
         }
     }
 
@@ -254,10 +252,7 @@ fn reduce_scatter(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     };
     let terms = parts.scratch()?;
     let at = Places { terms, stride: own, base: parts.base(), out: parts.to };
-    Ok(sequence(vec![
-        parts.call(parts.from, terms, Call::ReduceScatter, own, bytes),
-        sum.work(at, own, p)?,
-    ]))
+    Ok(sequence(vec![parts.call(parts.from, terms, Call::ReduceScatter, own, bytes), sum.work(at, own, p)?]))
 }
 
 fn all_reduce(launch: &Launch, p: &Prepare<'_>) -> Prepared {
