@@ -54,7 +54,7 @@ pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
     let told = match on_paper(args) {
         Some(name) => {
             let Fit { compiled, fits, largest } = fit(&config, &device::named(name, &config.switches)?)?;
-            let bytes = compiled.plans.arena_bytes as u64 + compiled.target.driver_bytes;
+            let bytes = compiled.plans.arena_bytes as u64 + compiled.target.bytes_beside();
             let target_for = |switches: &_| device::named(name, switches).expect("it is in the table");
             let on_paper = OnPaper { name: name.into(), fits, largest, bytes };
             Told::new(&config, compiled, &target_for, gpus::find(name).map(gpus::facts), Some(on_paper))?
@@ -240,6 +240,9 @@ fn memory(told: &Told<'_>, screen: &Screen) {
     }
     if compiled.target.driver_bytes > 0 {
         screen.result(format!("  beside it, the driver takes {}", bytes(compiled.target.driver_bytes)));
+    }
+    if compiled.target.wire_bytes > 0 {
+        screen.result(format!("  and NCCL at most {}", bytes(compiled.target.wire_bytes)));
     }
     let beside = Beside::of(config, compiled);
     screen.result(format!(

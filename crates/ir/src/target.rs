@@ -88,6 +88,8 @@ pub struct Target {
     pub memory_bytes: u64,
     /// What the driver takes beside the arena: context, modules, graphs.
     pub driver_bytes: u64,
+    /// What the library that moves tensors between ranks takes beside it; 0 where nothing is exchanged.
+    pub wire_bytes: u64,
     pub cores: usize,
     /// Devices like this one that train together, each a rank with rows of its own.
     pub ranks: usize,
@@ -103,6 +105,11 @@ pub struct Target {
 }
 
 impl Target {
+    /// The memory that no arena may take.
+    pub fn bytes_beside(&self) -> u64 {
+        self.driver_bytes + self.wire_bytes
+    }
+
     /// The first kernel for an operation in a type.
     pub fn kernel(&self, op: OpKind, dtype: DType) -> Option<&KernelRow> {
         self.kernels.iter().find(|k| k.op == op && k.dtypes.contains(&dtype))
@@ -136,6 +143,7 @@ pub fn paper() -> Target {
         align: 64,
         memory_bytes: 1 << 40,
         driver_bytes: 0,
+        wire_bytes: 0,
         cores: 1,
         ranks: 1,
         landings: 0,

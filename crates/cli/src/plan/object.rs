@@ -33,6 +33,7 @@ pub fn object(told: &Told<'_>) -> Value {
         "backend": compiled.target.name,
         "arena_bytes": compiled.plans.arena_bytes,
         "driver_bytes": compiled.target.driver_bytes,
+        "wire_bytes": compiled.target.wire_bytes,
         "categories": compiled.plans.categories(),
         "layers": layers.collect::<Vec<_>>(),
         "peak": forecast.peak,

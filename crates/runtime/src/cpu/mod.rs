@@ -38,6 +38,7 @@ pub fn target(threads: usize) -> Target {
         align: crate::arena::ALIGN,
         memory_bytes: memory_bytes(),
         driver_bytes: 0,
+        wire_bytes: 0,
         cores,
         ranks: 1,
         landings: 0,

@@ -19,7 +19,7 @@ pub struct Fit {
 impl Fit {
     /// What plans and driver take together.
     pub fn bytes(&self) -> u64 {
-        self.compiled.plans.arena_bytes as u64 + self.compiled.target.driver_bytes
+        self.compiled.plans.arena_bytes as u64 + self.compiled.target.bytes_beside()
     }
 }
 
@@ -97,7 +97,7 @@ mod tests {
         let (all, three) = (arena(&["recompute=full"]), of("wide", 3));
         assert!(all < three && three < roomy.compiled.plans.arena_bytes as u64);
         let target = roomy.compiled.target.clone();
-        let with = |bytes: u64| Target { memory_bytes: bytes + target.driver_bytes, ..target.clone() };
+        let with = |bytes: u64| Target { memory_bytes: bytes + target.bytes_beside(), ..target.clone() };
         let given: Vec<String> = rows.iter().map(|s| s.to_string()).collect();
         let config = resolve("pretrain-226m", &["h200".into()], &given).unwrap();
         let three_fit = compile(&config, &with(three)).unwrap();

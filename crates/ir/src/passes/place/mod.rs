@@ -61,11 +61,11 @@ pub(super) fn plan(
         plans.push(placed.plan);
     }
     let arena_bytes = persistent_bytes + transient_bytes;
-    if arena_bytes as u64 + target.driver_bytes > target.memory_bytes {
+    if arena_bytes as u64 + target.bytes_beside() > target.memory_bytes {
         return Err(Refusal(format!(
             "the plan needs {arena_bytes} bytes and {} has {}",
             target.name,
-            target.memory_bytes.saturating_sub(target.driver_bytes)
+            target.memory_bytes.saturating_sub(target.bytes_beside())
         )));
     }
     let slots = slots.placed(&sharded);

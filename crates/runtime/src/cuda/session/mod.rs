@@ -22,6 +22,7 @@ use flatout_ir::{Launch, Plan, PlanSet, View};
 use super::context::{CudaError, Facts, Function, Kernel, Prepare, Source, Work};
 use super::driver::cache::{Cache, Compiled};
 use super::driver::device::Device;
+use super::driver::nccl::Communicators;
 use super::driver::nvrtc;
 use super::driver::store::Store;
 use super::driver::{DeviceMemory, Event, Graph, Module, Modules, OwnedStream};
@@ -104,6 +105,8 @@ pub struct Session {
     /// The ranges each plan writes.
     written: Vec<Vec<Range<usize>>>,
     traffic: RefCell<Traffic>,
+    /// Behind the graphs and works that use them, and before the memory that they move.
+    communicators: Option<Arc<Communicators>>,
     arena: DeviceMemory,
     /// Where exchanges between ranks run.
     wire_stream: WireStream,
@@ -115,6 +118,7 @@ pub struct Session {
     notes: Vec<String>,
     attention: Vec<Chosen>,
     driver_bytes: u64,
+    wire_bytes: u64,
     /// The time getting it ready took.
     laps: Laps,
     device: Device,
@@ -124,7 +128,16 @@ impl Session {
     /// Checks every launch, allocates the arena, compiles and resolves every kernel, runs every plan once on an empty
     /// arena (libraries load their kernels on the first call, and a launch that cannot run is found here, by name),
     /// captures the graphs, and leaves the arena zeroed.
-    pub fn new(plans: &PlanSet, device: &Device, options: Options) -> Result<Session, RuntimeError> {
+    ///
+    /// Plans with collectives of several ranks need communicators. `meet` is called before the first exchange, by when a rank
+    /// has found everything else that may be wrong with it: NCCL waits for ranks that never come.
+    pub fn new(
+        plans: &PlanSet,
+        device: &Device,
+        options: Options,
+        communicators: Option<Arc<Communicators>>,
+        meet: &dyn Fn() -> Result<(), RuntimeError>,
+    ) -> Result<Session, RuntimeError> {
         let system = |why: CudaError| RuntimeError::Resources(why.to_string());
         let mut laps = Laps::begin();
         let facts = device.facts(options);
@@ -168,6 +181,7 @@ impl Session {
             stream: stream.get(),
             notes: &notes,
             chosen: &chosen,
+            communicators: communicators.as_deref(),
         };
         let mut works: Vec<Vec<Box<dyn Work>>> = Vec::with_capacity(plans.plans.len());
         for (plan, kernels) in plans.plans.iter().zip(&kernels) {
@@ -178,6 +192,14 @@ impl Session {
         laps.lap("products");
         // Timing candidates may have left anything.
         arena.fill(0, stream.get()).map_err(system)?;
+        let wire_bytes = match &communicators {
+            Some(communicators) => {
+                stream.synchronize().map_err(system)?;
+                meet()?;
+                communicators.bytes() + first_exchanges(plans, &works, &stream, device)?
+            }
+            None => 0,
+        };
         for (plan, works) in plans.plans.iter().zip(&works) {
             one_by_one(plan, works, &stream, &wire_stream)?;
         }
@@ -201,13 +223,14 @@ impl Session {
         notes.extend(compiled.note.clone().or(tuning.note.clone()));
         let (free, _) = driver.memory().map_err(system)?;
         let taken = device.free_bytes().saturating_sub(free);
-        let driver_bytes = taken.saturating_sub(arena.bytes() as u64);
+        let driver_bytes = taken.saturating_sub(arena.bytes() as u64 + wire_bytes);
         laps.lap("graphs");
         Ok(Session {
             graphs,
             works,
             written: plans.plans.iter().map(written).collect(),
             traffic: RefCell::new(traffic),
+            communicators,
             arena,
             wire_stream,
             stream,
@@ -217,6 +240,7 @@ impl Session {
             notes,
             attention: chosen.into_inner(),
             driver_bytes,
+            wire_bytes,
             laps,
             device: device.clone(),
         })
@@ -229,6 +253,21 @@ impl Session {
     /// Device memory of the process beside the arena: context, modules, graphs.
     pub fn driver_bytes(&self) -> u64 {
         self.driver_bytes
+    }
+
+    /// Device memory that NCCL took; 0 where there is no communicator.
+    pub fn wire_bytes(&self) -> u64 {
+        self.wire_bytes
+    }
+
+    /// The library that moves tensors between ranks, with its version; `None` where nothing does.
+    pub fn wire(&self) -> Option<String> {
+        self.communicators.as_ref().map(|communicators| communicators.words())
+    }
+
+    /// The number of this rank in the plans' mesh.
+    pub fn rank(&self) -> usize {
+        self.communicators.as_ref().map_or(0, |communicators| communicators.rank())
     }
 
     /// The time getting it ready took: compiling or loading kernels, choosing algorithms of products, a first
@@ -481,6 +520,34 @@ fn build(
         modules.insert(source, module);
     }
     Ok((modules, compiled))
+}
+
+/// Compiles what the plans need and the cache has not, so that the ranks of a host do not compile the same at once.
+pub fn compile_ahead(plans: &PlanSet, device: &Device, options: Options) -> Result<(), RuntimeError> {
+    let facts = device.facts(options);
+    let mut sources = HashSet::new();
+    for launch in plans.plans.iter().flat_map(|plan| &plan.launches) {
+        sources.extend((admit(launch, plans.arena_bytes)?.sources)(launch, &facts));
+    }
+    sources.extend(facts.autotune.then(noise::source));
+    let compiled = device.compile_ahead(&sources, &|| ());
+    compiled.map_err(|why| RuntimeError::Resources(why.to_string()))
+}
+
+/// Runs every exchange of the plans once by itself, which is when NCCL connects. Gives the memory that it took.
+fn first_exchanges(
+    plans: &PlanSet,
+    works: &[Vec<Box<dyn Work>>],
+    stream: &OwnedStream,
+    device: &Device,
+) -> Result<u64, RuntimeError> {
+    let free = || device.driver().memory().map(|(free, _)| free).map_err(late);
+    let before = free()?;
+    let launches = plans.plans.iter().zip(works).flat_map(|(plan, works)| plan.launches.iter().zip(works));
+    for (launch, work) in launches.filter(|(launch, _)| launch.op.kind().is_collective()) {
+        work.enqueue(stream.get()).and_then(|()| stream.synchronize()).map_err(named(launch))?;
+    }
+    Ok(before.saturating_sub(free()?))
 }
 
 /// Runs the launches of a plan, waiting for both queues after each: a failure is that launch's.
