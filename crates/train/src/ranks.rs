@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use flatout_ir::Target;
-use flatout_runtime::cuda::nccl;
+use flatout_runtime::cuda::{links, nccl};
 use flatout_world::{Alarm, Calls, Sockets, Status, Wire, WireError, World};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -99,7 +99,8 @@ impl Ranks {
 
     /// A device's target, for as many of them as there are ranks.
     pub fn target(&self, target: Target) -> Target {
-        target_among(self.world.ranks, target)
+        let ranks_a_node = self.world.ranks.div_ceil(self.world.nodes);
+        target_among(self.world.ranks, linked(target, ranks_a_node))
     }
 
     /// Runs a part of the start in which ranks wait for one another where no word reaches them: a failure in it ends all ranks at
@@ -338,6 +339,11 @@ impl Ranks {
             None => drop(self.world.fail(&failure.to_string())),
         }
     }
+}
+
+/// A device's target with the links that such GPUs have in a node, by which exchanges are predicted.
+fn linked(target: Target, ranks_a_node: usize) -> Target {
+    Target { links: links::of_nodes(&target.name, ranks_a_node), ..target }
 }
 
 /// A device's target, for as many of them as there are ranks. GPUs exchange through NCCL, which takes memory of its own.

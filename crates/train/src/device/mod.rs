@@ -8,12 +8,13 @@ pub use wire::check as check_nccl;
 
 use std::collections::BTreeMap;
 
+use flatout_ir::links::Links;
 use flatout_ir::{Op, PlanSet, Target};
 pub use flatout_runtime::cuda::context::Facts;
 use flatout_runtime::cuda::device::{self as gpu, Gpu, probe};
-pub use flatout_runtime::cuda::gpus;
 use flatout_runtime::cuda::nccl;
 use flatout_runtime::cuda::session::Options;
+pub use flatout_runtime::cuda::{gpus, links};
 use flatout_runtime::{Laps, Session, cpu, cuda};
 
 use crate::Failure;
@@ -157,6 +158,30 @@ pub fn named(gpu: &str, switches: &Switches) -> Result<Target, UserError> {
     }
     let target = gpus::target(found, switches.kernels.deterministic == Toggle::On);
     Ok(Target { timings: calibrations::recall_named(gpu), ..target })
+}
+
+/// How GPUs of a name are linked, in a node and between nodes: as the table has it, or by links that are named.
+pub fn links_of(
+    gpu: &str,
+    local: Option<&str>,
+    net: Option<&str>,
+    ranks_a_node: usize,
+) -> Result<Links, UserError> {
+    let find = |name: &str, option: &str| {
+        links::find(name).ok_or_else(|| {
+            let names: Vec<&str> = links::named().map(|link| link.name.as_str()).collect();
+            let all = format!("there is {}", names.join(", "));
+            let advice = suggestion(name, &names).unwrap_or(all);
+            UserError(format!("{option} names the link `{name}`, which is not in the table; {advice}"))
+        })
+    };
+    let local = match local {
+        Some(name) => find(name, "--link")?,
+        None => links::of_gpu(gpu).ok_or_else(|| {
+            UserError(format!("how GPUs like the {gpu} are linked is not in the table: name it with --link"))
+        })?,
+    };
+    Ok(links::between(local, find(net.unwrap_or(links::NET), "--net")?, ranks_a_node))
 }
 
 /// The kernels that attention of `grad` may run on on a GPU, by direction: of several `autotune` takes the fastest.

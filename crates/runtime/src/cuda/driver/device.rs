@@ -338,6 +338,7 @@ pub(crate) fn described(
         wire_bytes: 0,
         cores: 1,
         ranks: 1,
+        links: None,
         landings: LANDINGS,
         rates,
         timings: Timings::default(),

@@ -8,6 +8,7 @@ pub mod device;
 pub mod environment;
 pub mod gpus;
 pub mod library;
+pub mod links;
 mod memory;
 mod module;
 pub mod nccl;
