@@ -4,6 +4,7 @@
 mod alternatives;
 pub mod layers;
 mod rows;
+pub mod scaling;
 pub mod timeline;
 
 use flatout_ir::cost::Cost;

@@ -39,7 +39,7 @@ pub fn fit(config: &Config, target: &Target) -> Result<Fit, Failure> {
 }
 
 /// The plans on a device with memory without end, of a row at a time where the config leaves the number open.
-fn compile_unbounded(config: &Config, target: &Target) -> Option<Compiled> {
+pub fn compile_unbounded(config: &Config, target: &Target) -> Option<Compiled> {
     let mut config = config.clone();
     if config.train.micro_batch().is_none() {
         config.train.micro_batch = Count::Given(1);
