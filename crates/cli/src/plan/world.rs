@@ -164,6 +164,7 @@ pub fn print(told: &Told, compiled: &Compiled, screen: &Screen) {
     }
     screen.result("");
     print_table(&rows, 1..9, screen);
+    screen.result("");
 }
 
 /// The same as JSON.

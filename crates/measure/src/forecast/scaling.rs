@@ -95,3 +95,81 @@ pub fn scaling(
     }
     rows
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flatout_train::device;
+    use flatout_train::ranks::target_among;
+    use flatout_train::recipes;
+
+    /// `pretrain-226m` with this batch on GPUs of a name in nodes, and the setting.
+    fn planned(gpu: &str, a_node: usize, nodes: usize, words: &[&str]) -> (Exchange, Compiled) {
+        let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+        let config = recipes::resolve("pretrain-226m", &[], &words).unwrap();
+        let links = device::links_of(gpu, None, None, a_node).unwrap();
+        let target = device::named(gpu, &config.switches).unwrap();
+        let target = Target { links: Some(links), timings: Default::default(), ..target };
+        let compiled = compile(&config, &target_among(a_node * nodes, target)).unwrap();
+        (exchange(&compiled, config.train.batch), compiled)
+    }
+
+    fn close(got: f64, want: f64, part: f64) {
+        assert!((got / want - 1.0).abs() < part, "{got:.2}, wanted {want} within {part}");
+    }
+
+    /// What exchanges take, within 6%, and the share of linear scaling that they leave beside the compute that such GPUs were
+    /// expected to need, within a hundredth: (GPU, a node, nodes, rows, scatter and gather, compute, share).
+    #[test]
+    fn exchanges_leave_the_expected_share_of_linear_scaling() {
+        for (gpu, a_node, nodes, rows, wire_ms, compute_ms, share) in [
+            ("h100", 8, 1, 64, 2.2 + 1.1, 64.0, 0.95),
+            ("h100", 8, 4, 64, 2.7 + 1.4, 16.0, 0.80),
+            ("h100", 8, 4, 512, 2.7 + 1.4, 129.0, 0.97),
+            ("rtx4090", 4, 1, 64, 62.0 + 31.0, 546.0, 0.85),
+        ] {
+            let rows = format!("train.batch={rows}");
+            let (told, compiled) = planned(gpu, a_node, nodes, &[&rows]);
+            close(told.wire_ms, wire_ms, 0.06);
+            assert!(told.exposed_ms <= told.wire_ms && told.exposed_ms > 0.8 * told.wire_ms, "{told:?}");
+            assert!((compute_ms / (compute_ms + told.exposed_ms) - share).abs() < 0.01, "{told:?}");
+            // Compute here is the least by data sheets.
+            assert!(told.compute_ms < compute_ms && told.compute_ms > 0.5 * compute_ms, "{told:?}");
+            assert_eq!(compiled.settled.options.shard, flatout_ir::Shard::Optimizer);
+        }
+    }
+
+    /// Sums that every rank gets take twice as many bytes of f32, and nothing hides them.
+    #[test]
+    fn levels_and_overlap_are_told_apart() {
+        let of = |word: &str| planned("h100", 8, 1, &["train.batch=64", word]);
+        let (shared, in_shares) = of("shard=optimizer");
+        let (whole, on_all) = of("shard=none");
+        close(whole.wire_ms, 4.4, 0.05);
+        assert_eq!((whole.buckets, shared.buckets), (0, 2));
+        assert!(on_all.plans.arena_bytes > in_shares.plans.arena_bytes + (2 << 30));
+        let (apart, _) = of("overlap=off");
+        assert!((apart.exposed_ms - apart.wire_ms).abs() < 1e-6, "{apart:?}");
+        assert!(shared.exposed_ms < apart.exposed_ms - 0.1, "{} and {}", shared.exposed_ms, apart.exposed_ms);
+    }
+
+    #[test]
+    fn a_run_scales_over_powers_of_two() {
+        let config = recipes::resolve("tiny", &[], &["train.batch=6".into()]).unwrap();
+        let alone = device::named("h100", &config.switches).unwrap();
+        let target_of = |ranks: usize| {
+            let links = device::links_of("h100", None, None, 4).unwrap();
+            target_among(ranks, Target { links: Some(links), ..alone.clone() })
+        };
+        let rows = scaling(&config, 12, &target_of);
+        let ranks = |row: &Result<Scaled, Refused>| match row {
+            Ok(row) => (row.ranks, row.nodes, true),
+            Err(row) => (row.ranks, 0, row.refused.is_empty()),
+        };
+        let got: Vec<_> = rows.iter().map(ranks).collect();
+        assert_eq!(got, [(1, 1, true), (2, 1, true), (4, 1, true), (8, 0, false), (12, 0, false)]);
+        let shares: Vec<f64> = rows.iter().flatten().map(|row| row.share_of_linear).collect();
+        assert_eq!(shares[0], 1.0);
+        assert!(shares[2] < shares[1] && shares[1] < 1.0, "{shares:?}");
+    }
+}

@@ -28,7 +28,8 @@ pub fn fit(config: &Config, target: &Target) -> Result<Fit, Failure> {
         Ok(compiled) => (compiled, true),
         Err(refused) => (compile_unbounded(config, target).ok_or(refused)?, false),
     };
-    let batch = config.train.batch;
+    // Of several ranks each has its lanes' rows.
+    let batch = if target.ranks == 1 { config.train.batch } else { config.train.batch / target.ranks };
     let (least, most) = if fits { (compiled.micro_batch, batch) } else { (1, compiled.micro_batch) };
     let divisors = || (least..=most).rev().filter(|rows| batch.is_multiple_of(*rows));
     let fitting = |may_recompute_all: bool| {
