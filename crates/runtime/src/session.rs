@@ -126,6 +126,18 @@ impl Session {
         Ok(Session { plans, backend: Backend::Cuda(Box::new(session)) })
     }
 
+    /// On a GPU as one of several ranks that are not there: a kernel takes the place of every exchange, for these times.
+    pub fn with_stand_in(
+        plans: PlanSet,
+        device: &cuda::Device,
+        options: cuda::Options,
+        times: &cuda::session::stand_in::Times<'_>,
+    ) -> Result<Session, RuntimeError> {
+        places(&plans)?;
+        let session = cuda::session::Session::with_stand_in(&plans, device, options, times)?;
+        Ok(Session { plans, backend: Backend::Cuda(Box::new(session)) })
+    }
+
     pub fn plans(&self) -> &PlanSet {
         &self.plans
     }

@@ -39,7 +39,7 @@ pub(super) fn jobs<'a>(config: &'a Config, compiled: &'a Compiled) -> Vec<Job<'a
 
 fn largest(config: &Config, target: &Target, near: usize) -> Largest {
     let endless = Target { memory_bytes: u64::MAX, ..target.clone() };
-    let there = target.memory_bytes.saturating_sub(target.driver_bytes) as usize;
+    let there = target.memory_bytes.saturating_sub(target.bytes_beside()) as usize;
     let plans = |rows: usize| compile_for(config, &endless, rows, false).ok();
     // An update of examples never needs room for more than all of them.
     let most = if config.data.has_examples() { config.train.batch } else { MOST_ROWS };

@@ -126,20 +126,25 @@ impl Device {
         Ok(match self {
             Device::Cpu { threads } => Session::among(plans, *threads, ranks.wire())?,
             Device::Cuda(device) => {
-                let Settled { cuda_graphs, autotune, deterministic, attention_kernel, .. } = *settled;
-                let options = Options {
-                    graphs: cuda_graphs,
-                    deterministic,
-                    autotune,
-                    check_each_launch: false,
-                    attention: attention_kernel,
-                };
+                let options = session_options(settled);
                 if let Some(why) = cuda::attention::refusal(&plans, &device.facts(options)) {
                     return Err(Failure::User(UserError(why)));
                 }
                 wire::session(plans, device, options, ranks)?
             }
         })
+    }
+}
+
+/// How a session on a GPU runs plans, by what the switches came to.
+pub fn session_options(settled: &Settled) -> Options {
+    let Settled { cuda_graphs, autotune, deterministic, attention_kernel, .. } = *settled;
+    Options {
+        graphs: cuda_graphs,
+        deterministic,
+        autotune,
+        check_each_launch: false,
+        attention: attention_kernel,
     }
 }
 

@@ -6,6 +6,7 @@ mod queues;
 pub mod snapshot;
 pub mod spin;
 pub mod staging;
+pub mod stand_in;
 mod timing;
 mod traffic;
 pub mod tuned;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flatout_ir::types::contiguous_strides;
-use flatout_ir::{Launch, Plan, PlanSet, View};
+use flatout_ir::{Launch, Plan, PlanSet, Queue, View};
 
 use super::context::{CudaError, Facts, Function, Kernel, Prepare, Source, Work};
 use super::driver::cache::{Cache, Compiled};
@@ -138,6 +139,28 @@ impl Session {
         communicators: Option<Arc<Communicators>>,
         meet: &dyn Fn() -> Result<(), RuntimeError>,
     ) -> Result<Session, RuntimeError> {
+        Session::open(plans, device, options, communicators, meet, None)
+    }
+
+    /// One of several ranks without the others: a kernel takes the place of every exchange, for these times. Its results mean
+    /// nothing; its schedule is that of the ranks.
+    pub fn with_stand_in(
+        plans: &PlanSet,
+        device: &Device,
+        options: Options,
+        times: &stand_in::Times<'_>,
+    ) -> Result<Session, RuntimeError> {
+        Session::open(plans, device, options, None, &|| Ok(()), Some(times))
+    }
+
+    fn open(
+        plans: &PlanSet,
+        device: &Device,
+        options: Options,
+        communicators: Option<Arc<Communicators>>,
+        meet: &dyn Fn() -> Result<(), RuntimeError>,
+        stand_in: Option<&stand_in::Times<'_>>,
+    ) -> Result<Session, RuntimeError> {
         let system = |why: CudaError| RuntimeError::Resources(why.to_string());
         let mut laps = Laps::begin();
         let facts = device.facts(options);
@@ -150,7 +173,8 @@ impl Session {
         let driver = device.driver();
         let stream = OwnedStream::new(driver).map_err(system)?;
         let wire_stream = WireStream::new(driver, &plans.plans).map_err(system)?;
-        let (modules, compiled) = build(plans, &kernels, &facts, device).map_err(system)?;
+        let more = stand_in.map(|_| stand_in::source());
+        let (modules, compiled) = build(plans, &kernels, more, &facts, device).map_err(system)?;
         laps.lap("kernels");
         let arena = DeviceMemory::new(driver, plans.arena_bytes).map_err(|why| {
             RuntimeError::Resources(format!(
@@ -185,8 +209,13 @@ impl Session {
         };
         let mut works: Vec<Vec<Box<dyn Work>>> = Vec::with_capacity(plans.plans.len());
         for (plan, kernels) in plans.plans.iter().zip(&kernels) {
-            let resolved =
-                plan.launches.iter().zip(kernels).map(|(l, k)| (k.prepare)(l, &prepare).map_err(named(l)));
+            let resolved = plan.launches.iter().zip(kernels).map(|(l, k)| {
+                let work = match stand_in {
+                    Some(times) if l.queue == Queue::Wire => stand_in::prepare(l, times(l), &prepare),
+                    _ => (k.prepare)(l, &prepare),
+                };
+                work.map_err(named(l))
+            });
             works.push(resolved.collect::<Result<_, _>>()?);
         }
         laps.lap("products");
@@ -504,6 +533,7 @@ fn admit(launch: &Launch, arena_bytes: usize) -> Result<&'static Kernel, Runtime
 fn build(
     plans: &PlanSet,
     kernels: &[Vec<&'static Kernel>],
+    more: Option<Source>,
     facts: &Facts,
     device: &Device,
 ) -> Result<(Modules, Compiled), CudaError> {
@@ -511,6 +541,7 @@ fn build(
     let mut sources: HashSet<_> =
         launches.zip(kernels.iter().flatten()).flat_map(|(l, k)| (k.sources)(l, facts)).collect();
     sources.extend(facts.autotune.then(noise::source));
+    sources.extend(more);
     let (cubins, compiled) =
         Cache::of_this_user().cubins(&sources, &nvrtc::arch(facts), device.nvrtc(), &|| ())?;
     let mut modules = Modules::default();
