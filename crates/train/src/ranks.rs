@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use flatout_ir::Target;
-use flatout_world::{Calls, Sockets, Status, Wire, WireError, World};
+use flatout_runtime::cuda::{links, nccl};
+use flatout_world::{Alarm, Calls, Sockets, Status, Wire, WireError, World};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -67,6 +68,11 @@ impl Ranks {
         self.world.nodes
     }
 
+    /// The number of this rank on its host.
+    pub fn local_rank(&self) -> usize {
+        self.world.local_rank
+    }
+
     /// Whether rank 0 is on this rank's node.
     pub fn is_on_first_node(&self) -> bool {
         self.world.node == 0
@@ -93,7 +99,52 @@ impl Ranks {
 
     /// A device's target, for as many of them as there are ranks.
     pub fn target(&self, target: Target) -> Target {
-        Target { ranks: self.world.ranks, ..target }
+        let ranks_a_node = self.world.ranks.div_ceil(self.world.nodes);
+        target_among(self.world.ranks, linked(target, ranks_a_node))
+    }
+
+    /// Runs a part of the start in which ranks wait for one another where no word reaches them: a failure in it ends all ranks at
+    /// once.
+    pub fn at_once<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        self.waits_inside(true);
+        let done = work()?;
+        self.waits_inside(false);
+        Ok(done)
+    }
+
+    /// Says that ranks wait for one another where no word reaches them, or no longer do: a failure meanwhile ends all ranks at once.
+    pub fn waits_inside(&self, is: bool) {
+        self.has_begun.set(is);
+    }
+
+    /// A handle by which any thread fails the run; none where there is one rank.
+    pub fn alarm(&self) -> Option<Alarm> {
+        self.are_many().then(|| self.world.alarm())
+    }
+
+    /// Does a part of the start on the first rank of each host, which leaves on disk what the others then find.
+    pub fn once_a_host(&self, make: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+        if self.are_many() && self.world.local_rank == 0 {
+            make()?;
+        }
+        self.meet()
+    }
+
+    /// Refuses ranks of one host that compute on the same device, named by where it is on its host.
+    pub fn check_apart(&self, device: &str) -> Result<(), Failure> {
+        let places: Vec<String> = self.gather(&device.to_string())?;
+        let members = self.world.members();
+        let place = |rank: usize| (&members[rank].host, &places[rank]);
+        let taken = |rank: &usize| (0..*rank).any(|other| place(other) == place(*rank));
+        let Some(second) = (0..places.len()).find(taken) else { return Ok(()) };
+        let first = (0..second).find(|other| place(*other) == place(second)).expect("it was found");
+        self.is_refused.set(true);
+        Err(Failure::User(UserError(format!(
+            "{} and {} have one GPU ({}): start at most as many ranks as there are GPUs, or give --share-gpu to test on one",
+            self.named(first),
+            self.named(second),
+            places[second]
+        ))))
     }
 
     /// Says where this rank is, for whoever finds it standing still.
@@ -288,6 +339,17 @@ impl Ranks {
             None => drop(self.world.fail(&failure.to_string())),
         }
     }
+}
+
+/// A device's target with the links that such GPUs have in a node, by which exchanges are predicted.
+fn linked(target: Target, ranks_a_node: usize) -> Target {
+    Target { links: links::of_nodes(&target.name, ranks_a_node), ..target }
+}
+
+/// A device's target, for as many of them as there are ranks. GPUs exchange through NCCL, which takes memory of its own.
+pub fn target_among(ranks: usize, target: Target) -> Target {
+    let wire_bytes = if ranks > 1 && target.name != "cpu" { nccl::CEILING_BYTES } else { target.wire_bytes };
+    Target { ranks, wire_bytes, ..target }
 }
 
 /// A message of a rank to the others before the first step.

@@ -51,7 +51,7 @@ fn main() -> ExitCode {
             let shows_all = arguments.shows_all;
             match launch(&Launch {
                 copies,
-                command: &own_command,
+                command: &|_| own_command(),
                 shows_all,
                 grace: GRACE,
                 say: &say,

@@ -130,6 +130,11 @@ impl World {
         Stopper(self.core.clone())
     }
 
+    /// A handle by which any thread of this rank fails the run.
+    pub fn alarm(&self) -> Alarm {
+        Alarm(self.core.clone())
+    }
+
     /// Counts a run of a plan that holds collectives. Heartbeats carry a hash of their order, which must be the same everywhere.
     pub fn called(&self, role: &str) {
         if let Some(core) = &self.core {
@@ -227,6 +232,18 @@ impl Stopper {
     }
 }
 
+/// Fails the run from a thread that only watches something of it.
+pub struct Alarm(Option<Arc<Core>>);
+
+impl Alarm {
+    /// Tells the hub what failed on this rank, and through it everyone. Comes back at once.
+    pub fn fail(&self, sentence: &str) {
+        if let Some(core) = &self.0 {
+            core.send(Kind::Failure, &json(&Report { sentence: sentence.into(), about: None }));
+        }
+    }
+}
+
 /// Calls that all ranks make together, in the same order. Host messages are small and rare.
 pub struct Calls {
     core: Option<Arc<Core>>,
@@ -294,6 +311,7 @@ mod tests {
         world.called("grad");
         world.post(b"times");
         assert!(world.posts().is_empty() && !world.stopper().stop("SIGTERM"));
+        world.alarm().fail("NCCL");
         assert!(world.members().is_empty());
         world.finish().unwrap();
     }

@@ -280,7 +280,7 @@ fn train_on_among(
     let say = &mut |said: String| notice(Notice::Data(said));
     let scores = reference::by_another(ranks, config, data, run.dir(), layout.as_ref(), device, say)?;
     laps.lap("data");
-    let mut session = device.session_among(compiled.plans.clone(), &compiled.settled, ranks.wire())?;
+    let mut session = device.session_among(compiled.plans.clone(), &compiled.settled, ranks)?;
     match session.as_cuda() {
         Some(cuda) => laps.take(cuda.laps()),
         None => laps.lap("session"),
@@ -695,6 +695,8 @@ impl Trainer<'_, '_, '_> {
             data_ms: ms(data),
             wire_ms: ms(self.ranks.take_wire_time()),
         };
+        // On a GPU the host has only enqueued.
+        let times = self.session.as_cuda().is_none().then_some(times);
         self.share(times, warnings)?;
         let ended = Rc::new(self.session.mark()?);
         self.ended = Some(Rc::clone(&ended));
