@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::device::{self, Device};
+use flatout_train::device::{self, Device, kernels};
 use flatout_train::ranks::{Ranks, target_among};
 use flatout_train::resolve::compile;
 use flatout_train::run::signal::StopFlag;
@@ -66,6 +66,10 @@ fn backend(config: &Config, args: &launch::Ranks) -> Result<Backend, UserError> 
         (Backend::Cpu, Some(_)) => Err(UserError(
             "--gpus and `backend=cpu` contradict each other: give --ranks, or leave backend=cpu out".into(),
         )),
+        (_, Some(_)) if !device::has_gpu() => Err(UserError(format!(
+            "--gpus wants GPUs, and {}: give --ranks to train on the CPU",
+            kernels::gpu().sentence
+        ))),
         (_, Some(_)) => Ok(Backend::Cuda),
         (backend, None) => Ok(backend),
     }
