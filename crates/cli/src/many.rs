@@ -13,6 +13,7 @@ use flatout_train::resolve::compile;
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Run, checkpoint, checkpoints_dir, is_run};
 use flatout_train::switches::Backend;
+use flatout_train::switches::compute::Wire;
 use flatout_world::launch::own_command;
 use flatout_world::{Copies, Place, Start};
 
@@ -96,14 +97,12 @@ fn check(config: &Config, ranks: usize) -> Result<(), UserError> {
 pub fn device(config: &Config, args: &launch::Ranks, ranks: &Ranks) -> Result<Device, Failure> {
     check(config, ranks.count())?;
     let device = Device::open_local(backend(config, args)?, ranks.local_rank(), args.share_gpu)?;
-    if let Device::Cuda(gpu) = &device
-        && ranks.are_many()
-    {
+    let Device::Cuda(gpu) = &device else { return Ok(device) };
+    if ranks.are_many() || config.switches.compute.wire == Wire::Nccl {
         device::check_nccl()?;
-        let place = gpu.pci_address().map_err(|why| Failure::Environment(why.to_string()))?;
-        if !args.share_gpu {
-            ranks.check_apart(&place)?;
-        }
+    }
+    if ranks.are_many() && !args.share_gpu {
+        ranks.check_apart(&gpu.pci_address().map_err(|why| Failure::Environment(why.to_string()))?)?;
     }
     Ok(device)
 }
