@@ -2,7 +2,8 @@
 //!
 //! A tensor has one name, type and shape, whatever number of ranks there is. A rank has ranges of its elements, counted in
 //! row-major order; ranges of one tensor that two ranks have are the same or have nothing in common. State that several ranks
-//! have alike is cut by bytes, so that each of them writes as much as the others, and a tensor may be cut anywhere.
+//! have alike is cut by bytes, so that each of them writes as much as the others together with what it alone has, and a tensor may
+//! be cut anywhere.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -152,8 +153,8 @@ impl PlanSet {
     }
 }
 
-/// Divides pieces among the ranks that have them: each of the ranks that have some pieces alike gets an equal share of the
-/// bytes of these. A tensor without elements belongs to the first rank.
+/// Divides pieces among the ranks that have them: of the pieces that some ranks have alike, those get more who have fewer bytes of
+/// their own, so that all come to the same where that is possible. A tensor without elements belongs to the first rank.
 fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
     let has_any = |piece: &&Piece| piece.elements() > 0 || piece.is_whole();
     let held: Vec<Vec<&Piece>> = held.iter().map(|pieces| pieces.iter().filter(has_any).collect()).collect();
@@ -174,12 +175,26 @@ fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
         });
         assert_eq!(first.range, piece.range, "ranks have other ranges of {}", piece.path);
     }
+    // What fewer ranks have alike first: they have no choice.
+    let mut groups: Vec<(&[usize], usize)> = totals.into_iter().collect();
+    groups.sort_unstable_by_key(|(ranks, _)| (ranks.len(), *ranks));
+    let mut loads = vec![0; held.len()];
+    let mut ends: HashMap<&[usize], Vec<usize>> = HashMap::new();
+    for (ranks, total) in groups {
+        let shares = filled(&ranks.iter().map(|rank| loads[*rank]).collect::<Vec<_>>(), total);
+        ranks.iter().zip(&shares).for_each(|(rank, share)| loads[*rank] += share);
+        let end = |sum: &mut usize, share: usize| {
+            *sum += share;
+            Some(*sum)
+        };
+        ends.insert(ranks, std::iter::once(0).chain(shares.into_iter().scan(0, end)).collect());
+    }
     let share = |rank: usize, piece: &Piece| {
         let ranks = holders[&key(piece)].as_slice();
-        let (total, (start, _)) = (totals[ranks], starts[&key(piece)]);
+        let (ends, (start, _)) = (&ends[ranks], starts[&key(piece)]);
         // The first element that lies behind the shares of the first `some` of these ranks.
         let cut = |some: usize| {
-            let byte = (total * some / ranks.len()).saturating_sub(start);
+            let byte = ends[some].saturating_sub(start);
             byte.div_ceil(piece.saved_dtype().bytes()).min(piece.elements())
         };
         let number = ranks.iter().position(|other| *other == rank).expect("a rank that has it");
@@ -190,6 +205,23 @@ fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
         pieces.iter().filter_map(|piece| share(rank, piece)).collect::<Vec<Piece>>()
     };
     held.iter().enumerate().map(owned).collect()
+}
+
+/// Shares of a total by which loads come as close to one another as they can: it is poured onto the lowest.
+fn filled(loads: &[usize], total: usize) -> Vec<usize> {
+    let mut lowest: Vec<usize> = (0..loads.len()).collect();
+    lowest.sort_by_key(|rank| loads[*rank]);
+    let sum = |count: usize| total + lowest[..count].iter().map(|rank| loads[*rank]).sum::<usize>();
+    let is_below = |count: &usize| loads[lowest[*count - 1]] * count <= sum(*count);
+    let count = (1..=loads.len()).rev().find(is_below).expect("the lowest alone is below itself");
+    let level = |some: usize| sum(count) * some / count;
+    let mut below = lowest[..count].to_vec();
+    below.sort_unstable();
+    let mut shares = vec![0; loads.len()];
+    for (some, rank) in below.into_iter().enumerate() {
+        shares[rank] = level(some + 1) - level(some) - loads[rank];
+    }
+    shares
 }
 
 /// Ranges of one tensor are told apart by where they begin.
@@ -257,6 +289,36 @@ mod tests {
         assert!(owned.iter().all(|pieces| pieces.len() == 2));
         let alone = divided(&[shard(0), shard(1)]);
         assert_eq!(covered(&alone, "w"), [0..40, 40..80]);
+    }
+
+    #[test]
+    fn who_has_less_of_its_own_writes_more_of_what_all_have() {
+        assert_eq!(filled(&[0, 0, 0], 10), [3, 3, 4]);
+        assert_eq!(filled(&[5, 5, 5], 10), [3, 3, 4]);
+        assert_eq!(filled(&[5, 0, 3], 4), [0, 3, 1]);
+        assert_eq!(filled(&[5, 0, 3], 100), [31, 36, 33]);
+        assert_eq!(filled(&[9, 2, 2], 0), [0, 0, 0]);
+        for seed in 0..200u32 {
+            let drawn = crate::random::philox([seed, 0, 0, 0], [1, 2]);
+            let loads: Vec<usize> = drawn.iter().map(|x| *x as usize % 50).collect();
+            let total = seed as usize;
+            let shares = filled(&loads, total);
+            assert_eq!(shares.iter().sum::<usize>(), total, "{loads:?}");
+            let level = loads.iter().zip(&shares).filter(|(_, share)| **share > 0);
+            let level: Vec<usize> = level.map(|(load, share)| load + share).collect();
+            if let (Some(low), Some(high)) = (level.iter().min(), level.iter().max()) {
+                assert!(high - low <= 1, "{loads:?} {shares:?}");
+                let untouched = loads.iter().zip(&shares).filter(|(_, share)| **share == 0);
+                assert!(untouched.clone().all(|(load, _)| load + 1 >= *low), "{loads:?} {shares:?}");
+            }
+        }
+        // A share of 40 elements and one of 30, and a vector of 20 that both have.
+        let shard =
+            |range: Range<usize>| vec![piece("w", DType::F32, 70, range), piece("b", DType::F32, 20, 0..20)];
+        let owned = divided(&[shard(0..40), shard(40..70)]);
+        assert_eq!(covered(&owned, "b"), [0..5, 5..20]);
+        let bytes = |pieces: &Vec<Piece>| pieces.iter().map(Piece::saved_bytes).sum::<usize>();
+        assert_eq!(owned.iter().map(bytes).collect::<Vec<_>>(), [180, 180]);
     }
 
     #[test]
