@@ -47,7 +47,8 @@ impl Lanes {
     }
 
     fn period(&self) -> usize {
-        let common = (1..=STREAMS).rev().find(|n| STREAMS.is_multiple_of(*n) && self.batch.is_multiple_of(*n));
+        let common =
+            (1..=STREAMS).rev().find(|n| STREAMS.is_multiple_of(*n) && self.batch.is_multiple_of(*n));
         STREAMS / common.expect("1 divides everything") * self.batch
     }
 

@@ -492,9 +492,15 @@ mod tests {
     #[test]
     fn a_rank_reads_and_packs_only_the_streams_of_its_lanes() {
         const UPDATES: usize = 50;
-        for (ranks, lanes, streams, packed_for_one) in
-            [(1, 8, 8, 1), (2, 8, 4, 1), (4, 8, 2, 1), (8, 8, 1, 1), (4, 4, 2, 1), (3, 3, 8, 3), (16, 16, 1, 2)]
-        {
+        for (ranks, lanes, streams, packed_for_one) in [
+            (1, 8, 8, 1),
+            (2, 8, 4, 1),
+            (4, 8, 2, 1),
+            (8, 8, 1, 1),
+            (4, 4, 2, 1),
+            (3, 3, 8, 3),
+            (16, 16, 1, 2),
+        ] {
             let (count, batch) = (lanes / ranks, 48);
             for rank in 0..ranks {
                 let documents = Arc::new(Counted { length: CONTEXT - 2, read: Default::default() });

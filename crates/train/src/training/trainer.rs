@@ -37,6 +37,7 @@ use crate::tasks::batch::{Batch, BatchSource, Draw, EvalSet};
 use crate::tasks::dataset::{self, Dataset};
 use crate::tasks::preference::Side;
 use crate::tasks::{self, image_table};
+use crate::training::baseline;
 use crate::training::evaluate::Counted;
 use crate::training::host;
 use crate::training::opening;
@@ -307,7 +308,10 @@ fn train_on_among(
             (Progress::default(), source, Skips::default(), Patience::default())
         }
     };
-    ranks.check_equal("the data", || source.cursor().to_string(), "the same files must lie on every host")?;
+    let cursors = ranks.gather(&source.cursor())?;
+    checkpoint::merged(&cursors)
+        .map_err(|other| ranks.unequal("the data", other, "the same files must lie on every host"))?;
+    left_out.extend(data.cost_of_sharing(config, compiled.feeding_rank(ranks.rank())));
     laps.lap("weights");
     left_out.extend(origin.as_ref().and_then(|origin| origin.left_out.clone()));
     if progress.step > steps {
@@ -654,11 +658,13 @@ impl Trainer<'_, '_, '_> {
         let (mut epoch, mut waited) = (0.0, Waited::default());
         let (mut real_tokens, mut computed_tokens) = (0, 0);
         let since = Instant::now();
+        self.ranks.take_wire_time();
         self.source.begin_update();
         if let Some(compared) = self.data.compared() {
-            let (numbers, layout) = (self.source.numbers(), self.layout.as_ref());
-            compared.take_baseline(&mut self.session, Side::Train, &numbers, layout)?;
+            let (of, layout) = ((Side::Train, &*self.source.numbers()), self.layout.as_ref());
+            baseline::take_among(self.ranks, &mut self.session, compared, of, layout)?;
         }
+        let wire = self.ranks.take_wire_time();
         let (mut batches, mut warnings) = (vec![], vec![]);
         let mut lane = 0;
         let lanes = lanes_a_rank(&self.compiled.settled.options);
@@ -686,14 +692,13 @@ impl Trainer<'_, '_, '_> {
         self.progress.tokens += real_tokens as u64;
         self.progress.samples += self.config.train.batch as u64;
         let rates = learning_rates(self.config, self.horizon, self.progress.step);
-        self.ranks.take_wire_time();
         let posted = apply(&mut self.session, &rates)?;
         let ms = |time: Duration| 1e3 * time.as_secs_f64();
         let times = StepTimes {
             step: self.progress.step,
-            compute_ms: ms(spent.saturating_sub(data)),
+            compute_ms: ms(spent.saturating_sub(data + wire)),
             data_ms: ms(data),
-            wire_ms: ms(self.ranks.take_wire_time()),
+            wire_ms: ms(wire + self.ranks.take_wire_time()),
         };
         self.share(times, warnings)?;
         let ended = Rc::new(self.session.mark()?);
@@ -814,7 +819,8 @@ impl Trainer<'_, '_, '_> {
         self.ended = None;
         if let Some(compared) = self.data.compared() {
             let numbers: Vec<usize> = (0..held_out.samples()).collect();
-            compared.take_baseline(&mut self.session, Side::HeldOut, &numbers, self.layout.as_ref())?;
+            let (of, layout) = ((Side::HeldOut, &*numbers), self.layout.as_ref());
+            baseline::take_among(self.ranks, &mut self.session, compared, of, layout)?;
         }
         let mut counted = Counted::new(self.config.model.classes());
         let (set, capacity, draw) = (&**held_out, self.compiled.eval_batch, self.draw);
