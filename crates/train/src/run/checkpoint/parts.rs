@@ -296,6 +296,7 @@ mod tests {
                 // A thread cannot end its process.
                 leave: Arc::new(|_| {}),
                 stop: Arc::new(|_| {}),
+                take_stopper: Arc::new(drop),
             };
             let world = World::join(&place, joining).expect("it joins");
             let names = (0..ranks).map(|rank| format!("rank {rank}")).collect();
