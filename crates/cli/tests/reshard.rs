@@ -14,7 +14,7 @@ use flatout_train::run::checkpoint::part_name;
 use flatout_train::run::events::Event;
 
 use crate::program::{Said, say};
-use crate::ranks_train::{TEXT, children, send_to, wait_for, words};
+use crate::ranks_train::{DORA, LORA, TEXT, children, send_to, wait_for, words};
 use crate::scene::{Scene, checkpoints, wait_until};
 
 /// Numbers of ranks one after the other in which each follows each, itself too.
@@ -53,6 +53,27 @@ fn every_number_of_ranks_goes_on_with_what_every_other_saved() {
         }
     }
     scene.assert_same("unbroken", "run", steps);
+}
+
+#[test]
+fn adapters_go_on_with_every_number_of_ranks() {
+    for command in [LORA, DORA] {
+        let scene = Scene::new();
+        let run = |run: &'static str, ranks: &'static str, steps: &'static str| {
+            let mut words = words(command, run, ranks);
+            words.extend([steps, "schedule.horizon_steps=20", "eval.every=4"]);
+            words
+        };
+        assert_eq!(say(scene.folder.path(), &run("unbroken", "1", "train.steps=10")).code, Some(0));
+        assert_eq!(say(scene.folder.path(), &run("run", "4", "train.steps=2")).code, Some(0));
+        assert_eq!(part_sizes(&scene, "run", 2).len(), 4);
+        for (steps, ranks) in [(4, "2"), (5, "1"), (7, "8"), (10, "4")] {
+            let steps = format!("train.steps={steps}");
+            let said = say(scene.folder.path(), &["resume", "run", &steps, "--ranks", ranks, "-q"]);
+            assert_eq!(said.code, Some(0), "{ranks}: {}", said.err);
+        }
+        scene.assert_same("unbroken", "run", 10);
+    }
 }
 
 /// The JSON that a command printed.

@@ -8,7 +8,6 @@ use crate::Failure;
 use crate::ranks::Ranks;
 use crate::tasks::batch::Inputs;
 use crate::tasks::preference::{Compared, Scores, Side};
-use crate::training::shared_eval::with_averages;
 
 /// Runs the plan `eval` over the prompts of some judged answers with the answers of others, and takes the mean of what
 /// these gained over the reference for the baseline, or 0 where that is less. It is that of the whole update or evaluation,
@@ -36,14 +35,11 @@ pub fn take_among(
     let side = side.mismatched();
     let parts = compared.laid_out(side, numbers, layout);
     let of_rank = |rank: usize| parts.iter().skip(rank).step_by(ranks.count());
-    let own = with_averages(ranks, session, |session| {
-        let inputs = Inputs::of(session.plans(), Role::Eval);
-        let mut gains = vec![];
-        for part in of_rank(ranks.rank()) {
-            gains.extend(gained(session, compared, side, part, &inputs)?);
-        }
-        Ok(gains)
-    })?;
+    let inputs = Inputs::of(session.plans(), Role::Eval);
+    let mut own = vec![];
+    for part in of_rank(ranks.rank()) {
+        own.extend(gained(session, compared, side, part, &inputs)?);
+    }
     let bytes: Vec<u8> = own.into_iter().flat_map(f32::to_le_bytes).collect();
     let count = |rank: usize| of_rank(rank).map(|part| part.numbers.len()).sum::<usize>();
     let lengths: Vec<usize> = (0..ranks.count()).map(|rank| size_of::<f32>() * count(rank)).collect();

@@ -53,7 +53,7 @@ pub fn evaluate_among(
 
 /// Does something that runs `eval`. Averages that ranks have shares of are gathered to where `eval` reads weights, and the
 /// weights brought back afterwards. Every rank calls this.
-pub fn with_averages<T>(
+fn with_averages<T>(
     ranks: &Ranks,
     session: &mut Session,
     work: impl FnOnce(&mut Session) -> Result<T, Failure>,
