@@ -145,11 +145,23 @@ impl PlanSet {
 
     /// The same of every rank: together each element of every saved tensor once.
     pub fn owners(&self) -> Vec<Vec<Piece>> {
-        let saved = |rank: usize| {
-            let held = self.held(rank).into_iter();
-            held.filter(|piece| piece.class.is_saved()).collect::<Vec<_>>()
+        divided(&(0..self.mesh.ranks()).map(|rank| self.at_hand(rank)).collect::<Vec<_>>())
+    }
+
+    /// The saved pieces whose values a rank has at hand between updates: those it holds. Of weights that ranks divide it has all
+    /// elements where layers read them as they are saved, gathered from the shares.
+    pub fn at_hand(&self, rank: usize) -> Vec<Piece> {
+        let is_gathered = |slot: &&PlacedSlot| slot.class == Class::Derived && !slot.is_whole;
+        let gathered: HashMap<&str, &TensorType> =
+            self.slots.iter().filter(is_gathered).map(|slot| (slot.path.as_str(), &slot.ty)).collect();
+        let saved = self.held(rank).into_iter().filter(|piece| piece.class.is_saved());
+        let whole = |piece: Piece| match gathered.get(piece.path.as_str()) {
+            Some(ty) if **ty == piece.ty => {
+                Piece { range: 0..piece.ty.elements(), slot: piece.path.clone(), at: 0, ..piece }
+            }
+            _ => piece,
         };
-        divided(&(0..self.mesh.ranks()).map(saved).collect::<Vec<_>>())
+        saved.map(whole).collect()
     }
 }
 
@@ -381,6 +393,31 @@ mod tests {
         assert_eq!(owned, [("w".to_string(), 64..96), ("m".to_string(), 0..32)]);
         let saved: Vec<_> = plans.saved().into_iter().map(|(path, ty)| (path, ty.elements())).collect();
         assert_eq!(saved, [("w".to_string(), 96), ("m".to_string(), 32)]);
+        // Weights that two ranks divide and layers read as they are saved are written by both, and moments by who has them.
+        let sharded = |path: &str, class: Class| Sharded {
+            path: path.into(),
+            ty: TensorType::new(DType::F32, [96]),
+            class,
+            init: Init::Zeros,
+            slot: format!("{path}.shard"),
+            start: 0,
+            at: 0,
+            share: 64,
+            before: 0,
+        };
+        let slots = vec![slot("w", Class::Derived, 96, false), slot("b", Class::Weight, 4, false)];
+        let shared = PlanSet {
+            slots,
+            mesh: Mesh::new(1, 2),
+            sharded: vec![sharded("w", Class::Weight), sharded("m", Class::Moment)],
+            ..plans.clone()
+        };
+        let place = |piece: Piece| (piece.slot.clone(), piece.range.clone(), piece.at);
+        let owned = [0, 1].map(|rank| shared.owned(rank).into_iter().map(place).collect::<Vec<_>>());
+        assert_eq!(owned[0], [("w".to_string(), 0..34, 0), ("m.shard".to_string(), 0..64, 0)]);
+        let rest =
+            [("w".to_string(), 34..96, 34), ("m.shard".to_string(), 64..96, 0), ("b".to_string(), 0..4, 0)];
+        assert_eq!(owned[1], rest);
         let seen = held[0].covering(&(64..96)).unwrap();
         assert_eq!((seen.within(), seen.part(1..3).range), (64..96, 65..67));
         assert_eq!(seen.covering(&(60..70)), None);
