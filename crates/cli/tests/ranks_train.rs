@@ -18,11 +18,11 @@ const SMALL: &str = "model.width=32 model.layers=1 model.heads=2 model.kv_heads=
                      train.steps=20 schedule.warmup_steps=2 eval.rows=12 eval.every=10 checkpoint.every=10 backend=cpu -q";
 pub const TEXT: &str = "tiny model.context=32 model.dropout=0.1 optimizer.clip=0.5 train.ema=0.9";
 
-/// Adapters with something to divide.
+/// Adapters, which every rank has whole, beside an embedding that ranks divide.
 pub const LORA: &str = "tiny model.context=32 model.width=64 model.layers=2 adapter.kind=lora adapter.rank=32 \
-                        adapter.dropout=0.1 shard=optimizer";
-pub const DORA: &str = "tiny model.context=32 model.width=64 model.layers=2 adapter.kind=dora adapter.rank=32 train.ema=0.9 \
-                        shard=optimizer";
+                        adapter.dropout=0.1 adapter.also_train=[embed]";
+pub const DORA: &str = "tiny model.context=32 model.width=64 model.layers=2 adapter.kind=dora adapter.rank=32 \
+                        adapter.also_train=[embed] train.ema=0.9";
 
 /// The trainings, by name, and the numbers of ranks beside one that each is tried on.
 const KINDS: [(&str, &str, &[usize]); 11] = [

@@ -83,7 +83,7 @@ pub trait Dataset {
     /// How batches of training are made ready, in words.
     fn loading(&self, config: &Config, feeding: Feeding<'_>) -> String;
 
-    /// What it costs that these plans have only some of the lanes, in words, where a rank must do the work of others.
+    /// The sentence about ranks that must do some of each other's work to read the data in shares, where they must.
     fn cost_of_sharing(&self, _config: &Config, _feeding: Feeding<'_>) -> Option<String> {
         None
     }

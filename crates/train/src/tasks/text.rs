@@ -122,8 +122,8 @@ impl Dataset for Corpus {
         let packed = feeding.lanes(config.train.batch).packed_for_one();
         (packed > 1.0 && self.is_tokenised_as_read()).then(|| {
             format!(
-                "a rank reads and tokenises {packed:.1} rows of text for one that it computes, because ranks that do not divide \
-                 {STREAMS} share streams of text: `flatout data prepare` tokenises it once for all of them"
+                "a rank reads and tokenises {packed:.1} rows of text for one that it computes, because other ranks have rows \
+                 of the same streams: `flatout data prepare` tokenises the text once for all of them"
             )
         })
     }
