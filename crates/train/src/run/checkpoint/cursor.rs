@@ -46,7 +46,7 @@ mod tests {
         ];
         let whole = of(40, json!([place(1), place(2), place(3)]));
         assert_eq!(merged(&known), Ok(whole.clone()));
-        assert_eq!(merged(&[whole.clone()]), Ok(whole.clone()));
+        assert_eq!(merged(std::slice::from_ref(&whole)), Ok(whole.clone()));
         assert_eq!(merged(&known[..2]), Ok(of(40, json!([place(1), null, place(3)]))));
         assert_eq!(merged(&[Value::Null, Value::Null]), Ok(Value::Null));
         for other in [
