@@ -11,7 +11,7 @@ use flatout_train::UserError;
 use flatout_train::run::signal;
 use flatout_world::launch::{GRACE, own_command};
 use flatout_world::place::SECRET;
-use flatout_world::{Copies, Flags, Joining, Launch, Place, Start, Timing, World};
+use flatout_world::{Copies, Flags, Joining, Launch, Place, Start, Stopper, Timing, World};
 
 use crate::screen::{Screen, complain};
 use crate::time_limit;
@@ -74,7 +74,7 @@ pub fn begin(
         Start::Copies(copies) => {
             look_after(copies, &|_| own_command(), screen, advice, &|_| {}).map(Begun::Ended)
         }
-        Start::Rank(place) => join(&place, ranks, folder, screen, advice, |_| signal::leave(3)),
+        Start::Rank(place) => join(&place, ranks, folder, screen, advice, (|_| signal::leave(3), drop)),
     }
 }
 
@@ -104,14 +104,15 @@ pub fn look_after(
     flatout_world::launch(&launch).map(ExitCode::from).map_err(Failure::Environment)
 }
 
-/// Joins the other ranks. `stop` ends the process where a rank was asked to stop before the run began, with the reason.
+/// Joins the other ranks. `stop` ends the process where a rank was asked to stop before the run began, with the reason;
+/// `take_stopper` takes the handle by which this rank asks the others to.
 pub fn join(
     place: &Place,
     ranks: &Ranks,
     folder: Option<&Path>,
     screen: &Screen,
     advice: impl Fn() -> Option<String> + Send + Sync + 'static,
-    stop: impl Fn(&str) + Send + Sync + 'static,
+    (stop, take_stopper): (impl Fn(&str) + Send + Sync + 'static, impl Fn(Stopper) + Send + Sync + 'static),
 ) -> Result<Begun, Failure> {
     let build = flatout_world::program::hash().map_err(Failure::io("the program's own file"))?;
     let screen = *screen;
@@ -129,6 +130,7 @@ pub fn join(
             signal::leave(1)
         }),
         stop: Arc::new(stop),
+        take_stopper: Arc::new(take_stopper),
     };
     match World::join(place, joining) {
         Ok(world) => Ok(Begun::Rank(world)),

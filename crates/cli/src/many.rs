@@ -205,12 +205,10 @@ pub fn join(
     let Part::Rank(place) = part else { return Ok(Some(Ranks::alone())) };
     starting.is_rank(place.rank);
     let advice = advice.clone();
-    match launch::join(place, args, folder, screen, move || advice.words(), starting.leave_with_others())? {
+    let stops = (starting.leave_with_others(), starting.stop_others());
+    match launch::join(place, args, folder, screen, move || advice.words(), stops)? {
         Begun::Ended(_) => Ok(None),
-        Begun::Rank(world) => {
-            starting.is_among(world.stopper());
-            Ranks::connect(world).map(Some)
-        }
+        Begun::Rank(world) => Ranks::connect(world).map(Some),
     }
 }
 

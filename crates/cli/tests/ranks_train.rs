@@ -18,8 +18,14 @@ const SMALL: &str = "model.width=32 model.layers=1 model.heads=2 model.kv_heads=
                      train.steps=20 schedule.warmup_steps=2 eval.rows=12 eval.every=10 checkpoint.every=10 backend=cpu -q";
 pub const TEXT: &str = "tiny model.context=32 model.dropout=0.1 optimizer.clip=0.5 train.ema=0.9";
 
+/// Adapters, which every rank has whole, beside an embedding that ranks divide.
+pub const LORA: &str = "tiny model.context=32 model.width=64 model.layers=2 adapter.kind=lora adapter.rank=32 \
+                        adapter.dropout=0.1 adapter.also_train=[embed]";
+pub const DORA: &str = "tiny model.context=32 model.width=64 model.layers=2 adapter.kind=dora adapter.rank=32 \
+                        adapter.also_train=[embed] train.ema=0.9";
+
 /// The trainings, by name, and the numbers of ranks beside one that each is tried on.
-const KINDS: [(&str, &str, &[usize]); 9] = [
+const KINDS: [(&str, &str, &[usize]); 11] = [
     ("text", TEXT, &[2, 4, 8]),
     ("bf16", "tiny model.context=32 optimizer.state=bf16 train.micro_batch=1", &[4]),
     ("int8", "tiny model.context=32 optimizer.state=int8", &[2]),
@@ -34,8 +40,10 @@ const KINDS: [(&str, &str, &[usize]); 9] = [
     (
         "judged",
         "tiny data.task=preference preference.loss=kto model.context=64 data.synthetic_rows=200",
-        &[2],
+        &[2, 4],
     ),
+    ("lora", LORA, &[2, 4]),
+    ("dora", DORA, &[2]),
     ("images", "vision-tiny data.synthetic_rows=200 train.mixup=0.4 image_table=off model.layers=3", &[2, 4]),
 ];
 

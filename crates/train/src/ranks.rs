@@ -3,6 +3,8 @@
 //! Rank 0 writes the run's directory and speaks. The others compute the same on rows of their own; what decides where they go
 //! comes from results that are equal everywhere, or from rank 0.
 
+pub mod message;
+
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -176,12 +178,12 @@ impl Ranks {
 
     /// Sends rank 0 something that it reads when it likes; nobody waits.
     pub fn post(&self, told: &impl Serialize) {
-        self.world.post(&serde_json::to_vec(told).expect("what ranks tell each other has a JSON form"));
+        self.world.post(&message::write(told));
     }
 
     /// The messages that other ranks have posted to rank 0 since it last asked, with their numbers.
     pub fn posts<T: DeserializeOwned>(&self) -> Result<Vec<(usize, T)>, Failure> {
-        let read = |(rank, bytes): (usize, Vec<u8>)| Ok((rank, read_word(&bytes)?));
+        let read = |(rank, bytes): (usize, Vec<u8>)| Ok((rank, message::read(&bytes)?));
         self.world.posts().into_iter().map(read).collect()
     }
 
@@ -243,10 +245,17 @@ impl Ranks {
 
     /// Every rank's bytes, in order of ranks, by the wire that carries tensors: calls between hosts are small.
     pub fn gather_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+        match self.are_many() {
+            true => self.exchange_bytes(own, &self.gather(&own.len())?),
+            false => Ok(vec![own.to_vec()]),
+        }
+    }
+
+    /// The same where every rank knows how many bytes each of them has, which takes no call.
+    pub fn exchange_bytes(&self, own: &[u8], lengths: &[usize]) -> Result<Vec<Vec<u8>>, Failure> {
         let Some(wire) = &self.wire else { return Ok(vec![own.to_vec()]) };
-        let lengths: Vec<usize> = self.gather(&own.len())?;
         let send = vec![own; lengths.len()];
-        let mut all: Vec<Vec<u8>> = lengths.into_iter().map(|length| vec![0; length]).collect();
+        let mut all: Vec<Vec<u8>> = lengths.iter().map(|length| vec![0; *length]).collect();
         let mut receive: Vec<&mut [u8]> = all.iter_mut().map(Vec::as_mut_slice).collect();
         let exchanged = wire.exchange(&send, &mut receive);
         exchanged.map_err(|error| Failure::Environment(error.to_string()))?;
@@ -254,9 +263,7 @@ impl Ranks {
     }
 
     fn words<S: Serialize, T: DeserializeOwned>(&self, own: &Word<S>) -> Result<Vec<Word<T>>, Failure> {
-        let bytes = serde_json::to_vec(own).expect("what ranks tell each other has a JSON form");
-        let all = self.world.gather("words", &bytes).map_err(failed)?;
-        all.iter().map(|bytes| read_word(bytes)).collect()
+        message::read_all(&self.world.gather("words", &message::write(own)).map_err(failed)?)
     }
 
     /// From here on a failure ends the run at once.
@@ -282,11 +289,18 @@ impl Ranks {
             return Ok(());
         }
         let all: Vec<u64> = self.gather(&xxh3_64(text().as_bytes()))?;
-        let Some(other) = all.iter().position(|hash| *hash != all[0]) else { return Ok(()) };
+        match all.iter().position(|hash| *hash != all[0]) {
+            Some(other) => Err(self.unequal(what, other, advice)),
+            None => Ok(()),
+        }
+    }
+
+    /// The refusal of all ranks because one found something else than the others. Each of them must have come to it.
+    pub fn unequal(&self, what: &str, other: usize, advice: &str) -> Failure {
         self.is_refused.set(true);
         let member = |rank: usize| self.world.members()[rank].named(rank);
         let sentence = format!("{what} of {} are not those of {}: {advice}", member(other), member(0));
-        Err(Failure::User(UserError(sentence)))
+        Failure::User(UserError(sentence))
     }
 
     /// Waits until a file of rank 0 is seen here with what rank 0 wrote: the folder must be one on all hosts.
@@ -358,11 +372,6 @@ enum Word<T> {
     Value(T),
     /// Why the run cannot begin, with its exit code.
     Refusal(u8, String),
-}
-
-fn read_word<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| Failure::Environment(format!("another rank's message cannot be read: {error}")))
 }
 
 fn failed(failure: flatout_world::Failure) -> Failure {

@@ -146,6 +146,7 @@ fn rank(arguments: &Arguments, mut place: Place) -> ExitCode {
         note: Arc::new(|line| eprintln!("rank: {line}")),
         leave: Arc::new(leave),
         stop: Arc::new(|_| std::process::exit(3)),
+        take_stopper: Arc::new(drop),
     };
     let world = match World::join(&place, joining) {
         Ok(world) => world,

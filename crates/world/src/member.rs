@@ -155,7 +155,7 @@ impl World {
             _ => None,
         };
         match error {
-            WireError::Failed => self.wait_for_failure(),
+            WireError::Failed => self.core.as_ref().expect("a rank alone loses nobody").wait_for_failure(),
             _ => self.report(error.to_string(), about),
         }
     }
@@ -166,19 +166,7 @@ impl World {
             return Failure { is_mine_to_say: true, ..Failure::new(Some(0), sentence) };
         };
         core.send(Kind::Failure, &json(&Report { sentence, about }));
-        self.wait_for_failure()
-    }
-
-    /// Waits until the hub says what happened, or is itself found to be gone.
-    fn wait_for_failure(&self) -> Failure {
-        let core = self.core.as_ref().expect("a rank alone loses nobody");
-        let mut state = core.state();
-        loop {
-            if let Some(failure) = &state.failure {
-                return failure.clone();
-            }
-            state = core.changed.wait(state).expect("no thread of a rank panics with its state");
-        }
+        core.wait_for_failure()
     }
 
     /// The first failure, where there was one.
@@ -214,7 +202,7 @@ impl Drop for World {
         self.beating = None;
         if let Some(core) = &self.core {
             core.is_over.store(true, Ordering::SeqCst);
-            if let Some(stream) = core.link.lock().expect("no thread panics with the link").take() {
+            if let Some(stream) = core.link().stream.take() {
                 let _ = stream.shutdown(Shutdown::Both);
             }
         }
@@ -226,9 +214,14 @@ impl Drop for World {
 pub struct Stopper(Option<Arc<Core>>);
 
 impl Stopper {
-    /// Asks the hub to tell everyone, this rank too. Comes back at once; whether there is anyone to ask.
+    pub(crate) fn of(core: &Arc<Core>) -> Stopper {
+        Stopper(Some(Arc::clone(core)))
+    }
+
+    /// Asks the hub to tell everyone, this rank too. Comes back at once; whether the hub was asked. It is not where it does not
+    /// know of this rank: then it never will.
     pub fn stop(&self, reason: &str) -> bool {
-        self.0.as_ref().inspect(|core| core.send(Kind::Stop, reason.as_bytes())).is_some()
+        self.0.as_ref().is_some_and(|core| core.ask_to_stop(reason))
     }
 }
 
