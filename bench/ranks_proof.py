@@ -25,6 +25,8 @@ SMALL = ["model.width=32", "model.heads=2", "train.batch=16", "train.lanes=8", "
 TEXT = ["model.layers=2", "model.kv_heads=1", "model.ffn=48"]
 TINY = ["tiny", *TEXT, "model.context=32"]
 CHAT = ["tiny", *TEXT, "model.context=64", "data.synthetic_rows=200"]
+# Beside adapters, which every rank has whole, an embedding that ranks divide.
+ADAPTER = ["adapter.rank=32", "adapter.also_train=[embed]", "model.width=64"]
 KINDS = {
     "text": [*TINY, "model.dropout=0.1", "optimizer.clip=0.5", "train.ema=0.9"],
     "bf16": [*TINY, "model.dropout=0.1", "precision=bf16", "optimizer.state=bf16", "train.ema=0.9"],
@@ -33,6 +35,8 @@ KINDS = {
     "trees": [*CHAT, "data.task=chat", "shared_prefix=on"],
     "pairs": [*CHAT, "data.task=preference", "train.ema=0.9"],
     "judged": [*CHAT, "data.task=preference", "preference.loss=kto"],
+    "lora": [*TINY, *ADAPTER, "adapter.kind=lora", "adapter.dropout=0.1"],
+    "dora": [*TINY, *ADAPTER, "adapter.kind=dora", "train.ema=0.9"],
     "images": ["vision-tiny", "model.layers=3", "data.synthetic_rows=200", "train.mixup=0.4", "image_table=off",
                "train.ema=0.9"],
 }

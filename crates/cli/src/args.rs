@@ -102,6 +102,14 @@ pub struct Sweep {
     pub dry_run: bool,
 }
 
+/// A number of ranks or nodes that plans are made for.
+fn ranks_of_a_plan(word: &str) -> Result<usize, String> {
+    match word.parse() {
+        Ok(number @ 1..=1024) => Ok(number),
+        _ => Err("give a number from 1 to 1024".into()),
+    }
+}
+
 #[derive(Parser)]
 pub struct Plan {
     /// A recipe and key=value overrides, as for train.
@@ -113,6 +121,21 @@ pub struct Plan {
     /// Plan for this GPU instead of what is here, and say whether it fits: rtx3090, a100-80, h200 ...
     #[arg(long, value_name = "NAME")]
     pub gpu: Option<String>,
+    /// Plan for this many GPUs of a node, each a rank: memory of one, exchanges and scaling.
+    #[arg(long, value_name = "N", value_parser = ranks_of_a_plan)]
+    pub gpus: Option<usize>,
+    /// With --gpus: the number of nodes that have as many.
+    #[arg(long, value_name = "M", requires = "gpus", value_parser = ranks_of_a_plan)]
+    pub nodes: Option<usize>,
+    /// With --gpus: the link between the GPUs of a node, where it is not the usual one: nvlink4, pcie4-host ...
+    #[arg(long, value_name = "NAME", requires = "gpus")]
+    pub link: Option<String>,
+    /// With --nodes: the network between them, ib400 where not given.
+    #[arg(long, value_name = "NAME", requires = "nodes")]
+    pub net: Option<String>,
+    /// Plan for this many ranks on CPUs: memory of one.
+    #[arg(long, value_name = "N", conflicts_with = "gpus", value_parser = ranks_of_a_plan)]
+    pub ranks: Option<usize>,
     /// Also draw the arena over the step, as arena.svg in this folder.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

@@ -46,7 +46,8 @@ pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
             "memory_bytes": target.memory_bytes,
             "kernels": { "cpu": count.cpu, "cuda": count.cuda, "not_deterministic": count.not_deterministic },
             "gpu": { "usable": gpu.usable, "is": gpu.sentence },
-            "libraries": gpu.candidates.iter().map(candidate).collect::<Vec<_>>(),
+            "gpus": kernels::gpus(),
+            "libraries": gpu.candidates.iter().chain(&kernels::nccl().0).map(candidate).collect::<Vec<_>>(),
             "switches": switches,
         }));
         return Ok(ExitCode::SUCCESS);
@@ -59,13 +60,18 @@ pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
         Some(false) => format!("gpu      cannot be used: {}", gpu.sentence),
         None => format!("gpu      none: {}", gpu.sentence),
     });
-    for c in &gpu.candidates {
+    let (of_nccl, no_nccl) = kernels::nccl();
+    let all = kernels::gpus();
+    for (index, words) in all.iter().enumerate().filter(|_| all.len() > 1) {
+        screen.result(format!("         GPU {index}: {words}"));
+    }
+    for c in gpu.candidates.iter().chain(&of_nccl) {
         screen.result(format!(
             "         {:8} {:9} {}\n                            {}",
             c.library, c.version, c.path, c.verdict
         ));
     }
-    for (library, install) in gpu.missing.iter().filter(|_| gpu.usable.is_some()) {
+    for (library, install) in gpu.missing.iter().chain(&no_nccl).filter(|_| gpu.usable.is_some()) {
         screen.result(format!("         {library:8} missing   {install}"));
     }
     screen.result(format!(

@@ -1,7 +1,7 @@
 //! Several processes of one command: starts copies of it, or joins those that someone else started.
 
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use flatout_train::UserError;
 use flatout_train::run::signal;
 use flatout_world::launch::{GRACE, own_command};
 use flatout_world::place::SECRET;
-use flatout_world::{Copies, Flags, Joining, Launch, Place, Start, Timing, World};
+use flatout_world::{Copies, Flags, Joining, Launch, Place, Start, Stopper, Timing, World};
 
 use crate::screen::{Screen, complain};
 use crate::time_limit;
@@ -19,8 +19,14 @@ use crate::time_limit;
 #[derive(Args)]
 pub struct Ranks {
     /// Start this number of processes, the ranks of the run; with --nodes, on every node.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "gpus")]
     ranks: Option<usize>,
+    /// The same with a GPU for every process: rank r of a node takes GPU r of those that are visible.
+    #[arg(long, value_name = "N")]
+    pub gpus: Option<usize>,
+    /// Let ranks share a GPU: to see that a run is right, never for speed.
+    #[arg(long)]
+    pub share_gpu: bool,
     /// The number of nodes, on each of which this command is given with its own --node.
     #[arg(long, value_name = "M")]
     nodes: Option<usize>,
@@ -33,6 +39,20 @@ pub struct Ranks {
     /// How long the ranks wait for one another at the start.
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = time_limit::parse)]
     join_timeout: Duration,
+}
+
+impl Ranks {
+    /// The flag that starts as many ranks again.
+    pub fn flag(&self, count: usize) -> String {
+        let flag = if self.gpus.is_some() { "--gpus" } else { "--ranks" };
+        format!("{flag} {count}{}", if self.share_gpu { " --share-gpu" } else { "" })
+    }
+
+    /// The GPU of a rank in sentences, where flags say that it has one of its own.
+    fn named_gpu(&self, place: &Place) -> Option<String> {
+        let (local, _) = place.local.filter(|_| self.gpus.is_some() && !self.share_gpu)?;
+        Some(format!("GPU {local}"))
+    }
 }
 
 /// The part that this process has.
@@ -51,48 +71,55 @@ pub fn begin(
     advice: impl Fn() -> Option<String> + Send + Sync + 'static,
 ) -> Result<Begun, Failure> {
     match start(ranks)? {
-        Start::Copies(copies) => look_after(copies, screen, advice, &|_| {}).map(Begun::Ended),
-        Start::Rank(place) => join(&place, ranks, folder, screen, advice, |_| signal::leave(3)),
+        Start::Copies(copies) => {
+            look_after(copies, &|_| own_command(), screen, advice, &|_| {}).map(Begun::Ended)
+        }
+        Start::Rank(place) => join(&place, ranks, folder, screen, advice, (|_| signal::leave(3), drop)),
     }
 }
 
 /// Whether this process starts ranks or is one.
 pub fn start(ranks: &Ranks) -> Result<Start, Failure> {
-    let Ranks { ranks, nodes, node, address, .. } = ranks;
-    let flags = Flags { ranks: *ranks, nodes: *nodes, node: *node, address: address.clone() };
+    let Ranks { ranks, gpus, nodes, node, address, .. } = ranks;
+    let flags = Flags { ranks: gpus.or(*ranks), nodes: *nodes, node: *node, address: address.clone() };
     let env = |name: &str| std::env::var(name).ok();
     let start = flatout_world::place(&flags, &env, std::os::unix::process::parent_id());
-    start.map_err(|sentence| Failure::User(UserError(sentence)))
+    // The flag that was given.
+    let said =
+        |sentence: String| if gpus.is_some() { sentence.replace("--ranks", "--gpus") } else { sentence };
+    start.map_err(|sentence| Failure::User(UserError(said(sentence))))
 }
 
-/// Starts ranks and waits for them. `about` takes what rank 0 tells of the run.
+/// Starts ranks and waits for them. `command` is what a rank runs; `about` takes what rank 0 tells of the run.
 pub fn look_after(
     copies: Copies,
+    command: &dyn Fn(usize) -> std::io::Result<Command>,
     screen: &Screen,
     advice: impl Fn() -> Option<String>,
     about: &dyn Fn(&str),
 ) -> Result<ExitCode, Failure> {
     let say = |sentence: &str| complain(advised(sentence, advice()));
     let (shows_all, grace) = (screen.verbose, GRACE);
-    let launch = Launch { copies, command: &own_command, shows_all, grace, say: &say, about };
+    let launch = Launch { copies, command, shows_all, grace, say: &say, about };
     flatout_world::launch(&launch).map(ExitCode::from).map_err(Failure::Environment)
 }
 
-/// Joins the other ranks. `stop` ends the process where a rank was asked to stop before the run began, with the reason.
+/// Joins the other ranks. `stop` ends the process where a rank was asked to stop before the run began, with the reason;
+/// `take_stopper` takes the handle by which this rank asks the others to.
 pub fn join(
     place: &Place,
     ranks: &Ranks,
     folder: Option<&Path>,
     screen: &Screen,
     advice: impl Fn() -> Option<String> + Send + Sync + 'static,
-    stop: impl Fn(&str) + Send + Sync + 'static,
+    (stop, take_stopper): (impl Fn(&str) + Send + Sync + 'static, impl Fn(Stopper) + Send + Sync + 'static),
 ) -> Result<Begun, Failure> {
     let build = flatout_world::program::hash().map_err(Failure::io("the program's own file"))?;
     let screen = *screen;
     let joining = Joining {
         version: format!("{} (build {build:016x})", env!("CARGO_PKG_VERSION")),
         secret: std::env::var(SECRET).ok(),
-        device: None,
+        device: ranks.named_gpu(place),
         folder,
         timing: Timing { join: ranks.join_timeout, ..Timing::default() },
         note: Arc::new(move |line| screen.note(line)),
@@ -103,6 +130,7 @@ pub fn join(
             signal::leave(1)
         }),
         stop: Arc::new(stop),
+        take_stopper: Arc::new(take_stopper),
     };
     match World::join(place, joining) {
         Ok(world) => Ok(Begun::Rank(world)),

@@ -4,16 +4,17 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flatout_ir::Target;
 use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::device::Device;
-use flatout_train::ranks::Ranks;
+use flatout_train::device::{self, Device, kernels};
+use flatout_train::ranks::{Ranks, target_among};
 use flatout_train::resolve::compile;
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Run, checkpoint, checkpoints_dir, is_run};
 use flatout_train::switches::Backend;
+use flatout_train::switches::compute::Wire;
+use flatout_world::launch::own_command;
 use flatout_world::{Copies, Place, Start};
 
 use crate::launch::{self, Begun};
@@ -21,15 +22,25 @@ use crate::screen::Screen;
 use crate::start::Starting;
 
 /// The run that a failure is to be said of, once it is known.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Advice {
     run: Arc<Mutex<Option<PathBuf>>>,
-    ranks: usize,
+    /// That starts as many ranks again; none where there is one.
+    flag: Option<String>,
 }
 
 impl Advice {
-    pub fn new(run: Option<&Path>, ranks: usize) -> Advice {
-        Advice { run: Arc::new(Mutex::new(run.map(Path::to_path_buf))), ranks }
+    pub fn new(run: Option<&Path>, args: &launch::Ranks, ranks: usize) -> Advice {
+        let flag = (ranks > 1).then(|| args.flag(ranks));
+        Advice { run: Arc::new(Mutex::new(run.map(Path::to_path_buf))), flag }
+    }
+
+    /// The command that continues a run with as many ranks.
+    pub fn resume_command(&self, run: &Run) -> String {
+        match &self.flag {
+            None => run.resume_command(),
+            Some(flag) => format!("{} {flag}", run.resume_command()),
+        }
     }
 
     fn about(&self, run: &Path) {
@@ -46,62 +57,115 @@ impl Advice {
             Some(step) => format!("the newest whole checkpoint is step {step}"),
             None => "there is no checkpoint yet".into(),
         };
-        Some(format!("{newest}; continue with: {}", resume_command(&Run::follow(&run), self.ranks)))
+        Some(format!("{newest}; continue with: {}", self.resume_command(&Run::follow(&run))))
     }
 }
 
-/// The command that continues a run with as many ranks.
-pub fn resume_command(run: &Run, ranks: usize) -> String {
-    match ranks {
-        1 => run.resume_command(),
-        ranks => format!("{} --ranks {ranks}", run.resume_command()),
+/// What the flags ask to compute on: `--gpus` wants GPUs.
+fn backend(config: &Config, args: &launch::Ranks) -> Result<Backend, UserError> {
+    match (config.switches.compute.backend, args.gpus) {
+        (Backend::Cpu, Some(_)) => Err(UserError(
+            "--gpus and `backend=cpu` contradict each other: give --ranks, or leave backend=cpu out".into(),
+        )),
+        (_, Some(_)) if !device::has_gpu() => Err(UserError(format!(
+            "--gpus wants GPUs, and {}: give --ranks to train on the CPU",
+            kernels::gpu().sentence
+        ))),
+        (_, Some(_)) => Ok(Backend::Cuda),
+        (backend, None) => Ok(backend),
     }
 }
 
-/// Refuses what several ranks cannot do yet. Gives the device that each computes on.
-pub fn check(config: &Config, ranks: usize) -> Result<Device, Failure> {
-    if ranks == 1 {
-        return Device::open(config.switches.compute.backend);
-    }
-    let refused = |sentence: &str| Err(Failure::User(UserError(sentence.into())));
-    if config.train.folds.is_some() && config.train.fold.is_none() {
+/// Refuses what several ranks cannot do yet.
+fn check(config: &Config, ranks: usize) -> Result<(), UserError> {
+    let refused = |sentence: &str| Err(UserError(sentence.into()));
+    if ranks > 1 && config.train.folds.is_some() && config.train.fold.is_none() {
         return refused(
             "folds are trained one after another by one process so far: leave the ranks out, or give train.fold",
         );
     }
     let is_stream = |paths: &flatout_train::config::Paths| paths.0.iter().any(|path| path == "-");
-    if config.data.path.as_ref().is_some_and(is_stream) {
+    if ranks > 1 && config.data.path.as_ref().is_some_and(is_stream) {
         return refused(
             "standard input cannot be read by several ranks: write the data to a file, and name it in data.path",
         );
     }
-    let device = match config.switches.compute.backend {
-        Backend::Cuda => None,
-        backend => Some(Device::open(backend)?),
-    };
-    match device {
-        Some(device @ Device::Cpu { .. }) => Ok(device),
-        _ => refused(
-            "several ranks compute on CPUs so far: give backend=cpu, or train on one GPU without ranks",
-        ),
-    }
+    Ok(())
 }
 
-/// Starts copies of this process and waits for them, where their plans can be made.
+/// The device that this rank computes on, where the ranks can do what the config asks for.
+pub fn device(config: &Config, args: &launch::Ranks, ranks: &Ranks) -> Result<Device, Failure> {
+    check(config, ranks.count())?;
+    let device = Device::open_local(backend(config, args)?, ranks.local_rank(), args.share_gpu)?;
+    let Device::Cuda(gpu) = &device else { return Ok(device) };
+    if ranks.are_many() || config.switches.compute.wire == Wire::Nccl {
+        device::check_nccl()?;
+    }
+    if ranks.are_many() && !args.share_gpu {
+        ranks.check_apart(&gpu.pci_address().map_err(|why| Failure::Environment(why.to_string()))?)?;
+    }
+    Ok(device)
+}
+
+/// Starts copies of this process and waits for them, where their plans can be made. GPUs are the ranks' to open: here they are
+/// counted.
 pub fn look_after(
     copies: Copies,
+    args: &launch::Ranks,
     run: Option<&Path>,
     config: &Config,
     stop: &StopFlag,
     screen: &Screen,
 ) -> Result<ExitCode, Failure> {
     let ranks = copies.here * copies.nodes;
-    let target = check(config, ranks)?.target(&config.switches);
-    compile::compile(config, &Target { ranks, ..target })?;
+    check(config, ranks)?;
+    let on_gpus = match backend(config, args)? {
+        Backend::Cpu => false,
+        Backend::Cuda => true,
+        Backend::Auto => device::has_gpu(),
+    };
+    match on_gpus {
+        true => check_gpus(&copies, args)?,
+        false => {
+            let target = Device::cpu().target(&config.switches);
+            compile::compile(config, &target_among(ranks, target))?;
+        }
+    }
     // From here on signals are the ranks' to answer.
     stop.begin_steps();
-    let advice = Advice::new(run, ranks);
-    launch::look_after(copies, screen, || advice.words(), &|run| advice.about(Path::new(run)))
+    let advice = Advice::new(run, args, ranks);
+    let command = |rank: usize| {
+        let mut command = own_command()?;
+        if args.share_gpu {
+            command.envs(apart(rank));
+        }
+        Ok(command)
+    };
+    launch::look_after(copies, &command, screen, || advice.words(), &|run| advice.about(Path::new(run)))
+}
+
+/// Refuses more ranks than there are GPUs, and GPUs without NCCL.
+fn check_gpus(copies: &Copies, args: &launch::Ranks) -> Result<(), Failure> {
+    let visible = match device::visible_gpus() {
+        // The sentence about why there is none.
+        0 => return Device::open(Backend::Cuda).map(drop),
+        visible => visible,
+    };
+    if copies.here > visible && !args.share_gpu {
+        let are = if visible == 1 { "1 GPU is".to_string() } else { format!("{visible} GPUs are") };
+        return Err(Failure::User(UserError(format!(
+            "{} ranks want a GPU each, and {are} visible: give --gpus {visible}, or --share-gpu to test with more ranks than GPUs",
+            copies.here
+        ))));
+    }
+    Ok(device::check_nccl()?)
+}
+
+/// Variables by which NCCL takes ranks that share a GPU for ranks of different hosts, which it refuses otherwise; those that
+/// somebody has set stay.
+fn apart(rank: usize) -> Vec<(&'static str, String)> {
+    let wanted = [("NCCL_HOSTID", format!("rank-{rank}")), ("NCCL_SOCKET_IFNAME", "lo".into())];
+    wanted.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect()
 }
 
 /// The copies to start, or the place that this process has among the ranks that were started. One rank is this process.
@@ -141,12 +205,10 @@ pub fn join(
     let Part::Rank(place) = part else { return Ok(Some(Ranks::alone())) };
     starting.is_rank(place.rank);
     let advice = advice.clone();
-    match launch::join(place, args, folder, screen, move || advice.words(), starting.leave_with_others())? {
+    let stops = (starting.leave_with_others(), starting.stop_others());
+    match launch::join(place, args, folder, screen, move || advice.words(), stops)? {
         Begun::Ended(_) => Ok(None),
-        Begun::Rank(world) => {
-            starting.is_among(world.stopper());
-            Ranks::connect(world).map(Some)
-        }
+        Begun::Rank(world) => Ranks::connect(world).map(Some),
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod launches;
 mod object;
+mod world;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,6 +28,7 @@ use flatout_train::training::host::Beside;
 use crate::args::{Plan, recipe_and_overrides};
 use crate::runs::print_table;
 use crate::screen::{Screen, bytes, count, duration, flops, short};
+use world::World;
 
 /// A plan and all that is told of it.
 struct Told<'a> {
@@ -38,6 +40,8 @@ struct Told<'a> {
     on_paper: Option<OnPaper>,
     /// Features of images that are kept, where they are.
     features: Option<tower::Forecast>,
+    /// Where there are several ranks.
+    world: Option<world::Told>,
 }
 
 /// A GPU that need not be here.
@@ -51,18 +55,29 @@ struct OnPaper {
 pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
+    let world = World::of(args, &config, on_paper(args))?;
     let told = match on_paper(args) {
         Some(name) => {
-            let Fit { compiled, fits, largest } = fit(&config, &device::named(name, &config.switches)?)?;
-            let bytes = compiled.plans.arena_bytes as u64 + compiled.target.driver_bytes;
-            let target_for = |switches: &_| device::named(name, switches).expect("it is in the table");
+            let alone = device::named(name, &config.switches)?;
+            let Fit { compiled, fits, largest } = fit(&config, &world.target(alone.clone())?)?;
+            let bytes = compiled.plans.arena_bytes as u64 + compiled.target.bytes_beside();
+            let target_for = |switches: &_| {
+                let named = device::named(name, switches).expect("it is in the table");
+                world.target(named).expect("its links were found")
+            };
             let on_paper = OnPaper { name: name.into(), fits, largest, bytes };
-            Told::new(&config, compiled, &target_for, gpus::find(name).map(gpus::facts), Some(on_paper))?
+            let of_world = world.told(&config, &compiled, &alone);
+            let facts = gpus::find(name).map(gpus::facts);
+            Told { world: of_world, ..Told::new(&config, compiled, &target_for, facts, Some(on_paper))? }
         }
         None => {
             let device = Device::open(config.switches.compute.backend)?;
-            let compiled = compile::compile(&config, &device.target(&config.switches))?;
-            Told::new(&config, compiled, &|switches| device.target(switches), device.facts(), None)?
+            let alone = device.target(&config.switches);
+            let compiled = compile::compile(&config, &world.target(alone.clone())?)?;
+            let target_for =
+                |switches: &_| world.target(device.target(switches)).expect("its links were found");
+            let of_world = world.told(&config, &compiled, &alone);
+            Told { world: of_world, ..Told::new(&config, compiled, &target_for, device.facts(), None)? }
         }
     };
     let drawn = args.out.as_ref().map(|folder| draw(&told, folder)).transpose()?;
@@ -95,7 +110,8 @@ impl<'a> Told<'a> {
         let largest = compiled.capacities[0].largest_image;
         let features = tower::forecast(config, &compiled.target, largest, forecast.step.predicted_seconds)?;
         let attention = facts.map(|facts| attention_kernels(&compiled.plans, &facts, &compiled.settled));
-        Ok(Told { config, compiled, forecast, attention: attention.unwrap_or_default(), on_paper, features })
+        let attention = attention.unwrap_or_default();
+        Ok(Told { config, compiled, forecast, attention, on_paper, features, world: None })
     }
 }
 
@@ -130,6 +146,9 @@ fn print(told: &Told<'_>, screen: &Screen) {
         "cpu" => format!("{} on cpu, {} threads", config.recipe, target.cores),
         gpu => format!("{} on {gpu}", config.recipe),
     });
+    if let Some(world) = &told.world {
+        world::print(world, compiled, screen);
+    }
     time(told, screen);
     screen.result(format!("micro-batch      {} of {} rows", compiled.micro_batch, config.train.batch));
     if let Some(arrangement) = &compiled.settled.arrangement {
@@ -240,6 +259,9 @@ fn memory(told: &Told<'_>, screen: &Screen) {
     }
     if compiled.target.driver_bytes > 0 {
         screen.result(format!("  beside it, the driver takes {}", bytes(compiled.target.driver_bytes)));
+    }
+    if compiled.target.wire_bytes > 0 {
+        screen.result(format!("  and NCCL at most {}", bytes(compiled.target.wire_bytes)));
     }
     let beside = Beside::of(config, compiled);
     screen.result(format!(

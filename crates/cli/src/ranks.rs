@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use flatout_train::Failure;
+use flatout_train::{Failure, UserError};
 use flatout_world::{Sockets, Wire, World};
 use serde::Serialize;
 
@@ -48,6 +48,11 @@ struct Exchange {
 }
 
 pub fn ranks(args: &CheckRanks, screen: &Screen) -> Result<ExitCode, Failure> {
+    if args.ranks.gpus.is_some() || args.ranks.share_gpu {
+        return Err(Failure::User(UserError(
+            "`ranks` times the sockets between processes and opens no GPU: give --ranks".into(),
+        )));
+    }
     let world = match launch::begin(&args.ranks, args.run.as_deref(), screen, || None)? {
         Begun::Ended(code) => return Ok(code),
         Begun::Rank(world) => world,

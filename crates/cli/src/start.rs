@@ -22,8 +22,8 @@ pub struct Starting(Arc<State>);
 struct State {
     /// Once it has a directory, on the rank that writes it.
     run: Mutex<Option<Arc<Run>>>,
-    /// Once this process is one of several ranks.
-    others: OnceLock<Stopper>,
+    /// Once this process joins other ranks, or is left before it does.
+    others: OnceLock<Option<Stopper>>,
     is_quiet: AtomicBool,
     screen: Screen,
 }
@@ -53,7 +53,7 @@ pub fn watch(max_time: Option<Duration>, screen: &Screen) -> Result<(StopFlag, S
     });
     let starting = Starting(Arc::clone(&state));
     let leave = move |reason: &'static str| {
-        if state.others.get().is_some_and(|others| others.stop(reason)) {
+        if state.others.get_or_init(|| None).as_ref().is_some_and(|others| others.stop(reason)) {
             std::thread::sleep(TELLING);
         }
         state.leave(reason)
@@ -88,9 +88,17 @@ impl Starting {
         self.0.is_quiet.store(rank > 0, Ordering::SeqCst);
     }
 
-    /// From here on a reason to stop is told to the other ranks, and all leave together.
-    pub fn is_among(&self, others: Stopper) {
-        let _ = self.0.others.set(others);
+    /// Takes the handle by which a reason to stop is told to the other ranks, so that all leave together. Does not return where
+    /// the process is being left already: nobody has heard of it yet.
+    pub fn stop_others(&self) -> impl Fn(Stopper) + Send + Sync + 'static {
+        let state = Arc::clone(&self.0);
+        move |stopper| {
+            if state.others.set(Some(stopper)).is_err() {
+                loop {
+                    std::thread::park();
+                }
+            }
+        }
     }
 
     /// Ends the process because another rank was asked to stop.

@@ -12,7 +12,7 @@ use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::config::{Sight, Task};
-use flatout_train::device::Device;
+use flatout_train::device::{self, Device};
 use flatout_train::infer::generate::Generator;
 use flatout_train::infer::sampling::Sampling;
 use flatout_train::ranks::Ranks;
@@ -38,11 +38,12 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     let part = many::part(&args.ranks)?;
     if let Part::Parent(copies) = part {
         let (stop, _) = start::watch(None, screen)?;
-        return many::look_after(copies, args.run.as_deref(), &asked(args, screen)?, &stop, screen);
+        let (run, config) = (args.run.as_deref(), asked(args, screen)?);
+        return many::look_after(copies, &args.ranks, run, &config, &stop, screen);
     }
     let (stop, starting) = start::watch(args.max_time, screen)?;
     let config = asked(args, screen)?;
-    let advice = Advice::new(args.run.as_deref(), part.ranks());
+    let advice = Advice::new(args.run.as_deref(), &args.ranks, part.ranks());
     let Some(ranks) = many::join(&part, &args.ranks, args.run.as_deref(), &starting, screen, &advice)? else {
         return Ok(ExitCode::FAILURE);
     };
@@ -72,7 +73,7 @@ fn train_as(
     let screen = &many::screen(ranks, screen);
     let config = many::settings(ranks, config)?;
     // What the machine cannot do is said before a directory is made.
-    let device = many::check(&config, ranks.count())?;
+    let device = many::device(&config, &args.ranks, ranks)?;
     let compiled = compile::compile(&config, &ranks.target(device.target(&config.switches)))?;
     crate::tune::mention(&config, &device, screen);
     if config.train.folds.is_some() && config.train.fold.is_none() {
@@ -87,7 +88,8 @@ fn train_as(
         None => Run::allocate(Path::new("runs"), &config.recipe).map(Entered::Fresh),
     };
     let entered = many::enter(ranks, starting, make, advice)?;
-    begin_or_continue_as(ranks, &config, Some(compiled), entered, &device, stop, screen).map(exit_code)
+    let rank = Rank { ranks, advice, device: &device };
+    begin_or_continue_as(&rank, &config, Some(compiled), entered, stop, screen).map(exit_code)
 }
 
 /// Trains a run that was entered, new or not; a new one that is refused is gone again.
@@ -100,25 +102,33 @@ pub fn begin_or_continue(
     stop: &StopFlag,
     screen: &Screen,
 ) -> Result<Status, Failure> {
-    begin_or_continue_as(&Ranks::alone(), config, compiled, entered, device, stop, screen)
+    let (ranks, advice) = (Ranks::alone(), Advice::default());
+    let rank = Rank { ranks: &ranks, advice: &advice, device };
+    begin_or_continue_as(&rank, config, compiled, entered, stop, screen)
+}
+
+/// One process of a run: its place among the ranks, what it computes on, and how a run of so many is continued.
+struct Rank<'a> {
+    ranks: &'a Ranks,
+    advice: &'a Advice,
+    device: &'a Device,
 }
 
 /// The same as one of several ranks.
 fn begin_or_continue_as(
-    ranks: &Ranks,
+    rank: &Rank<'_>,
     config: &Config,
     compiled: Option<Compiled>,
     (run, is_fresh): (Arc<Run>, bool),
-    device: &Device,
     stop: &StopFlag,
     screen: &Screen,
 ) -> Result<Status, Failure> {
     if !is_fresh {
         let (own, resolved) = asked_and_resolved(run.dir())?;
         let config = requeued(&own, &resolved, config)?;
-        return run_through(ranks, &config, None, &run, device, stop, screen);
+        return run_through(rank, &config, None, &run, stop, screen);
     }
-    let result = run_through(ranks, config, compiled, &run, device, stop, screen);
+    let result = run_through(rank, config, compiled, &run, stop, screen);
     if let Err(Failure::User(_)) = &result {
         run.discard();
     }
@@ -134,7 +144,7 @@ pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
         check_one_run(args, &dir)?;
         let (own, resolved) = asked_and_resolved(&dir)?;
         let config = resolved.over(&own.resumed(&args.overrides)?);
-        return many::look_after(copies, Some(&dir), &config, &stop, screen);
+        return many::look_after(copies, &args.ranks, Some(&dir), &config, &stop, screen);
     }
     if part.ranks() == 1
         && let Some(sweep) = crate::sweep::begun(args)?
@@ -149,7 +159,7 @@ pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
         let device = Device::open(config.switches.compute.backend)?;
         return crate::folds::train(&dir, Resume::Must, &config, &starting, &device, &stop, screen);
     }
-    let advice = Advice::new(Some(&dir), part.ranks());
+    let advice = Advice::new(Some(&dir), &args.ranks, part.ranks());
     let Some(ranks) = many::join(&part, &args.ranks, Some(&dir), &starting, screen, &advice)? else {
         return Ok(ExitCode::FAILURE);
     };
@@ -181,8 +191,8 @@ fn resume_as(
     let (run, _) = many::enter(ranks, starting, make, advice)?;
     let (own, _) = asked_and_resolved(run.dir())?;
     let config = many::settings(ranks, own.resumed(&args.overrides)?)?;
-    let device = many::check(&config, ranks.count())?;
-    run_through(ranks, &config, None, &run, &device, stop, screen).map(exit_code)
+    let device = many::device(&config, &args.ranks, ranks)?;
+    run_through(&Rank { ranks, advice, device: &device }, &config, None, &run, stop, screen).map(exit_code)
 }
 
 fn exit_code(status: Status) -> ExitCode {
@@ -191,14 +201,14 @@ fn exit_code(status: Status) -> ExitCode {
 
 /// Trains a run to its end or until it is stopped, and says how it went.
 fn run_through(
-    ranks: &Ranks,
+    rank: &Rank<'_>,
     config: &Config,
     compiled: Option<Compiled>,
     run: &Run,
-    device: &Device,
     stop: &StopFlag,
     screen: &Screen,
 ) -> Result<Status, Failure> {
+    let Rank { ranks, advice, device } = *rank;
     let began = Instant::now();
     let mut progress: Option<Progress> = None;
     let mut facts = None;
@@ -241,7 +251,7 @@ fn run_through(
         screen.note(format!(
             "stopped after step {}; continue with: {}",
             outcome.steps,
-            many::resume_command(run, ranks.count())
+            advice.resume_command(run)
         ));
         return Ok(Status::Stopped);
     }
@@ -316,7 +326,11 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
     ));
     screen.note(match compiled.target.name.as_str() {
         "cpu" => format!("device   {}cpu with {} threads", ranks_in_words(compiled), compiled.target.cores),
-        gpu => format!("device   {gpu}"),
+        gpu => match (compiled.target.ranks, device::visible_gpus()) {
+            (1, 0 | 1) => format!("device   {gpu}"),
+            (1, visible) => format!("device   {gpu} (1 of {visible}: --gpus {visible} takes all)"),
+            _ => format!("device   {}{gpu}", ranks_in_words(compiled)),
+        },
     });
     screen.note(format!("start    {}", spent(laps)));
     let chosen: Vec<String> =

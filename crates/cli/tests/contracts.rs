@@ -91,7 +91,7 @@ fn text_has_no_floor() {
     assert!((0.97..=1.03).contains(&epoch), "one epoch of steps ends at {epoch}");
 }
 
-const PLANNED: &str = "recipe backend arena_bytes driver_bytes categories layers peak parameters trained_parameters flops_per_token micro_batch \
+const PLANNED: &str = "recipe backend arena_bytes driver_bytes wire_bytes categories layers peak parameters trained_parameters flops_per_token micro_batch \
     step_flops step_bytes roofline_step_ms predicted_step_ms roofline_run_seconds predicted_run_seconds timed_kernels work \
     largest_micro_batch switches instead attention_kernels not_deterministic auto fp8";
 
@@ -173,6 +173,72 @@ fn a_plan_for_a_gpu_by_name_says_whether_it_fits() {
         planned(&["--gpu", "rtx3090", &format!("micro_batch={most}"), "recompute=none"])["gpu"]["fits"],
         true
     );
+}
+
+/// Several GPUs on paper: who they are, what a rank keeps, and how the run scales; ranks on CPUs without predictions.
+#[test]
+fn a_plan_for_several_ranks_says_how_it_scales() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let base = ["plan", "gpt2-124m", "layers=2", "train.batch=32"];
+    let planned = |words: &[&str]| -> Value {
+        let said = ok(folder.path(), &[&base[..], &["--json"], words].concat());
+        serde_json::from_str(&said.out).expect("an object")
+    };
+    let alone = planned(&["--gpu", "h100"]);
+    assert_eq!((&alone["world"], &alone["switches"]["overlap"]), (&Value::Null, &"nothing to share".into()));
+    let sixteen = planned(&["--gpu", "h100", "--gpus", "8", "--nodes", "2"]);
+    let world = &sixteen["world"];
+    assert_eq!(
+        fields(world),
+        "compute_by exchange link net nodes ranks scaling shard why".split(' ').collect()
+    );
+    assert_eq!((&world["ranks"], &world["nodes"]), (&16.into(), &2.into()));
+    assert_eq!((&world["link"], &world["net"]), (&"nvlink4".into(), &"ib400".into()));
+    assert_eq!((&world["shard"], &sixteen["switches"]["shard"]), (&"optimizer".into(), &"optimizer".into()));
+    assert!(world["why"].as_str().unwrap().starts_with("each of 16 ranks"));
+    assert!(sixteen["arena_bytes"].as_u64() < alone["arena_bytes"].as_u64(), "a rank keeps a share");
+    assert_eq!(sixteen["switches"]["overlap"], "on");
+    let rows = world["scaling"].as_array().expect("rows");
+    let ranks: Vec<u64> = rows.iter().map(|row| row["ranks"].as_u64().unwrap()).collect();
+    assert_eq!(ranks, [1, 2, 4, 8, 16]);
+    assert_eq!(rows[4]["arena_bytes"], sixteen["arena_bytes"]);
+    assert_eq!(rows[4]["exchange"], world["exchange"]);
+    assert_eq!(world["exchange"]["step_ms"], sixteen["roofline_step_ms"]);
+    let none = sixteen["instead"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|row| row["value"] == "none" && row["switch"] == "shard");
+    assert!(none.expect("the other level")["more_bytes"].as_i64().unwrap() > 0);
+    let slow =
+        planned(&["--gpu", "h100", "--gpus", "8", "--nodes", "2", "--link", "pcie4", "--net", "ib100"]);
+    let wire = |plan: &Value| plan["world"]["exchange"]["wire_ms"].as_f64().unwrap();
+    assert!(wire(&slow) > 5.0 * wire(&sixteen));
+    let said = ok(folder.path(), &[&base[..], &["--gpu", "h100", "--gpus", "8"]].concat()).out;
+    for line in [
+        "ranks            8: one node of h100, linked by nvlink4",
+        "shared           shard=optimizer (auto",
+        "of linear",
+    ] {
+        assert!(said.contains(line), "{line} in {said}");
+    }
+    let on_cpu = planned(&["--ranks", "4", "backend=cpu"]);
+    assert_eq!((&on_cpu["world"]["ranks"], &on_cpu["world"]["exchange"]), (&4.into(), &Value::Null));
+    for (words, why) in [
+        (
+            &["--gpu", "h100", "--gpus", "8", "--link", "nvlink"][..],
+            "--link names the link `nvlink`, which is not in the table",
+        ),
+        (&["--gpu", "h100", "--gpus", "64"], "64 lanes share out `train.batch` = 32 rows"),
+        (&["--gpu", "h100", "--gpus", "2", "backend=cpu"], "--gpus and `backend=cpu` contradict each other"),
+        (&["--gpu", "h100", "--ranks", "2"], "--ranks plans for ranks on CPUs"),
+        (&["--gpu", "h100", "--gpus", "0"], "give a number from 1 to 1024"),
+        (&["--gpu", "h100", "--nodes", "2"], "--gpus"),
+    ] {
+        let refused = say(folder.path(), &[&base[..], words].concat());
+        assert_eq!(refused.code, Some(2), "{words:?}");
+        assert!(refused.err.contains(why), "{words:?}: {}", refused.err);
+    }
 }
 
 #[test]

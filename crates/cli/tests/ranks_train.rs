@@ -18,8 +18,14 @@ const SMALL: &str = "model.width=32 model.layers=1 model.heads=2 model.kv_heads=
                      train.steps=20 schedule.warmup_steps=2 eval.rows=12 eval.every=10 checkpoint.every=10 backend=cpu -q";
 pub const TEXT: &str = "tiny model.context=32 model.dropout=0.1 optimizer.clip=0.5 train.ema=0.9";
 
+/// Adapters, which every rank has whole, beside an embedding that ranks divide.
+pub const LORA: &str = "tiny model.context=32 model.width=64 model.layers=2 adapter.kind=lora adapter.rank=32 \
+                        adapter.dropout=0.1 adapter.also_train=[embed]";
+pub const DORA: &str = "tiny model.context=32 model.width=64 model.layers=2 adapter.kind=dora adapter.rank=32 \
+                        adapter.also_train=[embed] train.ema=0.9";
+
 /// The trainings, by name, and the numbers of ranks beside one that each is tried on.
-const KINDS: [(&str, &str, &[usize]); 9] = [
+const KINDS: [(&str, &str, &[usize]); 11] = [
     ("text", TEXT, &[2, 4, 8]),
     ("bf16", "tiny model.context=32 optimizer.state=bf16 train.micro_batch=1", &[4]),
     ("int8", "tiny model.context=32 optimizer.state=int8", &[2]),
@@ -34,8 +40,10 @@ const KINDS: [(&str, &str, &[usize]); 9] = [
     (
         "judged",
         "tiny data.task=preference preference.loss=kto model.context=64 data.synthetic_rows=200",
-        &[2],
+        &[2, 4],
     ),
+    ("lora", LORA, &[2, 4]),
+    ("dora", DORA, &[2]),
     ("images", "vision-tiny data.synthetic_rows=200 train.mixup=0.4 image_table=off model.layers=3", &[2, 4]),
 ];
 
@@ -283,7 +291,8 @@ fn ranks_that_others_started_train_alike() {
 fn what_ranks_cannot_do_is_one_sentence_and_code_2() {
     let scene = Scene::new();
     for (more, sentence) in [
-        ("backend=cuda", "several ranks compute on CPUs so far: give backend=cpu"),
+        ("wire=nccl", "`wire=nccl` cannot run on the CPU: NCCL connects GPUs"),
+        ("--gpus 2", "the argument '--ranks <N>' cannot be used with '--gpus <N>'"),
         ("data.path=-", "standard input cannot be read by several ranks"),
         ("data.path=nowhere.txt", "There is no file or folder nowhere.txt"),
         ("train.lanes=32", "`train.lanes` = 32 is more than the rows of `train.batch` = 16"),
@@ -297,10 +306,17 @@ fn what_ranks_cannot_do_is_one_sentence_and_code_2() {
         let mut all = words(TEXT, "run", "2");
         all.extend(more.split(' '));
         let said = say(scene.folder.path(), &all);
-        assert_eq!((said.code, said.err.lines().count()), (Some(2), 1), "{more}: {}", said.err);
+        let lines = if more.starts_with('-') { said.err.lines().count() } else { 1 };
+        assert_eq!((said.code, said.err.lines().count()), (Some(2), lines), "{more}: {}", said.err);
         assert!(said.err.contains(sentence), "{more}: {}", said.err);
         assert!(!scene.dir("run").exists(), "{more}");
     }
+    let on_gpus =
+        words(TEXT, "run", "2").into_iter().map(|word| if word == "--ranks" { "--gpus" } else { word });
+    let said = say(scene.folder.path(), &on_gpus.collect::<Vec<_>>());
+    let sentence =
+        "flatout: --gpus and `backend=cpu` contradict each other: give --ranks, or leave backend=cpu out\n";
+    assert_eq!((said.code, said.err.as_str()), (Some(2), sentence));
 }
 
 /// A run of one rank and one lane is what it was before there were ranks.

@@ -7,7 +7,8 @@ use std::ops::AddAssign;
 use crate::graph::{Graph, Node, Value};
 use crate::ops::{Op, OpKind};
 use crate::passes::place::views::is_movement;
-use crate::plan::{Launch, Plan};
+use crate::plan::{Launch, Plan, Queue};
+use crate::schedule::{Played, play};
 use crate::target::{Rates, Target};
 use crate::timings::{Size, Units};
 use crate::work::Work;
@@ -62,6 +63,7 @@ impl AddAssign for Cost {
     }
 }
 
+/// What a plan costs, its launches one after the other.
 pub fn cost(plan: &Plan, target: &Target) -> Cost {
     let mut total = Cost::default();
     by_work(plan, target).into_iter().for_each(|(_, cost)| total += cost);
@@ -76,15 +78,41 @@ pub fn by_work(plan: &Plan, target: &Target) -> Vec<(Work, Cost)> {
     for launch in &plan.launches {
         let size = Size::of(launch);
         let at = size.work as usize;
-        let cost = *known.entry(size).or_insert_with_key(|size| of_size(size, target));
-        sums[at] += cost;
+        sums[at] += match launch.queue {
+            Queue::Compute => *known.entry(size).or_insert_with_key(|size| of_size(size, target)),
+            Queue::Wire => of_launch(launch, target),
+        };
     }
     Work::ALL.iter().copied().zip(sums).filter(|(_, cost)| cost.launches > 0).collect()
 }
 
-/// One launch.
+/// One launch. An exchange takes what was timed, or else what the links between ranks let one expect.
 pub fn of_launch(launch: &Launch, target: &Target) -> Cost {
-    of_size(&Size::of(launch), target)
+    let cost = of_size(&Size::of(launch), target);
+    match &target.links {
+        Some(links) if launch.queue == Queue::Wire => {
+            let seconds = links.seconds(launch, &target.mesh());
+            let predicted_seconds = if cost.untimed_seconds > 0.0 { seconds } else { cost.predicted_seconds };
+            Cost { roofline_seconds: seconds, predicted_seconds, untimed_seconds: 0.0, ..cost }
+        }
+        _ => cost,
+    }
+}
+
+/// A plan whose queues run at once: by the target's timings, and at best by its rates.
+pub fn played(plan: &Plan, target: &Target) -> (Played, Played) {
+    let held_part = target.links.as_ref().map_or(0.0, |links| links.held_part);
+    let mut known: HashMap<Size, Cost> = HashMap::new();
+    let costs: Vec<Cost> = plan
+        .launches
+        .iter()
+        .map(|launch| match launch.queue {
+            Queue::Compute => *known.entry(Size::of(launch)).or_insert_with_key(|size| of_size(size, target)),
+            Queue::Wire => of_launch(launch, target),
+        })
+        .collect();
+    let by = |seconds: fn(&Cost) -> f64| play(plan, held_part, costs.iter().map(seconds));
+    (by(|cost| cost.predicted_seconds), by(|cost| cost.roofline_seconds))
 }
 
 fn of_size(size: &Size, target: &Target) -> Cost {

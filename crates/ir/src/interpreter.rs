@@ -3,13 +3,14 @@
 
 use std::collections::HashMap;
 
+use crate::access::Access;
 use crate::block8::{e4m4_from_f32, e4m4_to_f32};
 use crate::fp8::{e4m3_from_f32, e4m3_to_f32, e5m2_from_f32, e5m2_to_f32};
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
 use crate::ops::Op;
 use crate::oracle;
 use crate::pieces::Piece;
-use crate::plan::{Launch, PlanSet, Role, View};
+use crate::plan::{Launch, PlanSet, Queue, Role, View};
 use crate::types::{DType, TensorType, bf16_from_f32, bf16_to_f32};
 
 /// The plans, and an arena of bytes for every rank of their mesh. Ranks go launch by launch, all through one before any
@@ -17,19 +18,26 @@ use crate::types::{DType, TensorType, bf16_from_f32, bf16_to_f32};
 pub struct Interpreter {
     pub plans: PlanSet,
     arenas: Vec<Vec<u8>>,
+    /// Exchanges run when something waits for them, and not where they stand.
+    is_late: bool,
 }
 
 impl Interpreter {
     /// The arenas start as NaN: whatever is read before it is written shows.
     pub fn new(plans: PlanSet) -> Self {
         let arenas = vec![vec![0xff; plans.arena_bytes]; plans.mesh.ranks()];
-        let mut this = Interpreter { plans, arenas };
+        let mut this = Interpreter { plans, arenas, is_late: false };
         let slots: Vec<View> = this.plans.slots.iter().map(|s| s.view.clone()).collect();
         let zeros = |view: &View| vec![0.0; view.elements()];
         this.arenas
             .iter_mut()
             .for_each(|arena| slots.iter().for_each(|view| write(arena, view, &zeros(view))));
         this
+    }
+
+    /// The same, with every exchange at the last moment that a join allows, and NaN in its outputs until then.
+    pub fn late(plans: PlanSet) -> Self {
+        Interpreter { is_late: true, ..Interpreter::new(plans) }
     }
 
     /// Sets a slot on every rank.
@@ -105,7 +113,30 @@ impl Interpreter {
     /// Runs a plan on every rank.
     pub fn run(&mut self, role: Role) {
         let launches = self.plans.plan(role).expect("a plan of this role").launches.clone();
-        launches.iter().for_each(|launch| self.launch(launch));
+        let mut waiting: Vec<usize> = vec![];
+        for (at, launch) in launches.iter().enumerate() {
+            if self.is_late && launch.queue == Queue::Wire {
+                waiting.push(at);
+                self.poison(launch, waiting.iter().map(|at| &launches[*at]));
+                continue;
+            }
+            if let Some(joined) = launch.joins {
+                let due = waiting.iter().take_while(|at| **at <= joined).count();
+                waiting.drain(..due).for_each(|at| self.launch(&launches[at]));
+            }
+            self.launch(launch);
+        }
+        waiting.into_iter().for_each(|at| self.launch(&launches[at]));
+    }
+
+    /// Makes the outputs of an exchange NaN, but for what it or another one that waits has yet to read.
+    fn poison<'a>(&mut self, launch: &Launch, waiting: impl Iterator<Item = &'a Launch>) {
+        let unread: Vec<_> = waiting.flat_map(|launch| Access::of(launch).reads).collect();
+        for (_, bytes) in Access::of(launch).writes {
+            let is_free = |at: &usize| unread.iter().all(|(_, read)| !read.contains(at));
+            let free: Vec<usize> = bytes.filter(is_free).collect();
+            self.arenas.iter_mut().for_each(|arena| free.iter().for_each(|at| arena[*at] = 0xff));
+        }
     }
 
     fn launch(&mut self, launch: &Launch) {

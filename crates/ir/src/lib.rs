@@ -4,6 +4,7 @@
 //! only as a `Target`: plain data about types, kernels, rates and memory.
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod attr;
 pub mod autodiff;
 pub mod bicubic;
@@ -16,6 +17,7 @@ pub mod expand;
 pub mod fp8;
 pub mod graph;
 pub mod interpreter;
+pub mod links;
 pub mod mesh;
 pub mod ops;
 pub mod optimizers;
@@ -27,6 +29,7 @@ mod plan_text;
 pub mod random;
 pub mod region;
 pub mod replay;
+pub mod schedule;
 pub mod target;
 pub mod text;
 pub mod timings;
@@ -42,7 +45,7 @@ pub use passes::forward::adapter::Adapter;
 pub use passes::options::{Moments, Options, Precision, Recompute, Rule, Scaling, Shard, Update};
 pub use passes::{Program, compile};
 pub use pieces::Piece;
-pub use plan::{Launch, Plan, PlanSet, Role, View};
+pub use plan::{Launch, Plan, PlanSet, Queue, Role, View};
 pub use target::Target;
 pub use types::{DType, TensorType};
 pub use work::Work;

@@ -77,7 +77,7 @@ impl Mesh {
     }
 
     /// The distance of neighbours along an axis.
-    fn stride(&self, axis: Axis) -> usize {
+    pub(crate) fn stride(&self, axis: Axis) -> usize {
         self.extents[axis as usize + 1..].iter().product()
     }
 }

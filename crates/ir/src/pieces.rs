@@ -2,7 +2,8 @@
 //!
 //! A tensor has one name, type and shape, whatever number of ranks there is. A rank has ranges of its elements, counted in
 //! row-major order; ranges of one tensor that two ranks have are the same or have nothing in common. State that several ranks
-//! have alike is cut by bytes, so that each of them writes as much as the others, and a tensor may be cut anywhere.
+//! have alike is cut by bytes, so that each of them writes as much as the others together with what it alone has, and a tensor may
+//! be cut anywhere.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -144,16 +145,28 @@ impl PlanSet {
 
     /// The same of every rank: together each element of every saved tensor once.
     pub fn owners(&self) -> Vec<Vec<Piece>> {
-        let saved = |rank: usize| {
-            let held = self.held(rank).into_iter();
-            held.filter(|piece| piece.class.is_saved()).collect::<Vec<_>>()
+        divided(&(0..self.mesh.ranks()).map(|rank| self.at_hand(rank)).collect::<Vec<_>>())
+    }
+
+    /// The saved pieces whose values a rank has at hand between updates: those it holds. Of weights that ranks divide it has all
+    /// elements where layers read them as they are saved, gathered from the shares.
+    pub fn at_hand(&self, rank: usize) -> Vec<Piece> {
+        let is_gathered = |slot: &&PlacedSlot| slot.class == Class::Derived && !slot.is_whole;
+        let gathered: HashMap<&str, &TensorType> =
+            self.slots.iter().filter(is_gathered).map(|slot| (slot.path.as_str(), &slot.ty)).collect();
+        let saved = self.held(rank).into_iter().filter(|piece| piece.class.is_saved());
+        let whole = |piece: Piece| match gathered.get(piece.path.as_str()) {
+            Some(ty) if **ty == piece.ty => {
+                Piece { range: 0..piece.ty.elements(), slot: piece.path.clone(), at: 0, ..piece }
+            }
+            _ => piece,
         };
-        divided(&(0..self.mesh.ranks()).map(saved).collect::<Vec<_>>())
+        saved.map(whole).collect()
     }
 }
 
-/// Divides pieces among the ranks that have them: each of the ranks that have some pieces alike gets an equal share of the
-/// bytes of these. A tensor without elements belongs to the first rank.
+/// Divides pieces among the ranks that have them: of the pieces that some ranks have alike, those get more who have fewer bytes of
+/// their own, so that all come to the same where that is possible. A tensor without elements belongs to the first rank.
 fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
     let has_any = |piece: &&Piece| piece.elements() > 0 || piece.is_whole();
     let held: Vec<Vec<&Piece>> = held.iter().map(|pieces| pieces.iter().filter(has_any).collect()).collect();
@@ -174,12 +187,26 @@ fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
         });
         assert_eq!(first.range, piece.range, "ranks have other ranges of {}", piece.path);
     }
+    // What fewer ranks have alike first: they have no choice.
+    let mut groups: Vec<(&[usize], usize)> = totals.into_iter().collect();
+    groups.sort_unstable_by_key(|(ranks, _)| (ranks.len(), *ranks));
+    let mut loads = vec![0; held.len()];
+    let mut ends: HashMap<&[usize], Vec<usize>> = HashMap::new();
+    for (ranks, total) in groups {
+        let shares = filled(&ranks.iter().map(|rank| loads[*rank]).collect::<Vec<_>>(), total);
+        ranks.iter().zip(&shares).for_each(|(rank, share)| loads[*rank] += share);
+        let end = |sum: &mut usize, share: usize| {
+            *sum += share;
+            Some(*sum)
+        };
+        ends.insert(ranks, std::iter::once(0).chain(shares.into_iter().scan(0, end)).collect());
+    }
     let share = |rank: usize, piece: &Piece| {
         let ranks = holders[&key(piece)].as_slice();
-        let (total, (start, _)) = (totals[ranks], starts[&key(piece)]);
+        let (ends, (start, _)) = (&ends[ranks], starts[&key(piece)]);
         // The first element that lies behind the shares of the first `some` of these ranks.
         let cut = |some: usize| {
-            let byte = (total * some / ranks.len()).saturating_sub(start);
+            let byte = ends[some].saturating_sub(start);
             byte.div_ceil(piece.saved_dtype().bytes()).min(piece.elements())
         };
         let number = ranks.iter().position(|other| *other == rank).expect("a rank that has it");
@@ -190,6 +217,23 @@ fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
         pieces.iter().filter_map(|piece| share(rank, piece)).collect::<Vec<Piece>>()
     };
     held.iter().enumerate().map(owned).collect()
+}
+
+/// Shares of a total by which loads come as close to one another as they can: it is poured onto the lowest.
+fn filled(loads: &[usize], total: usize) -> Vec<usize> {
+    let mut lowest: Vec<usize> = (0..loads.len()).collect();
+    lowest.sort_by_key(|rank| loads[*rank]);
+    let sum = |count: usize| total + lowest[..count].iter().map(|rank| loads[*rank]).sum::<usize>();
+    let is_below = |count: &usize| loads[lowest[*count - 1]] * count <= sum(*count);
+    let count = (1..=loads.len()).rev().find(is_below).expect("the lowest alone is below itself");
+    let level = |some: usize| sum(count) * some / count;
+    let mut below = lowest[..count].to_vec();
+    below.sort_unstable();
+    let mut shares = vec![0; loads.len()];
+    for (some, rank) in below.into_iter().enumerate() {
+        shares[rank] = level(some + 1) - level(some) - loads[rank];
+    }
+    shares
 }
 
 /// Ranges of one tensor are told apart by where they begin.
@@ -260,6 +304,36 @@ mod tests {
     }
 
     #[test]
+    fn who_has_less_of_its_own_writes_more_of_what_all_have() {
+        assert_eq!(filled(&[0, 0, 0], 10), [3, 3, 4]);
+        assert_eq!(filled(&[5, 5, 5], 10), [3, 3, 4]);
+        assert_eq!(filled(&[5, 0, 3], 4), [0, 3, 1]);
+        assert_eq!(filled(&[5, 0, 3], 100), [31, 36, 33]);
+        assert_eq!(filled(&[9, 2, 2], 0), [0, 0, 0]);
+        for seed in 0..200u32 {
+            let drawn = crate::random::philox([seed, 0, 0, 0], [1, 2]);
+            let loads: Vec<usize> = drawn.iter().map(|x| *x as usize % 50).collect();
+            let total = seed as usize;
+            let shares = filled(&loads, total);
+            assert_eq!(shares.iter().sum::<usize>(), total, "{loads:?}");
+            let level = loads.iter().zip(&shares).filter(|(_, share)| **share > 0);
+            let level: Vec<usize> = level.map(|(load, share)| load + share).collect();
+            if let (Some(low), Some(high)) = (level.iter().min(), level.iter().max()) {
+                assert!(high - low <= 1, "{loads:?} {shares:?}");
+                let untouched = loads.iter().zip(&shares).filter(|(_, share)| **share == 0);
+                assert!(untouched.clone().all(|(load, _)| load + 1 >= *low), "{loads:?} {shares:?}");
+            }
+        }
+        // A share of 40 elements and one of 30, and a vector of 20 that both have.
+        let shard =
+            |range: Range<usize>| vec![piece("w", DType::F32, 70, range), piece("b", DType::F32, 20, 0..20)];
+        let owned = divided(&[shard(0..40), shard(40..70)]);
+        assert_eq!(covered(&owned, "b"), [0..5, 5..20]);
+        let bytes = |pieces: &Vec<Piece>| pieces.iter().map(Piece::saved_bytes).sum::<usize>();
+        assert_eq!(owned.iter().map(bytes).collect::<Vec<_>>(), [180, 180]);
+    }
+
+    #[test]
     fn a_share_may_begin_and_end_inside_a_tensor() {
         // Ten elements from the sixth on of a bucket that three ranks have six of each.
         let ty = TensorType::new(DType::F32, [5, 2]);
@@ -319,6 +393,31 @@ mod tests {
         assert_eq!(owned, [("w".to_string(), 64..96), ("m".to_string(), 0..32)]);
         let saved: Vec<_> = plans.saved().into_iter().map(|(path, ty)| (path, ty.elements())).collect();
         assert_eq!(saved, [("w".to_string(), 96), ("m".to_string(), 32)]);
+        // Weights that two ranks divide and layers read as they are saved are written by both, and moments by who has them.
+        let sharded = |path: &str, class: Class| Sharded {
+            path: path.into(),
+            ty: TensorType::new(DType::F32, [96]),
+            class,
+            init: Init::Zeros,
+            slot: format!("{path}.shard"),
+            start: 0,
+            at: 0,
+            share: 64,
+            before: 0,
+        };
+        let slots = vec![slot("w", Class::Derived, 96, false), slot("b", Class::Weight, 4, false)];
+        let shared = PlanSet {
+            slots,
+            mesh: Mesh::new(1, 2),
+            sharded: vec![sharded("w", Class::Weight), sharded("m", Class::Moment)],
+            ..plans.clone()
+        };
+        let place = |piece: Piece| (piece.slot.clone(), piece.range.clone(), piece.at);
+        let owned = [0, 1].map(|rank| shared.owned(rank).into_iter().map(place).collect::<Vec<_>>());
+        assert_eq!(owned[0], [("w".to_string(), 0..34, 0), ("m.shard".to_string(), 0..64, 0)]);
+        let rest =
+            [("w".to_string(), 34..96, 34), ("m.shard".to_string(), 64..96, 0), ("b".to_string(), 0..4, 0)];
+        assert_eq!(owned[1], rest);
         let seen = held[0].covering(&(64..96)).unwrap();
         assert_eq!((seen.within(), seen.part(1..3).range), (64..96, 65..67));
         assert_eq!(seen.covering(&(60..70)), None);

@@ -63,6 +63,22 @@ impl View {
     }
 }
 
+named! {
+    /// Launches of a queue run one after the other. An exchange begins when all launches before it in the plan have ended; a
+    /// compute launch waits for the compute launches before it, and for the exchanges that it joins.
+    pub enum Queue {
+        Compute = "compute",
+        /// Exchanges between ranks.
+        Wire = "wire",
+    }
+}
+
+impl Queue {
+    pub fn of(op: &Op) -> Queue {
+        if op.ways().is_some() { Queue::Wire } else { Queue::Compute }
+    }
+}
+
 /// One kernel call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
@@ -79,6 +95,9 @@ pub struct Launch {
     pub key: u64,
     /// For cost and reports.
     pub flops: u64,
+    pub queue: Queue,
+    /// A compute launch waits for every exchange up to the one at this index of the plan. The end of a plan waits for all.
+    pub joins: Option<usize>,
 }
 
 impl Launch {
@@ -188,6 +207,25 @@ pub struct Plan {
 impl Plan {
     pub fn result(&self, name: &str) -> Option<&View> {
         self.results.iter().find(|(n, _)| n == name).map(|(_, v)| v)
+    }
+
+    /// The exchanges, each with the index of its launch and of the one that waits for it: the first compute launch that joins
+    /// this exchange or a later one, or the end of the plan.
+    pub fn exchanges(&self) -> Vec<(usize, usize)> {
+        let of = |(at, launch): (usize, &Launch)| {
+            let joins = |l: &Launch| l.joins.is_some_and(|joined| joined >= at);
+            let until = || self.launches[at..].iter().position(joins).map_or(self.launches.len(), |n| at + n);
+            (launch.queue == Queue::Wire).then(|| (at, until()))
+        };
+        self.launches.iter().enumerate().filter_map(of).collect()
+    }
+
+    /// How many compute launches may run beside an exchange: those between one and the launch that waits for it.
+    pub fn launches_beside_exchanges(&self) -> usize {
+        let exchanges = self.exchanges();
+        let is_beside = |at: &usize| exchanges.iter().any(|(from, until)| from < at && at < until);
+        let is_compute = |at: &usize| self.launches[*at].queue == Queue::Compute;
+        (0..self.launches.len()).filter(is_compute).filter(is_beside).count()
     }
 }
 

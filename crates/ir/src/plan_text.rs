@@ -13,14 +13,15 @@
 //! pass merge grad 3 weights are one product ...
 //! ```
 //!
-//! Plans of one rank have no line for the mesh, nor for what ranks have shares of. Equal text means equal plans, so that a change that claims to keep them can be shown to. It does not parse: a kernel
+//! Plans of one rank have no line for the mesh, nor for what ranks have shares of. Of several, an exchange ends in `queue wire`,
+//! and a launch that waits for one in `joins` with the index of that launch in its plan. Equal text means equal plans, so that a change that claims to keep them can be shown to. It does not parse: a kernel
 //! is a row of a target's table, which the text does not carry.
 
 use std::fmt;
 
 use crate::attr::Attr;
 use crate::pieces::Sharded;
-use crate::plan::{Launch, PlanSet, View};
+use crate::plan::{Launch, PlanSet, Queue, View};
 use crate::types::{TensorType, contiguous_strides};
 
 impl fmt::Display for View {
@@ -48,7 +49,11 @@ impl fmt::Display for Launch {
         if let Some(scratch) = &self.workspace {
             write!(f, " work {}@{}", scratch.span_bytes(), scratch.offset)?;
         }
-        write!(f, " @{} #{:x} flops {}", self.path, self.key, self.flops)
+        write!(f, " @{} #{:x} flops {}", self.path, self.key, self.flops)?;
+        if self.queue != Queue::Compute {
+            write!(f, " queue {}", self.queue.name())?;
+        }
+        self.joins.map_or(Ok(()), |exchange| write!(f, " joins {exchange}"))
     }
 }
 

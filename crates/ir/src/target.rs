@@ -1,6 +1,8 @@
 //! What the passes know of a device: plain data, handed in by the runtime.
 
 use crate::graph::{Graph, Node};
+use crate::links::Links;
+use crate::mesh::Mesh;
 use crate::ops::OpKind;
 use crate::timings::{Timings, Units};
 use crate::types::{DType, TensorType};
@@ -88,9 +90,13 @@ pub struct Target {
     pub memory_bytes: u64,
     /// What the driver takes beside the arena: context, modules, graphs.
     pub driver_bytes: u64,
+    /// What the library that moves tensors between ranks takes beside it; 0 where nothing is exchanged.
+    pub wire_bytes: u64,
     pub cores: usize,
     /// Devices like this one that train together, each a rank with rows of its own.
     pub ranks: usize,
+    /// How they are linked, where that is known: without it exchanges are not predicted.
+    pub links: Option<Links>,
     /// Areas that inputs land in before a run copies them into place, so that the next may arrive while a plan reads
     /// these; 0 where the host writes inputs in place.
     pub landings: usize,
@@ -103,6 +109,16 @@ pub struct Target {
 }
 
 impl Target {
+    /// The memory that no arena may take.
+    pub fn bytes_beside(&self) -> u64 {
+        self.driver_bytes + self.wire_bytes
+    }
+
+    /// The mesh of its ranks, all of which may have shares.
+    pub fn mesh(&self) -> Mesh {
+        Mesh::new(1, self.ranks)
+    }
+
     /// The first kernel for an operation in a type.
     pub fn kernel(&self, op: OpKind, dtype: DType) -> Option<&KernelRow> {
         self.kernels.iter().find(|k| k.op == op && k.dtypes.contains(&dtype))
@@ -136,8 +152,10 @@ pub fn paper() -> Target {
         align: 64,
         memory_bytes: 1 << 40,
         driver_bytes: 0,
+        wire_bytes: 0,
         cores: 1,
         ranks: 1,
+        links: None,
         landings: 0,
         rates: Rates {
             f32_flops: 1e12,

@@ -1,9 +1,12 @@
-//! What every graph satisfies after every pass. A violation is a bug of the pass, so debug builds panic with it.
+//! Invariants of every graph after every pass, and of the queues of every plan. A violation is a bug of the pass, so debug
+//! builds panic with it.
 
 use std::collections::HashSet;
 
+use crate::access::Access;
 use crate::graph::{Graph, SlotId, Value};
 use crate::ops::Op;
+use crate::plan::{Launch, Plan, Queue};
 
 /// The first violated invariant, in words.
 pub fn verify(g: &Graph) -> Result<(), String> {
@@ -97,4 +100,33 @@ pub fn extent(g: &Graph, slot: SlotId) -> (SlotId, std::ops::Range<usize>) {
         root = part.of;
     }
     (root, offset..offset + g.slot(slot).ty.elements())
+}
+
+/// Between an exchange and the launch that waits for it, no launch writes what it reads nor touches what it writes. A launch
+/// waits only for exchanges before it, and exchanges for none: they come one after the other.
+pub fn queues(plan: &Plan) -> Result<(), String> {
+    let named = |at: usize| {
+        let Launch { kernel, path, .. } = &plan.launches[at];
+        format!("launch {at}, {kernel} at `{path}`,")
+    };
+    let mut running: Vec<(usize, Access)> = vec![];
+    for (at, launch) in plan.launches.iter().enumerate() {
+        if let Some(joined) = launch.joins {
+            let is_before = joined < at && plan.launches[joined].queue == Queue::Wire;
+            if launch.queue == Queue::Wire || !is_before {
+                return Err(format!(
+                    "{} waits for launch {joined}, which is no exchange before it",
+                    named(at)
+                ));
+            }
+            running.retain(|(exchange, _)| *exchange > joined);
+        }
+        let own = Access::of(launch);
+        if launch.queue == Queue::Wire {
+            running.push((at, own));
+        } else if let Some((exchange, _)) = running.iter().find(|(_, exchange)| exchange.meets(&own)) {
+            return Err(format!("{} runs beside {} which uses the same memory", named(at), named(*exchange)));
+        }
+    }
+    Ok(())
 }

@@ -4,6 +4,7 @@
 mod alternatives;
 pub mod layers;
 mod rows;
+pub mod scaling;
 pub mod timeline;
 
 use flatout_ir::cost::Cost;
@@ -47,8 +48,7 @@ pub fn forecast(config: &Config, compiled: &Compiled, target_for: &dyn Fn(&Switc
         }
     }
     let work = prediction::step_by_work(compiled, batch);
-    let mut step = Cost::default();
-    work.iter().for_each(|(_, cost)| step += *cost);
+    let step = prediction::step_cost(compiled, batch);
     let (layers, peak) = (layers::layers(&compiled.plans), timeline::describe(&compiled.plans));
     Forecast { step, work, layers, peak, largest, alternatives }
 }

@@ -2,6 +2,7 @@
 //! over all rows and AdamW written down.
 
 use std::collections::HashMap;
+use std::panic::catch_unwind;
 
 use flatout_ir::interpreter::Interpreter;
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, differentiate, gradient_path};
@@ -9,9 +10,10 @@ use flatout_ir::passes::lanes::{lanes_a_rank, lanes_of, roles_after};
 use flatout_ir::passes::totals::{STOP, STOP_FLAGS, stop_path};
 use flatout_ir::passes::{input_path, update};
 use flatout_ir::target::paper;
+use flatout_ir::verify::queues;
 use flatout_ir::{
-    Class, Graph, Init, Mesh, Moments, OpKind, Options, PlanSet, Precision, Program, Role, Shard, Update,
-    compile, oracle, random,
+    Class, Graph, Init, Mesh, Moments, OpKind, Options, Plan, PlanSet, Precision, Program, Role, Shard,
+    Update, compile, oracle, random,
 };
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::build;
@@ -112,11 +114,21 @@ fn plain(c: &DecoderConfig, rows: usize, how: &Update) -> Trained {
     Trained { told, weights }
 }
 
-/// By compiled plans, a micro-batch a row, each rank with the rows of its lanes.
+/// By compiled plans, a micro-batch a row, each rank with the rows of its lanes. Exchanges that run where they stand give the
+/// bits of those that run at the last moment that a join allows.
 fn on_ranks(c: &DecoderConfig, rows: usize, options: &Options) -> Trained {
+    let program = Program { role: Role::GRAD, graph: graph(c, 1) };
+    let plans = compile(&[program], &paper(), options).expect("plans");
+    let eager = interpreted(c, rows, options, Interpreter::new(plans.clone()));
+    if options.mesh.ranks() > 1 {
+        let late = interpreted(c, rows, options, Interpreter::late(plans));
+        assert_eq!(late, eager, "{}, {} buckets: late exchanges", options.mesh, options.buckets);
+    }
+    eager
+}
+
+fn interpreted(c: &DecoderConfig, rows: usize, options: &Options, mut run: Interpreter) -> Trained {
     let g = graph(c, 1);
-    let program = Program { role: Role::GRAD, graph: g.clone() };
-    let mut run = Interpreter::new(compile(&[program], &paper(), options).expect("plans"));
     let names: Vec<String> = weights(&g).into_keys().collect();
     let is_share = |path: &str| run.plans.sharded.iter().any(|tensor| path.starts_with(&tensor.slot));
     let kept = run.plans.slots.iter().filter(|slot| slot.class.is_saved() || slot.class == Class::Derived);
@@ -346,6 +358,24 @@ fn shares_take_their_part_of_the_memory() {
     }
 }
 
+/// One rank that exchanges with itself makes the update of one that does not, to the bit; without that it has no exchange.
+#[test]
+fn one_rank_that_exchanges_with_itself_has_the_bits_of_one_that_does_not() {
+    let c = &config();
+    for precision in [Precision::F32, Precision::BF16] {
+        let plain = Options { precision, ..options(Mesh::ONE, 1) };
+        let alone = Options { exchange_alone: true, ..plain.clone() };
+        let exchanges = |o: &Options| {
+            let plans = plans_of(c, o);
+            let launches = plans.plans.iter().flat_map(|plan| &plan.launches);
+            launches.filter(|launch| launch.op.kind() == OpKind::AllReduce).count()
+        };
+        assert_eq!(exchanges(&plain), 0);
+        assert!(exchanges(&alone) > 1);
+        assert_eq!(on_ranks(c, 4, &alone), on_ranks(c, 4, &plain));
+    }
+}
+
 /// Which exchange lies in which plan; and without shares there is nothing of them.
 #[test]
 fn shares_are_exchanged_where_they_are_updated_and_gathered_where_they_are_read() {
@@ -422,5 +452,57 @@ fn averages_are_gathered_for_evaluation_and_weights_come_back() {
         });
         assert_eq!(told[0].0, told[1].0, "{precision:?}: the loss of averages");
         assert_eq!(told[0].1, told[1].1, "{precision:?}: the gradients of weights");
+    }
+}
+
+/// A launch behind a join needs it: without one, the plans are refused and late exchanges give other numbers.
+#[test]
+fn a_join_that_is_missing_is_noticed() {
+    let c = &dividable();
+    let options = shared(Mesh::new(1, 2), 2, 2);
+    let program = Program { role: Role::GRAD, graph: graph(c, 1) };
+    let plans = compile(&[program], &paper(), &options).expect("plans");
+    let want = interpreted(c, 2, &options, Interpreter::new(plans.clone()));
+    let of_apply = plans.plans.iter().position(|plan| plan.role == Role::Apply).expect("an update");
+    let launches = &plans.plans[of_apply].launches;
+    let joins: Vec<usize> = (0..launches.len()).filter(|at| launches[*at].joins.is_some()).collect();
+    assert!(joins.len() >= 4, "totals, chunks of the norm, updates and clearing wait: {joins:?}");
+    for at in joins {
+        let mut damaged = plans.clone();
+        damaged.plans[of_apply].launches[at].joins = None;
+        let why = queues(&damaged.plans[of_apply]).expect_err("a launch that waits for nothing");
+        assert!(why.starts_with(&format!("launch {at},")) && why.contains("runs beside"), "{why}");
+        let late = catch_unwind(|| interpreted(c, 2, &options, Interpreter::late(damaged)));
+        assert!(late.is_err() || late.is_ok_and(|late| late != want), "launch {at} did not need its join");
+    }
+}
+
+/// Without overlap every exchange is joined by the next compute launch, and bits are the same; with it, a bucket is gathered
+/// while the next is updated.
+#[test]
+fn exchanges_run_beside_launches_that_do_not_wait_for_them() {
+    let c = &dividable();
+    for (mesh, rows) in
+        [(Mesh::new(1, 2), 2), (Mesh::new(1, 4), 4), (Mesh::new(2, 2), 4), (Mesh::new(1, 8), 8)]
+    {
+        for options in [shared(mesh, mesh.ranks(), usize::MAX), options(mesh, mesh.ranks())] {
+            let apart = Options { overlap: false, ..options.clone() };
+            let apply = |o: &Options| plans_of(c, o).plan(Role::Apply).expect("an update").clone();
+            let (on, off) = (apply(&options), apply(&apart));
+            assert_eq!(off.launches_beside_exchanges(), 0, "{mesh}");
+            let order =
+                |plan: &Plan| plan.launches.iter().map(|l| (l.path.clone(), l.key)).collect::<Vec<_>>();
+            assert_eq!(order(&on), order(&off), "the order is the same");
+            if mesh.ranks() == 2 {
+                assert_eq!(on_ranks(c, rows, &options), on_ranks(c, rows, &apart), "{mesh}");
+            }
+            if options.shard == Shard::Optimizer {
+                let updates = |at: usize| on.launches[at].op.kind() == OpKind::AdamW;
+                let gathers = |at: usize| on.launches[at].op.kind() == OpKind::AllGather;
+                let beside = on.exchanges().into_iter().filter(|(at, _)| gathers(*at));
+                let hidden = beside.filter(|(at, until)| (*at..*until).any(updates)).count();
+                assert!(hidden >= 2, "{mesh}: {hidden} of three buckets are gathered beside an update");
+            }
+        }
     }
 }

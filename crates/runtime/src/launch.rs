@@ -262,6 +262,8 @@ mod tests {
             path: "here".into(),
             key: 0,
             flops: 0,
+            queue: flatout_ir::Queue::Compute,
+            joins: None,
         };
         check(&launch, &row, 4096, 1)
     }

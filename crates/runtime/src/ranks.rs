@@ -14,33 +14,38 @@ pub struct Ranks {
     wire: Option<Arc<dyn Wire>>,
 }
 
+/// Checks that plans can run where so many ranks are connected. Plans without collectives need no others.
+pub fn check(plans: &PlanSet, connected: Option<usize>) -> Result<(), RuntimeError> {
+    let mesh = plans.mesh;
+    let launches = plans.plans.iter().flat_map(|plan| &plan.launches);
+    let collectives: Vec<&Launch> = launches.filter(|l| l.op.kind().is_collective()).collect();
+    for launch in &collectives {
+        let axis = launch.op.axis().expect("a collective has an axis");
+        if launch.op.ways().is_some_and(|ways| ways != mesh.ways(axis)) {
+            let what = launch::describe(launch);
+            return Err(RuntimeError::Unsound(format!("{what}: the mesh is {mesh}")));
+        }
+    }
+    let ranks = mesh.ranks();
+    match connected {
+        None if ranks > 1 && !collectives.is_empty() => Err(RuntimeError::Wire(format!(
+            "these plans are for {ranks} ranks, and the session was opened without a wire to the others"
+        ))),
+        Some(connected) if connected != ranks => Err(RuntimeError::Wire(format!(
+            "these plans are for {ranks} ranks, and the wire connects {connected}"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// A rank without others.
 pub static ALONE: Ranks = Ranks { mesh: Mesh::ONE, wire: None };
 
 impl Ranks {
     /// Checks that the plans can run over the wire. Plans without collectives need none.
     pub fn new(plans: &PlanSet, wire: Option<Arc<dyn Wire>>) -> Result<Ranks, RuntimeError> {
-        let mesh = plans.mesh;
-        let launches = plans.plans.iter().flat_map(|plan| &plan.launches);
-        let collectives: Vec<&Launch> = launches.filter(|l| l.op.kind().is_collective()).collect();
-        for launch in &collectives {
-            let axis = launch.op.axis().expect("a collective has an axis");
-            if launch.op.ways().is_some_and(|ways| ways != mesh.ways(axis)) {
-                let what = launch::describe(launch);
-                return Err(RuntimeError::Unsound(format!("{what}: the mesh is {mesh}")));
-            }
-        }
-        let ranks = mesh.ranks();
-        match &wire {
-            None if ranks > 1 && !collectives.is_empty() => Err(RuntimeError::Wire(format!(
-                "these plans are for {ranks} ranks, and the session was opened without a wire to the others"
-            ))),
-            Some(wire) if wire.ranks() != ranks => Err(RuntimeError::Wire(format!(
-                "these plans are for {ranks} ranks, and the wire connects {}",
-                wire.ranks()
-            ))),
-            _ => Ok(Ranks { mesh, wire }),
-        }
+        check(plans, wire.as_ref().map(|wire| wire.ranks()))?;
+        Ok(Ranks { mesh: plans.mesh, wire })
     }
 
     /// Where this rank lies along an axis.

@@ -12,8 +12,9 @@ use flatout_ir::{PlanSet, Role, View};
 use flatout_world::Wire;
 
 use crate::cuda::driver::Event;
+use crate::cuda::driver::nccl::Communicators;
 use crate::cuda::session::noise::Noise;
-use crate::ranks::Ranks;
+use crate::ranks::{self, Ranks};
 use crate::timing::{LaunchTime, missing};
 use crate::{Copying, cpu, cuda, launch};
 
@@ -107,11 +108,34 @@ impl Session {
         device: &cuda::Device,
         options: cuda::Options,
     ) -> Result<Session, RuntimeError> {
+        Session::cuda_among(plans, device, options, None, &|| Ok(()))
+    }
+
+    /// The same, as one of the ranks that communicators connect. Plans with collectives need them; ranks run these in the same
+    /// order. `meet` waits for all ranks and is called before their first exchange.
+    pub fn cuda_among(
+        plans: PlanSet,
+        device: &cuda::Device,
+        options: cuda::Options,
+        communicators: Option<Arc<Communicators>>,
+        meet: &dyn Fn() -> Result<(), RuntimeError>,
+    ) -> Result<Session, RuntimeError> {
         places(&plans)?;
-        // No row of this backend is a collective, so that compiling refuses plans of several ranks.
-        Ranks::new(&plans, None)?;
-        let backend = Backend::Cuda(Box::new(cuda::session::Session::new(&plans, device, options)?));
-        Ok(Session { plans, backend })
+        ranks::check(&plans, communicators.as_ref().map(|all| all.mesh().ranks()))?;
+        let session = cuda::session::Session::new(&plans, device, options, communicators, meet)?;
+        Ok(Session { plans, backend: Backend::Cuda(Box::new(session)) })
+    }
+
+    /// On a GPU as one of several ranks that are not there: a kernel takes the place of every exchange, for these times.
+    pub fn with_stand_in(
+        plans: PlanSet,
+        device: &cuda::Device,
+        options: cuda::Options,
+        times: &cuda::session::stand_in::Times<'_>,
+    ) -> Result<Session, RuntimeError> {
+        places(&plans)?;
+        let session = cuda::session::Session::with_stand_in(&plans, device, options, times)?;
+        Ok(Session { plans, backend: Backend::Cuda(Box::new(session)) })
     }
 
     pub fn plans(&self) -> &PlanSet {
@@ -130,8 +154,7 @@ impl Session {
     pub fn rank(&self) -> usize {
         match &self.backend {
             Backend::Cpu(session) => session.rank(),
-            // No plans of several ranks run there.
-            Backend::Cuda(_) => 0,
+            Backend::Cuda(session) => session.rank(),
         }
     }
 
@@ -146,6 +169,11 @@ impl Session {
     /// Memory the driver took beside the arena, measured; 0 on the CPU.
     pub fn driver_bytes(&self) -> u64 {
         self.as_cuda().map_or(0, cuda::session::Session::driver_bytes)
+    }
+
+    /// Memory that the library between ranks took beside both, measured; 0 on the CPU and without other ranks.
+    pub fn wire_bytes(&self) -> u64 {
+        self.as_cuda().map_or(0, cuda::session::Session::wire_bytes)
     }
 
     /// Launches that run otherwise than intended, and why: a library refused a shape, say.
@@ -472,6 +500,8 @@ mod tests {
             path: "embedding".into(),
             key: 0,
             flops: 0,
+            queue: flatout_ir::Queue::Compute,
+            joins: None,
         };
         PlanSet {
             arena_bytes: 192,

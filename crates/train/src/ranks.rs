@@ -3,13 +3,16 @@
 //! Rank 0 writes the run's directory and speaks. The others compute the same on rows of their own; what decides where they go
 //! comes from results that are equal everywhere, or from rank 0.
 
+pub mod message;
+
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use flatout_ir::Target;
-use flatout_world::{Calls, Sockets, Status, Wire, WireError, World};
+use flatout_runtime::cuda::{links, nccl};
+use flatout_world::{Alarm, Calls, Sockets, Status, Wire, WireError, World};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -67,6 +70,11 @@ impl Ranks {
         self.world.nodes
     }
 
+    /// The number of this rank on its host.
+    pub fn local_rank(&self) -> usize {
+        self.world.local_rank
+    }
+
     /// Whether rank 0 is on this rank's node.
     pub fn is_on_first_node(&self) -> bool {
         self.world.node == 0
@@ -93,7 +101,52 @@ impl Ranks {
 
     /// A device's target, for as many of them as there are ranks.
     pub fn target(&self, target: Target) -> Target {
-        Target { ranks: self.world.ranks, ..target }
+        let ranks_a_node = self.world.ranks.div_ceil(self.world.nodes);
+        target_among(self.world.ranks, linked(target, ranks_a_node))
+    }
+
+    /// Runs a part of the start in which ranks wait for one another where no word reaches them: a failure in it ends all ranks at
+    /// once.
+    pub fn at_once<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        self.waits_inside(true);
+        let done = work()?;
+        self.waits_inside(false);
+        Ok(done)
+    }
+
+    /// Says that ranks wait for one another where no word reaches them, or no longer do: a failure meanwhile ends all ranks at once.
+    pub fn waits_inside(&self, is: bool) {
+        self.has_begun.set(is);
+    }
+
+    /// A handle by which any thread fails the run; none where there is one rank.
+    pub fn alarm(&self) -> Option<Alarm> {
+        self.are_many().then(|| self.world.alarm())
+    }
+
+    /// Does a part of the start on the first rank of each host, which leaves on disk what the others then find.
+    pub fn once_a_host(&self, make: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+        if self.are_many() && self.world.local_rank == 0 {
+            make()?;
+        }
+        self.meet()
+    }
+
+    /// Refuses ranks of one host that compute on the same device, named by where it is on its host.
+    pub fn check_apart(&self, device: &str) -> Result<(), Failure> {
+        let places: Vec<String> = self.gather(&device.to_string())?;
+        let members = self.world.members();
+        let place = |rank: usize| (&members[rank].host, &places[rank]);
+        let taken = |rank: &usize| (0..*rank).any(|other| place(other) == place(*rank));
+        let Some(second) = (0..places.len()).find(taken) else { return Ok(()) };
+        let first = (0..second).find(|other| place(*other) == place(second)).expect("it was found");
+        self.is_refused.set(true);
+        Err(Failure::User(UserError(format!(
+            "{} and {} have one GPU ({}): start at most as many ranks as there are GPUs, or give --share-gpu to test on one",
+            self.named(first),
+            self.named(second),
+            places[second]
+        ))))
     }
 
     /// Says where this rank is, for whoever finds it standing still.
@@ -125,12 +178,12 @@ impl Ranks {
 
     /// Sends rank 0 something that it reads when it likes; nobody waits.
     pub fn post(&self, told: &impl Serialize) {
-        self.world.post(&serde_json::to_vec(told).expect("what ranks tell each other has a JSON form"));
+        self.world.post(&message::write(told));
     }
 
     /// The messages that other ranks have posted to rank 0 since it last asked, with their numbers.
     pub fn posts<T: DeserializeOwned>(&self) -> Result<Vec<(usize, T)>, Failure> {
-        let read = |(rank, bytes): (usize, Vec<u8>)| Ok((rank, read_word(&bytes)?));
+        let read = |(rank, bytes): (usize, Vec<u8>)| Ok((rank, message::read(&bytes)?));
         self.world.posts().into_iter().map(read).collect()
     }
 
@@ -192,10 +245,17 @@ impl Ranks {
 
     /// Every rank's bytes, in order of ranks, by the wire that carries tensors: calls between hosts are small.
     pub fn gather_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+        match self.are_many() {
+            true => self.exchange_bytes(own, &self.gather(&own.len())?),
+            false => Ok(vec![own.to_vec()]),
+        }
+    }
+
+    /// The same where every rank knows how many bytes each of them has, which takes no call.
+    pub fn exchange_bytes(&self, own: &[u8], lengths: &[usize]) -> Result<Vec<Vec<u8>>, Failure> {
         let Some(wire) = &self.wire else { return Ok(vec![own.to_vec()]) };
-        let lengths: Vec<usize> = self.gather(&own.len())?;
         let send = vec![own; lengths.len()];
-        let mut all: Vec<Vec<u8>> = lengths.into_iter().map(|length| vec![0; length]).collect();
+        let mut all: Vec<Vec<u8>> = lengths.iter().map(|length| vec![0; *length]).collect();
         let mut receive: Vec<&mut [u8]> = all.iter_mut().map(Vec::as_mut_slice).collect();
         let exchanged = wire.exchange(&send, &mut receive);
         exchanged.map_err(|error| Failure::Environment(error.to_string()))?;
@@ -203,9 +263,7 @@ impl Ranks {
     }
 
     fn words<S: Serialize, T: DeserializeOwned>(&self, own: &Word<S>) -> Result<Vec<Word<T>>, Failure> {
-        let bytes = serde_json::to_vec(own).expect("what ranks tell each other has a JSON form");
-        let all = self.world.gather("words", &bytes).map_err(failed)?;
-        all.iter().map(|bytes| read_word(bytes)).collect()
+        message::read_all(&self.world.gather("words", &message::write(own)).map_err(failed)?)
     }
 
     /// From here on a failure ends the run at once.
@@ -231,11 +289,18 @@ impl Ranks {
             return Ok(());
         }
         let all: Vec<u64> = self.gather(&xxh3_64(text().as_bytes()))?;
-        let Some(other) = all.iter().position(|hash| *hash != all[0]) else { return Ok(()) };
+        match all.iter().position(|hash| *hash != all[0]) {
+            Some(other) => Err(self.unequal(what, other, advice)),
+            None => Ok(()),
+        }
+    }
+
+    /// The refusal of all ranks because one found something else than the others. Each of them must have come to it.
+    pub fn unequal(&self, what: &str, other: usize, advice: &str) -> Failure {
         self.is_refused.set(true);
         let member = |rank: usize| self.world.members()[rank].named(rank);
         let sentence = format!("{what} of {} are not those of {}: {advice}", member(other), member(0));
-        Err(Failure::User(UserError(sentence)))
+        Failure::User(UserError(sentence))
     }
 
     /// Waits until a file of rank 0 is seen here with what rank 0 wrote: the folder must be one on all hosts.
@@ -290,17 +355,23 @@ impl Ranks {
     }
 }
 
+/// A device's target with the links that such GPUs have in a node, by which exchanges are predicted.
+fn linked(target: Target, ranks_a_node: usize) -> Target {
+    Target { links: links::of_nodes(&target.name, ranks_a_node), ..target }
+}
+
+/// A device's target, for as many of them as there are ranks. GPUs exchange through NCCL, which takes memory of its own.
+pub fn target_among(ranks: usize, target: Target) -> Target {
+    let wire_bytes = if ranks > 1 && target.name != "cpu" { nccl::CEILING_BYTES } else { target.wire_bytes };
+    Target { ranks, wire_bytes, ..target }
+}
+
 /// A message of a rank to the others before the first step.
 #[derive(Serialize, Deserialize)]
 enum Word<T> {
     Value(T),
     /// Why the run cannot begin, with its exit code.
     Refusal(u8, String),
-}
-
-fn read_word<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| Failure::Environment(format!("another rank's message cannot be read: {error}")))
 }
 
 fn failed(failure: flatout_world::Failure) -> Failure {

@@ -59,7 +59,7 @@ fn a_session_takes_the_bytes_of_its_plan() {
 fn a_gpu_needs_the_bytes_of_its_plan_and_not_one_less() {
     let count = settings(&["h200"], |what, config, compiled| {
         adds_up(what, &compiled.plans);
-        let needed = compiled.plans.arena_bytes as u64 + compiled.target.driver_bytes;
+        let needed = compiled.plans.arena_bytes as u64 + compiled.target.bytes_beside();
         let of = |memory_bytes: u64| {
             let mut settings = vec!["switches.recompute=none".to_string()];
             // A table of images is only kept where there is much more memory.

@@ -28,6 +28,7 @@ mod packing;
 mod passes;
 mod preference;
 mod preference_run;
+mod queues;
 mod rates;
 mod resume;
 mod seen_preference;

@@ -19,8 +19,8 @@ use flatout_train::resolve::compile::{Compiled, compile};
 use flatout_train::tasks::batch::{Draw, Inputs};
 use flatout_train::tasks::examples::shares_prefixes;
 use flatout_train::tasks::preference::{Compared, Scores, Side};
-use flatout_train::training::reference;
 use flatout_train::training::update::{accumulate, apply, collect};
+use flatout_train::training::{baseline, reference};
 use flatout_train::weights::initial;
 
 use crate::distance::relative;
@@ -132,8 +132,7 @@ impl Begun {
         let parts = self.updates.next_update().parts;
         let numbers: Vec<usize> = parts.iter().flat_map(|part| part.numbers.clone()).collect();
         let layout = self.layout(config);
-        self.compared
-            .take_baseline(&mut self.session, Side::Train, &numbers, Some(&layout))
+        baseline::take(&mut self.session, &self.compared, Side::Train, &numbers, Some(&layout))
             .expect("a baseline");
         for part in parts {
             let (role, inputs) = (Role::Grad(part.shape), &self.inputs[part.shape]);

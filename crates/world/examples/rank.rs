@@ -51,7 +51,7 @@ fn main() -> ExitCode {
             let shows_all = arguments.shows_all;
             match launch(&Launch {
                 copies,
-                command: &own_command,
+                command: &|_| own_command(),
                 shows_all,
                 grace: GRACE,
                 say: &say,
@@ -146,6 +146,7 @@ fn rank(arguments: &Arguments, mut place: Place) -> ExitCode {
         note: Arc::new(|line| eprintln!("rank: {line}")),
         leave: Arc::new(leave),
         stop: Arc::new(|_| std::process::exit(3)),
+        take_stopper: Arc::new(drop),
     };
     let world = match World::join(&place, joining) {
         Ok(world) => world,
@@ -186,6 +187,10 @@ fn obey<'a>(world: &World, orders: impl Iterator<Item = &'a Order>) {
             ("exit", code) => std::process::exit(code.parse().expect("a code")),
             ("panic", _) => panic!("as ordered"),
             ("fail", _) => drop(world.fail("the disk is full")),
+            ("alarm", _) => {
+                let alarm = world.alarm();
+                std::thread::spawn(move || alarm.fail("a link is down"));
+            }
             ("hang", _) => std::thread::sleep(Duration::from_secs(3600)),
             ("barrier", _) => drop(world.barrier("of its own")),
             _ => {}

@@ -136,7 +136,8 @@ impl State {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => unreachable!("the hub has a sender itself"),
             }
-            if let Some(reason) = &self.stopped {
+            // Rank 0 is told too, and joins its own hub in a moment.
+            if let Some(reason) = self.stopped.as_ref().filter(|_| self.seats[0].is_some()) {
                 self.tell(Kind::Stop, reason.as_bytes());
                 return Ok(());
             }
@@ -298,7 +299,7 @@ impl State {
 
     fn came(&mut self, rank: usize, frame: Frame) -> Result<(), Failure> {
         let now = Instant::now();
-        if self.members.is_empty() {
+        if self.members.is_empty() && frame.kind != Kind::Stop {
             let sentence = format!("{} spoke before all ranks had joined", self.who(rank));
             return Err(Failure::new(Some(rank), sentence));
         }

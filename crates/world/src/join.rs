@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::failure::Failure;
 use crate::frame::{self, FrameError, Kind, MOST_BYTES, MOST_GREETING_BYTES};
 use crate::hub::{Hub, Terms};
-use crate::member::World;
+use crate::member::{Stopper, World};
 use crate::message::{Hello, Join, MAGIC, Member, PROTOCOL, Welcome, json, parse};
 use crate::parent::{self, Line, Up};
 use crate::place::{Meeting, Place};
@@ -36,6 +36,9 @@ pub type Note = Arc<dyn Fn(&str) + Send + Sync>;
 pub type Leave = Arc<dyn Fn(&Failure) + Send + Sync>;
 /// Ends the process in the same way because a rank was asked to stop before the run began, with the reason.
 pub type Stop = Arc<dyn Fn(&str) + Send + Sync>;
+/// Takes the handle by which this rank stops all of them, before any other knows of this one. From then on a rank that is asked
+/// to stop must ask by the handle before it leaves.
+pub type TakeStopper = Arc<dyn Fn(Stopper) + Send + Sync>;
 
 /// A rank's own part of joining.
 pub struct Joining<'a> {
@@ -51,6 +54,7 @@ pub struct Joining<'a> {
     pub note: Note,
     pub leave: Leave,
     pub stop: Stop,
+    pub take_stopper: TakeStopper,
 }
 
 impl World {
@@ -72,6 +76,7 @@ impl World {
         };
         let ends = (Arc::clone(leave), Arc::clone(stop));
         let core = Arc::new(Core::new(place.rank, host_name(), *timing, ends, line));
+        (joining.take_stopper)(Stopper::of(&core));
         if let Some(words) = words {
             let core = Arc::clone(&core);
             let listen = move || {
@@ -231,9 +236,7 @@ fn reach(
         };
         for target in &targets {
             match attempt(*target, label.as_deref()) {
-                Ok(stream) => {
-                    return ask(stream, place, joining, core).map_err(|error| Why::Own(error.to_string()));
-                }
+                Ok(stream) => return ask(stream, place, joining, core),
                 Err(why) => last = format!("{target}: {why}"),
             }
         }
@@ -289,7 +292,8 @@ fn attempt(target: SocketAddr, label: Option<&str>) -> Result<TcpStream, String>
     }
 }
 
-fn ask(mut stream: TcpStream, place: &Place, joining: &Joining<'_>, core: &Core) -> io::Result<TcpStream> {
+/// Asks to join, unless this rank was asked to stop: the hub hears of a rank only where it also hears that it leaves.
+fn ask(stream: TcpStream, place: &Place, joining: &Joining<'_>, core: &Core) -> Result<TcpStream, Why> {
     let member = Member {
         host: core.host.clone(),
         process: std::process::id(),
@@ -305,10 +309,16 @@ fn ask(mut stream: TcpStream, place: &Place, joining: &Joining<'_>, core: &Core)
         secret: joining.secret.clone(),
         member,
     };
-    stream.set_read_timeout(Some(joining.timing.silent_after))?;
-    stream.set_write_timeout(Some(joining.timing.silent_after))?;
-    frame::write(&mut stream, Kind::Join, &json(&join))?;
-    Ok(stream)
+    let connect = || {
+        stream.set_read_timeout(Some(joining.timing.silent_after))?;
+        stream.set_write_timeout(Some(joining.timing.silent_after))?;
+        core.connect(stream.try_clone()?, Kind::Join, &json(&join))
+    };
+    match connect() {
+        Ok(true) => Ok(stream),
+        Ok(false) => Err(Why::Told(core.wait_for_failure())),
+        Err(error) => Err(Why::Own(error.to_string())),
+    }
 }
 
 /// Waits until the hub says that everyone is there. It sends heartbeats meanwhile.
@@ -340,6 +350,10 @@ fn wait(mut stream: &TcpStream, core: &Core, hub: Option<&Hub>) -> Result<(), Wh
                 let failure = parse(&frame.payload).unwrap_or(Failure::new(Some(0), "rank 0 failed"));
                 return Err(Why::Told(failure));
             }
+            Kind::Stop => {
+                core.stopped(&String::from_utf8_lossy(&frame.payload));
+                return Err(Why::Told(core.wait_for_failure()));
+            }
             Kind::Welcome => {
                 let welcome: Option<Welcome> = parse(&frame.payload);
                 let Some(Welcome { session, members }) =
@@ -347,11 +361,9 @@ fn wait(mut stream: &TcpStream, core: &Core, hub: Option<&Hub>) -> Result<(), Wh
                 else {
                     return Err(Why::Own(format!("rank {rank} cannot read what rank 0 sends")));
                 };
-                let local = stream.local_addr().and_then(|address| Ok((address.ip(), stream.try_clone()?)));
-                let (address, link) =
-                    local.map_err(|error| Why::Own(format!("rank {rank} cannot join: {error}")))?;
-                *core.link.lock().expect("no thread panics with the link") = Some(link);
-                core.local_address.get_or_init(|| address);
+                let local = stream.local_addr();
+                let local = local.map_err(|error| Why::Own(format!("rank {rank} cannot join: {error}")))?;
+                core.local_address.get_or_init(|| local.ip());
                 core.session.get_or_init(|| session);
                 core.members.get_or_init(|| members);
                 return Ok(());

@@ -38,8 +38,8 @@ const GOOD_CODES: [i32; 2] = [0, STOPPED];
 /// How copies are started and shown.
 pub struct Launch<'a> {
     pub copies: Copies,
-    /// The command that every rank runs, made anew for each.
-    pub command: &'a dyn Fn() -> io::Result<Command>,
+    /// The command that a rank runs, made anew for each by its number.
+    pub command: &'a dyn Fn(usize) -> io::Result<Command>,
     /// Shows what other ranks than 0 write, with their number before each line.
     pub shows_all: bool,
     /// For the other ranks to leave after one has failed, before they are killed.
@@ -134,7 +134,7 @@ fn start(
     let Copies { here, node, nodes } = launch.copies;
     let rank = node * here + local;
     let (ours, theirs) = UnixStream::pair()?;
-    let mut command = (launch.command)()?;
+    let mut command = (launch.command)(rank)?;
     let numbers = [
         (place::RANK, rank),
         (place::RANKS, here * nodes),

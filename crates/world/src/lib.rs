@@ -28,7 +28,7 @@ pub use calls::MOST_CALL_BYTES;
 pub use failure::Failure;
 pub use join::Joining;
 pub use launch::{Launch, launch};
-pub use member::{Calls, Stopper, World};
+pub use member::{Alarm, Calls, Stopper, World};
 pub use message::Status;
 pub use place::{Copies, Flags, Meeting, Place, Start, place};
 pub use sockets::Sockets;

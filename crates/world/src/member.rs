@@ -130,6 +130,11 @@ impl World {
         Stopper(self.core.clone())
     }
 
+    /// A handle by which any thread of this rank fails the run.
+    pub fn alarm(&self) -> Alarm {
+        Alarm(self.core.clone())
+    }
+
     /// Counts a run of a plan that holds collectives. Heartbeats carry a hash of their order, which must be the same everywhere.
     pub fn called(&self, role: &str) {
         if let Some(core) = &self.core {
@@ -150,7 +155,7 @@ impl World {
             _ => None,
         };
         match error {
-            WireError::Failed => self.wait_for_failure(),
+            WireError::Failed => self.core.as_ref().expect("a rank alone loses nobody").wait_for_failure(),
             _ => self.report(error.to_string(), about),
         }
     }
@@ -161,19 +166,7 @@ impl World {
             return Failure { is_mine_to_say: true, ..Failure::new(Some(0), sentence) };
         };
         core.send(Kind::Failure, &json(&Report { sentence, about }));
-        self.wait_for_failure()
-    }
-
-    /// Waits until the hub says what happened, or is itself found to be gone.
-    fn wait_for_failure(&self) -> Failure {
-        let core = self.core.as_ref().expect("a rank alone loses nobody");
-        let mut state = core.state();
-        loop {
-            if let Some(failure) = &state.failure {
-                return failure.clone();
-            }
-            state = core.changed.wait(state).expect("no thread of a rank panics with its state");
-        }
+        core.wait_for_failure()
     }
 
     /// The first failure, where there was one.
@@ -209,7 +202,7 @@ impl Drop for World {
         self.beating = None;
         if let Some(core) = &self.core {
             core.is_over.store(true, Ordering::SeqCst);
-            if let Some(stream) = core.link.lock().expect("no thread panics with the link").take() {
+            if let Some(stream) = core.link().stream.take() {
                 let _ = stream.shutdown(Shutdown::Both);
             }
         }
@@ -221,9 +214,26 @@ impl Drop for World {
 pub struct Stopper(Option<Arc<Core>>);
 
 impl Stopper {
-    /// Asks the hub to tell everyone, this rank too. Comes back at once; whether there is anyone to ask.
+    pub(crate) fn of(core: &Arc<Core>) -> Stopper {
+        Stopper(Some(Arc::clone(core)))
+    }
+
+    /// Asks the hub to tell everyone, this rank too. Comes back at once; whether the hub was asked. It is not where it does not
+    /// know of this rank: then it never will.
     pub fn stop(&self, reason: &str) -> bool {
-        self.0.as_ref().inspect(|core| core.send(Kind::Stop, reason.as_bytes())).is_some()
+        self.0.as_ref().is_some_and(|core| core.ask_to_stop(reason))
+    }
+}
+
+/// Fails the run from a thread that only watches something of it.
+pub struct Alarm(Option<Arc<Core>>);
+
+impl Alarm {
+    /// Tells the hub what failed on this rank, and through it everyone. Comes back at once.
+    pub fn fail(&self, sentence: &str) {
+        if let Some(core) = &self.0 {
+            core.send(Kind::Failure, &json(&Report { sentence: sentence.into(), about: None }));
+        }
     }
 }
 
@@ -294,6 +304,7 @@ mod tests {
         world.called("grad");
         world.post(b"times");
         assert!(world.posts().is_empty() && !world.stopper().stop("SIGTERM"));
+        world.alarm().fail("NCCL");
         assert!(world.members().is_empty());
         world.finish().unwrap();
     }

@@ -1,6 +1,7 @@
 //! The watcher of a rank: hears the hub and the parent, and ends the rank when the run has failed.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
@@ -23,7 +24,7 @@ pub(crate) struct Core {
     leave: Leave,
     stop: Stop,
     pub line: Option<Line>,
-    pub link: Mutex<Option<TcpStream>>,
+    pub link: Mutex<Link>,
     pub local_address: OnceLock<IpAddr>,
     pub session: OnceLock<u64>,
     /// By rank, once everyone is there.
@@ -37,6 +38,15 @@ pub(crate) struct Core {
     is_falling: AtomicBool,
     /// The run is over or has failed: nobody waits for the hub or for other ranks any more.
     pub is_over: Arc<AtomicBool>,
+}
+
+/// The connection to the hub, as who sends sees it.
+#[derive(Default)]
+pub(crate) struct Link {
+    /// From the moment this rank asks to join until it leaves.
+    pub stream: Option<TcpStream>,
+    /// Why this rank was asked to stop before that: it must not join any more.
+    stopped: Option<String>,
 }
 
 #[derive(Default)]
@@ -65,7 +75,7 @@ impl Core {
             leave,
             stop,
             line,
-            link: Mutex::new(None),
+            link: Mutex::default(),
             local_address: OnceLock::new(),
             session: OnceLock::new(),
             members: OnceLock::new(),
@@ -84,6 +94,17 @@ impl Core {
 
     pub fn failure(&self) -> Option<Failure> {
         self.state().failure.clone()
+    }
+
+    /// Waits until the hub says what happened, or is itself found to be gone.
+    pub fn wait_for_failure(&self) -> Failure {
+        let mut state = self.state();
+        loop {
+            if let Some(failure) = &state.failure {
+                return failure.clone();
+            }
+            state = self.changed.wait(state).expect("no thread of a rank panics with its state");
+        }
     }
 
     /// Waits for the parent to say where rank 0 listens; nothing before `until` or after a failure.
@@ -150,7 +171,7 @@ impl Core {
     }
 
     /// Everyone leaves before the run has begun: the caller's function ends the process. Where it does not, calls fail.
-    fn stopped(&self, reason: &str) {
+    pub fn stopped(&self, reason: &str) {
         if self.is_falling.load(Ordering::SeqCst) || self.is_over.swap(true, Ordering::SeqCst) {
             return;
         }
@@ -170,8 +191,42 @@ impl Core {
 
     /// Sends to the hub. Where that fails the watcher sees why.
     pub fn send(&self, kind: Kind, payload: &[u8]) {
-        if let Some(stream) = self.link.lock().expect("no thread panics with the link").as_mut() {
+        if let Some(stream) = &mut self.link().stream {
             let _ = frame::write(stream, kind, payload);
+        }
+    }
+
+    pub fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().expect("no thread panics with the link")
+    }
+
+    /// Sends the first message over a new connection to the hub, unless this rank was asked to stop before that, which is done
+    /// then. Whether it was sent.
+    pub fn connect(&self, mut stream: TcpStream, kind: Kind, payload: &[u8]) -> io::Result<bool> {
+        let mut link = self.link();
+        if let Some(reason) = link.stopped.take() {
+            drop(link);
+            self.stopped(&reason);
+            return Ok(false);
+        }
+        frame::write(&mut stream, kind, payload)?;
+        link.stream = Some(stream);
+        Ok(true)
+    }
+
+    /// Asks the hub to tell everyone that they leave, this rank too; a rank that the hub has not heard of never joins it. Whether
+    /// the hub was asked.
+    pub fn ask_to_stop(&self, reason: &str) -> bool {
+        let mut link = self.link();
+        match &mut link.stream {
+            Some(stream) => {
+                let _ = frame::write(stream, Kind::Stop, reason.as_bytes());
+                true
+            }
+            None => {
+                link.stopped = Some(reason.into());
+                false
+            }
         }
     }
 

@@ -1,11 +1,13 @@
 //! How ranks find one another: ranges of ports, strangers, other runs, files, ranks that are missing or there twice.
 
-use std::io::Write;
+use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use flatout_world::{Meeting, Timing, World};
+use flatout_world::frame::{self, Kind};
+use flatout_world::{Joining, Meeting, Stopper, Timing, World};
 use tempfile::TempDir;
 
 use crate::program::wait_until;
@@ -153,4 +155,137 @@ fn a_rank_that_is_there_twice_is_refused_and_the_run_goes_on() {
         assert!(refused[0].contains("was refused: that rank is there already, on "), "{refused:?}");
     });
     assert_eq!(notes.lock().unwrap().len(), 1);
+}
+
+/// Ranks that a test asks to stop: the handles they were given, and how each was left.
+#[derive(Default)]
+struct Asked {
+    stoppers: Mutex<Vec<(usize, Stopper)>>,
+    left: Arc<Mutex<Vec<(usize, String)>>>,
+}
+
+impl Asked {
+    /// Joins a rank of which a failure is noted as well as a stop.
+    fn join(self: &Arc<Self>, own: usize, ranks: usize, meeting: &Meeting) -> Result<World, String> {
+        self.join_noting(own, ranks, meeting, &Notes::default())
+    }
+
+    fn join_noting(
+        self: &Arc<Self>,
+        own: usize,
+        ranks: usize,
+        meeting: &Meeting,
+        notes: &Notes,
+    ) -> Result<World, String> {
+        let timing = Timing { say_every: Duration::from_millis(20), ..quick() };
+        let (asked, stopped, failed) = (Arc::clone(self), Arc::clone(&self.left), Arc::clone(&self.left));
+        let joining = Joining {
+            leave: Arc::new(move |failure| failed.lock().unwrap().push((own, failure.sentence.clone()))),
+            stop: Arc::new(move |reason| stopped.lock().unwrap().push((own, format!("asked: {reason}")))),
+            take_stopper: Arc::new(move |stopper| asked.stoppers.lock().unwrap().push((own, stopper))),
+            ..joining(timing, notes, None)
+        };
+        World::join(&rank(own, ranks, meeting), joining).map_err(|failure| failure.sentence)
+    }
+
+    /// Asks by the handle of a rank; whether the hub was asked.
+    fn stop(&self, own: usize) -> bool {
+        let stoppers = self.stoppers.lock().unwrap();
+        stoppers.iter().find(|(rank, _)| *rank == own).expect("a handle").1.stop("SIGTERM")
+    }
+
+    /// How ranks were left, once as many were.
+    fn left(&self, ranks: usize) -> Vec<(usize, String)> {
+        wait_until("ranks are left", || self.left.lock().unwrap().len() >= ranks);
+        let mut left = self.left.lock().unwrap().clone();
+        left.sort();
+        left
+    }
+}
+
+fn asked(ranks: usize) -> Vec<(usize, String)> {
+    (0..ranks).map(|rank| (rank, "asked: SIGTERM".to_string())).collect()
+}
+
+/// An address that leads to another one, behind which everything after the hub's greeting waits for a word.
+fn held_back(to: u16, word: mpsc::Receiver<()>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        let (mut near, _) = listener.accept().unwrap();
+        let mut far = loop {
+            // The hub may not listen yet.
+            if let Ok(far) = TcpStream::connect(("127.0.0.1", to)) {
+                break far;
+            }
+            thread::sleep(Duration::from_millis(1));
+        };
+        let (mut from, mut to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+        thread::spawn(move || io::copy(&mut from, &mut to));
+        let hello = frame::read(&mut far, frame::MOST_GREETING_BYTES).unwrap();
+        near.write_all(&frame::encode(Kind::Hello, &hello.payload)).unwrap();
+        word.recv().unwrap();
+        let mut piece = [0; 4096];
+        while let Ok(bytes @ 1..) = far.read(&mut piece) {
+            if near.write_all(&piece[..bytes]).is_err() {
+                return;
+            }
+        }
+    });
+    port
+}
+
+#[test]
+fn a_rank_that_is_asked_to_stop_between_the_welcome_and_its_arrival_stops_all() {
+    let port = free_port();
+    let (release, word) = mpsc::channel();
+    let late = held_back(port, word);
+    let ranks = Arc::new(Asked::default());
+    thread::scope(|scope| {
+        let second = scope.spawn(|| ranks.join(1, 2, &at(late..late + 1, "")));
+        // Rank 0 has the welcome, so the other has been sent it.
+        let first = ranks.join(0, 2, &at(port..port + 1, "")).expect("everyone is there");
+        assert!(ranks.stop(1), "the hub knows of the rank");
+        assert_eq!(ranks.left(1), asked(1));
+        assert!(first.barrier("anything").unwrap_err().sentence.contains("stopped before it began"));
+        release.send(()).unwrap();
+        assert_eq!(ranks.left(2), asked(2));
+        drop(second.join().unwrap());
+    });
+}
+
+#[test]
+fn a_rank_that_is_asked_to_stop_while_others_are_missing_stops_those_that_are_there() {
+    let port = free_port();
+    let meeting = at(port..port + 1, "");
+    let (ranks, notes) = (Arc::new(Asked::default()), Notes::default());
+    thread::scope(|scope| {
+        let first = scope.spawn(|| ranks.join_noting(0, 3, &meeting, &notes));
+        let second = scope.spawn(|| ranks.join(1, 3, &meeting));
+        let is_seated = |line: &String| line == "waiting for rank 2 of 3";
+        wait_until("the hub knows of the rank", || notes.lock().unwrap().iter().any(is_seated));
+        assert!(ranks.stop(1), "the hub knows of the rank");
+        assert_eq!(ranks.left(2), asked(2));
+        for thread in [first, second] {
+            let said = thread.join().unwrap().err().expect("nobody joins");
+            assert_eq!(said, "the run was stopped before it began: SIGTERM");
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_is_asked_to_stop_before_the_hub_knows_of_it_never_joins() {
+    let port = free_port();
+    let meeting = at(port..port + 1, "");
+    let ranks = Arc::new(Asked::default());
+    thread::scope(|scope| {
+        let second = scope.spawn(|| ranks.join(1, 2, &meeting));
+        wait_until("it looks for the hub", || !ranks.stoppers.lock().unwrap().is_empty());
+        assert!(!ranks.stop(1), "nobody knows of it");
+        let timing = Timing { join: Duration::from_secs(1), ..quick() };
+        let first = World::join(&rank(0, 2, &meeting), joining(timing, &Notes::default(), None));
+        assert!(sentence(first).starts_with("rank 1 of 2 did not join within 1 s"));
+        assert_eq!(ranks.left(1), [(1, "asked: SIGTERM".to_string())]);
+        assert!(second.join().unwrap().is_err());
+    });
 }

@@ -33,6 +33,7 @@ pub fn joining<'a>(timing: Timing, notes: &Notes, folder: Option<&'a Path>) -> J
         // A thread cannot end its process: calls give the failure back instead.
         leave: Arc::new(|_| {}),
         stop: Arc::new(|_| {}),
+        take_stopper: Arc::new(drop),
     }
 }
 

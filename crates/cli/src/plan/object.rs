@@ -7,10 +7,10 @@ use flatout_train::resolve::tower::Forecast;
 use flatout_train::switches::active;
 use serde_json::{Value, json};
 
-use super::Told;
+use super::{Told, world};
 
 pub fn object(told: &Told<'_>) -> Value {
-    let Told { config, compiled, forecast, attention, on_paper, features } = told;
+    let Told { config, compiled, forecast, attention, on_paper, features, world } = told;
     let step = &forecast.step;
     let timings = &compiled.target.timings;
     let predicted = |seconds: f64| (!timings.is_empty()).then_some(seconds);
@@ -33,6 +33,7 @@ pub fn object(told: &Told<'_>) -> Value {
         "backend": compiled.target.name,
         "arena_bytes": compiled.plans.arena_bytes,
         "driver_bytes": compiled.target.driver_bytes,
+        "wire_bytes": compiled.target.wire_bytes,
         "categories": compiled.plans.categories(),
         "layers": layers.collect::<Vec<_>>(),
         "peak": forecast.peak,
@@ -75,6 +76,9 @@ pub fn object(told: &Told<'_>) -> Value {
             "shares_prefixes": economy.shares_prefixes,
             "words": features.as_ref().map(Forecast::words),
         });
+    }
+    if let Some(told) = world {
+        all["world"] = world::object(told, compiled);
     }
     if let Some(gpu) = on_paper {
         all["gpu"] = json!({

@@ -12,6 +12,11 @@ pub(crate) trait Documents: Send + Sync {
     /// Tokens of all documents together, without their frames; `None` for a source without end.
     fn tokens(&self) -> Option<TokenCount>;
 
+    /// Whether documents are tokenised each time they are asked for.
+    fn is_tokenised_as_read(&self) -> bool {
+        false
+    }
+
     /// Appends the tokens of document `index`: no `<bos>`, no `<eos>`, always the same ones. None at all is allowed.
     /// Room is reserved exactly, with one token to spare: the buffer of a long document must not be twice its size.
     fn append(&self, index: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError>;

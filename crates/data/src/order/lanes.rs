@@ -3,6 +3,8 @@
 //! The samples of an update are dealt to lanes one after another, and lanes are summed apart. A rank has lanes that follow one
 //! another. So the sums of a lane do not depend on how many ranks the lanes lie on.
 
+use super::pack::STREAMS;
+
 /// The lanes of one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lanes {
@@ -28,6 +30,30 @@ impl Lanes {
     /// The same of a sample, by its place in the series of all samples.
     pub fn of_sample(&self, sample: u64) -> Option<usize> {
         self.of_unit((sample % self.batch as u64) as usize)
+    }
+
+    /// The streams of text that hold rows of these lanes, in order. Which lane a row has goes on as it was after every multiple of
+    /// both the streams and the rows of an update.
+    pub fn streams(&self) -> Vec<usize> {
+        let mut holds_own = [false; STREAMS];
+        self.own_of_a_period().for_each(|row| holds_own[row % STREAMS] = true);
+        (0..STREAMS).filter(|stream| holds_own[*stream]).collect()
+    }
+
+    /// Rows of those streams for one row of these lanes: 1 where no stream is shared with another rank.
+    pub fn packed_for_one(&self) -> f64 {
+        let of_streams = self.period() / STREAMS * self.streams().len();
+        of_streams as f64 / self.own_of_a_period().count() as f64
+    }
+
+    fn period(&self) -> usize {
+        let common =
+            (1..=STREAMS).rev().find(|n| STREAMS.is_multiple_of(*n) && self.batch.is_multiple_of(*n));
+        STREAMS / common.expect("1 divides everything") * self.batch
+    }
+
+    fn own_of_a_period(&self) -> impl Iterator<Item = usize> {
+        (0..self.period()).filter(|row| self.of_sample(*row as u64).is_some())
     }
 
     /// The places of an update's own samples lane by lane, each lane in portions of at most `most` with its number.
@@ -63,5 +89,31 @@ mod tests {
             assert_eq!(shared.collect::<Vec<_>>(), whole);
         }
         assert_eq!(Lanes::ONE.portions(&all, 12), [(0, (0..12).collect())]);
+    }
+
+    #[test]
+    fn ranks_share_streams_only_where_they_do_not_divide_them() {
+        let of = |rank: usize, ranks: usize, of: usize, batch: usize| {
+            let count = of / ranks;
+            let lanes = Lanes { first: rank * count, count, of, batch };
+            (lanes.streams(), lanes.packed_for_one())
+        };
+        assert_eq!(of(0, 1, 1, 5), ((0..8).collect(), 1.0));
+        assert_eq!(of(0, 1, 8, 16), ((0..8).collect(), 1.0));
+        for (ranks, lanes) in [(2, 8), (4, 8), (8, 8), (2, 2), (4, 4)] {
+            let streams = |rank| of(rank, ranks, lanes, 16).0;
+            let mut all: Vec<usize> = (0..ranks).flat_map(streams).collect();
+            all.sort_unstable();
+            assert_eq!(all, (0..8).collect::<Vec<_>>(), "{ranks} ranks have each stream once");
+            assert!((0..ranks).all(|rank| of(rank, ranks, lanes, 16).1 == 1.0));
+        }
+        assert_eq!(of(1, 2, 8, 16).0, [4, 5, 6, 7]);
+        assert_eq!(of(1, 2, 2, 16).0, [1, 3, 5, 7]);
+        assert_eq!(of(1, 3, 3, 12), ((0..8).collect(), 3.0));
+        assert_eq!(of(5, 16, 16, 32), (vec![5], 2.0));
+        assert_eq!(of(3, 6, 6, 24), (vec![1, 3, 5, 7], 3.0));
+        // Updates begin at other streams where they are no multiple of the streams.
+        assert_eq!(of(0, 2, 2, 5), ((0..8).collect(), 5.0 / 3.0));
+        assert_eq!(of(0, 4, 4, 4), (vec![0, 4], 1.0));
     }
 }

@@ -1,9 +1,12 @@
 //! Training rows in their global order, packed ahead of time by threads.
 //!
-//! Global row `i` is the next row of stream `i % STREAMS` and goes to the rank that has its lane. Thread `t` of `n` owns the
-//! streams `s` with `s % n == t` and packs their rows in global order into its own bounded queue, so the reader knows
-//! which queue holds the next row, and neither order nor contents depend on how many threads there are. Every rank
-//! walks all streams, which keeps the cursor the same on all of them, and copies its own rows only.
+//! Global row `i` is the next row of stream `i % STREAMS` and goes to the rank that has its lane. Thread `t` of `n` owns every
+//! `n`-th of the streams and packs their rows in global order into its own bounded queue, so the reader knows
+//! which queue holds the next row, and neither order nor contents depend on how many threads there are.
+//!
+//! A rank walks the streams that hold rows of its lanes and no others. Where other ranks have rows of a stream too, all of them
+//! pack every row of it and each keeps its own. So a rank knows the positions of its streams; the cursors of all ranks together
+//! have every position.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -24,7 +27,8 @@ use crate::error::DataError;
 pub struct Cursor {
     /// The global index of the next row.
     pub row: u64,
-    pub streams: [StreamPosition; STREAMS],
+    /// `None` of a stream that other ranks walk.
+    pub streams: [Option<StreamPosition>; STREAMS],
     /// The hash of what the positions refer to: data, tokeniser and seed. Other data has another mark and refuses the
     /// cursor.
     pub data: String,
@@ -34,7 +38,7 @@ pub struct Cursor {
 pub struct LoaderOptions {
     /// Of this rank.
     pub lanes: Lanes,
-    /// Packing threads; from 1 to [`STREAMS`] are of use.
+    /// Packing threads; from 1 to the number of streams that hold rows of the lanes are of use.
     pub threads: usize,
     /// Bytes of packed rows that may wait, all queues together. Each queue holds one row at least. Beside them are a
     /// row in the hands of each thread and of the reader and a document in each stream, and nothing else.
@@ -62,7 +66,8 @@ pub struct Rows {
     pub segments: Vec<Vec<Segment>>,
     /// The global index of each row.
     pub sample: Vec<u64>,
-    /// How many times the training text has been read, after these rows; 0 for a source without end.
+    /// How many times the training text has been read, after these rows; 0 for a source without end. Where tokens are not
+    /// counted beforehand, it is read off the streams that are walked here.
     pub epoch: f64,
     /// How long the caller stood still for want of packed rows, and why.
     pub waited: Waited,
@@ -112,6 +117,8 @@ pub struct Loader {
     waited: Waited,
     /// One a thread. Dropped first, which ends the threads.
     queues: Vec<Receiver<Result<Packed, DataError>>>,
+    /// The queue that has the rows of each stream; `None` of a stream that is not walked here.
+    queue_of: [Option<usize>; STREAMS],
     threads: Vec<JoinHandle<()>>,
     failed: Option<DataError>,
 }
@@ -142,9 +149,11 @@ impl Loader {
         documents: Arc<dyn Documents>,
         order: Order,
         packing: Packing,
-        cursor: Cursor,
+        mut cursor: Cursor,
         options: LoaderOptions,
     ) -> Result<Self, DataError> {
+        let walked = options.lanes.streams();
+        assert!(!walked.is_empty(), "an update has rows of every rank");
         let epoch = match (documents.tokens(), documents.count()) {
             (Some(TokenCount { tokens, is_exact: true }), Some(count)) if !order.is_mixed() => {
                 Epoch::Tokens(tokens + packing.frame.tokens() * count)
@@ -153,19 +162,29 @@ impl Loader {
             (_, None) => Epoch::Endless,
         };
         let gauge = Arc::new(Gauge::default());
-        let thread_count = options.threads.clamp(1, STREAMS);
+        let thread_count = options.threads.clamp(1, walked.len());
         let queue_rows = (options.queue_bytes / thread_count / Row::bytes(packing.context)).max(1);
+        let mut queue_of = [None; STREAMS];
+        for (place, stream) in walked.iter().enumerate() {
+            queue_of[*stream] = Some(place % thread_count);
+            if cursor.streams[*stream].is_none() {
+                return Err(DataError::input(format!(
+                    "The checkpoint does not say where stream {stream} of the training text goes on: go on with another \
+                     checkpoint, or begin a new run."
+                )));
+            }
+        }
+        for (position, queue) in cursor.streams.iter_mut().zip(queue_of) {
+            *position = position.filter(|_| queue.is_some());
+        }
         let mut queues = Vec::new();
         let mut threads = Vec::new();
         for thread in 0..thread_count {
-            let streams = (0..STREAMS).map(|lane| {
-                let owned = lane % thread_count == thread;
-                let stream = || {
-                    Stream::training(documents.clone(), order.clone(), packing, lane, cursor.streams[lane])
-                };
-                owned.then(stream)
-            });
-            let streams: Vec<Option<Stream>> = streams.collect();
+            let stream = |(number, position): (usize, &Option<StreamPosition>)| {
+                let position = position.filter(|_| queue_of[number] == Some(thread))?;
+                Some(Stream::training(documents.clone(), order.clone(), packing, number, position))
+            };
+            let streams: Vec<Option<Stream>> = cursor.streams.iter().enumerate().map(stream).collect();
             let (sender, queue) = sync_channel(queue_rows);
             let first_row = cursor.row;
             let name = format!("loader-{thread}");
@@ -177,7 +196,7 @@ impl Loader {
             queues.push(queue);
         }
         let (context, waited, failed) = (packing.context, Waited::default(), None);
-        Ok(Self { cursor, context, epoch, gauge, waited, queues, threads, failed })
+        Ok(Self { cursor, context, epoch, gauge, waited, queues, queue_of, threads, failed })
     }
 
     /// Tokens of a row.
@@ -194,11 +213,14 @@ impl Loader {
         let mut rows = Rows { context: self.context, ..Rows::default() };
         let mut cursor = self.cursor.clone();
         for _ in 0..count {
-            let lane = (cursor.row % STREAMS as u64) as usize;
-            match self.receive(lane, &mut rows.waited) {
-                Ok(Packed { row, position, .. }) => {
-                    row.into_iter().for_each(|row| rows.push(cursor.row, row));
-                    cursor.streams[lane] = position;
+            let stream = (cursor.row % STREAMS as u64) as usize;
+            let packed = self.queue_of[stream].map(|queue| self.receive(queue, &mut rows.waited));
+            match packed.transpose() {
+                Ok(packed) => {
+                    if let Some(Packed { row, position, .. }) = packed {
+                        row.into_iter().for_each(|row| rows.push(cursor.row, row));
+                        cursor.streams[stream] = Some(position);
+                    }
                     cursor.row += 1;
                 }
                 Err(error) => {
@@ -212,15 +234,18 @@ impl Loader {
         rows.epoch = match self.epoch {
             Epoch::Tokens(tokens) => self.cursor.row as f64 * self.context as f64 / tokens as f64,
             Epoch::Documents(count) => {
-                let begun: u64 = self.cursor.streams.iter().map(|stream| stream.document).sum();
-                begun as f64 / count as f64
+                // Other ranks are as far in their streams, which are as good a sample of the documents.
+                let walked = self.cursor.streams.iter().flatten();
+                let (begun, streams) =
+                    walked.fold((0, 0), |(begun, streams), stream| (begun + stream.document, streams + 1));
+                begun as f64 * (STREAMS as f64 / streams as f64) / count as f64
             }
             Epoch::Endless => 0.0,
         };
         Ok(rows)
     }
 
-    /// Where the row after the last one given begins. The same on every rank that has taken as many rows.
+    /// Where the row after the last one given begins, as far as this rank knows it.
     pub fn cursor(&self) -> &Cursor {
         &self.cursor
     }
@@ -235,13 +260,13 @@ impl Loader {
         self.gauge.peak()
     }
 
-    fn receive(&self, lane: usize, waited: &mut Waited) -> Result<Packed, DataError> {
-        let thread = lane % self.queues.len();
-        let packed = match self.queues[thread].try_recv() {
+    fn receive(&self, queue: usize, waited: &mut Waited) -> Result<Packed, DataError> {
+        let queue = &self.queues[queue];
+        let packed = match queue.try_recv() {
             Ok(packed) => packed?,
             Err(_) => {
                 let since = Instant::now();
-                let packed = self.queues[thread].recv();
+                let packed = queue.recv();
                 let packed = packed.expect("a loader thread packs until its reader is gone")?;
                 *waited += Waited::new(since.elapsed(), packed.spent, packed.packing);
                 packed
@@ -273,8 +298,7 @@ fn pack(
     gauge: &Gauge,
 ) {
     for row in first_row.. {
-        let lane = (row % STREAMS as u64) as usize;
-        let Some(stream) = &mut streams[lane] else { continue };
+        let Some(stream) = &mut streams[(row % STREAMS as u64) as usize] else { continue };
         let (since, held) = (Instant::now(), stream.held_bytes());
         let packed = stream.row().map(|packed| {
             let packed = packed.expect("a training stream never ends");
@@ -314,7 +338,8 @@ mod tests {
     }
 
     fn start() -> Cursor {
-        Cursor { row: 0, streams: [StreamPosition { document: 0, offset: 0 }; STREAMS], data: String::new() }
+        let begin = StreamPosition { document: 0, offset: 0 };
+        Cursor { row: 0, streams: [Some(begin); STREAMS], data: String::new() }
     }
 
     fn loader_of(
@@ -413,10 +438,24 @@ mod tests {
         }
     }
 
+    /// Every position that some rank knows; whoever knows one knows the same.
+    fn together(cursors: &[Cursor]) -> Cursor {
+        let mut whole = cursors[0].clone();
+        for cursor in &cursors[1..] {
+            assert_eq!((cursor.row, &cursor.data), (whole.row, &whole.data));
+            for (known, other) in whole.streams.iter_mut().zip(cursor.streams) {
+                assert!(known.is_none() || other.is_none() || *known == other);
+                *known = known.or(other);
+            }
+        }
+        whole
+    }
+
     #[test]
-    fn ranks_share_the_rows_and_the_cursor() {
-        let whole = next(&mut loader(37, start(), LoaderOptions::default()), 60);
-        for ranks in [2, 3, 4] {
+    fn ranks_share_the_rows_and_the_positions() {
+        let mut all = loader(37, start(), LoaderOptions::default());
+        let whole = next(&mut all, 60);
+        for ranks in [2, 3, 4, 8, 16] {
             let mut tokens = vec![Vec::new(); 60];
             let mut cursors = Vec::new();
             for first in 0..ranks {
@@ -433,10 +472,69 @@ mod tests {
                 }
                 cursors.push(loader.cursor().clone());
             }
-            assert_eq!(cursors[0].row, 60);
-            assert!(cursors.iter().all(|cursor| *cursor == cursors[0]));
+            assert_eq!(together(&cursors), *all.cursor());
             assert_eq!(tokens.concat(), whole.tokens);
+            let refused = |cursor: &Cursor| {
+                let packing = Packing { context: CONTEXT, document_mask: false, frame: Frame::of(0, 1) };
+                let order = Order::new(Some(37), 9);
+                Loader::new(documents(37), order, packing, cursor.clone(), LoaderOptions::default()).err()
+            };
+            let knows_all = |cursor: &Cursor| cursor.streams.iter().all(Option::is_some);
+            for cursor in &cursors {
+                let said = refused(cursor).map(|error| error.sentence);
+                assert_eq!(said.is_none(), knows_all(cursor), "{said:?}");
+                assert!(said.is_none_or(|said| said.starts_with("The checkpoint does not say where stream")));
+            }
         }
+    }
+
+    /// Packed rows are counted by the documents that are read for them: a document with its frame is a row here.
+    #[test]
+    fn a_rank_reads_and_packs_only_the_streams_of_its_lanes() {
+        const UPDATES: usize = 50;
+        for (ranks, lanes, streams, packed_for_one) in [
+            (1, 8, 8, 1),
+            (2, 8, 4, 1),
+            (4, 8, 2, 1),
+            (8, 8, 1, 1),
+            (4, 4, 2, 1),
+            (3, 3, 8, 3),
+            (16, 16, 1, 2),
+        ] {
+            let (count, batch) = (lanes / ranks, 48);
+            for rank in 0..ranks {
+                let documents = Arc::new(Counted { length: CONTEXT - 2, read: Default::default() });
+                let lanes = Lanes { first: rank * count, count, of: lanes, batch };
+                let options = LoaderOptions { lanes, threads: 2, queue_bytes: 1 };
+                let mut loader = loader_of(documents.clone(), start(), options, false);
+                let kept: usize = (0..UPDATES).map(|_| next(&mut loader, batch).count()).sum();
+                assert_eq!(kept, UPDATES * batch / ranks, "rank {rank} of {ranks}");
+                let walked = loader.cursor().streams.iter().flatten().count();
+                assert_eq!(walked, streams, "rank {rank} of {ranks}");
+                drop(loader);
+                let read = documents.read.load(std::sync::atomic::Ordering::Relaxed) as usize;
+                // The last target of a row is the first token of the next one. Beside that each thread is at most two rows ahead.
+                let most = kept * packed_for_one + streams + 2 * 2 + 2;
+                assert!(
+                    (kept * packed_for_one..=most).contains(&read),
+                    "rank {rank} of {ranks} read {read} documents for {kept} rows"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_streams_of_a_rank_tell_how_often_the_text_was_read() {
+        // Tokens are not counted, so documents are.
+        let read = |ranks: usize| {
+            let documents = Arc::new(Counted { length: 100, read: Default::default() });
+            let lanes = Lanes { first: 0, count: 8 / ranks, of: 8, batch: 16 };
+            let options = LoaderOptions { lanes, ..LoaderOptions::default() };
+            next(&mut loader_of(documents, start(), options, false), 8000).epoch
+        };
+        let whole = read(1);
+        assert_eq!(whole, 8.0 * (1000.0 * CONTEXT as f64 / 102.0).floor() / 5000.0);
+        assert!([2, 4, 8].iter().all(|ranks| (read(*ranks) / whole - 1.0).abs() < 0.01));
     }
 
     /// Documents that count how often they are read.

@@ -126,6 +126,10 @@ impl Documents for Joined {
         Some(self.tokens)
     }
 
+    fn is_tokenised_as_read(&self) -> bool {
+        self.sources.iter().any(|source| source.is_tokenised_as_read())
+    }
+
     fn append(&self, index: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError> {
         // The last source that begins at or before the index: empty ones begin where the next one does.
         let source = self.bases.partition_point(|base| *base <= index) - 1;

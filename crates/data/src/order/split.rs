@@ -195,6 +195,10 @@ impl Documents for Side {
         Some(self.tokens)
     }
 
+    fn is_tokenised_as_read(&self) -> bool {
+        self.documents.is_tokenised_as_read()
+    }
+
     fn append(&self, index: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError> {
         self.documents.append(self.selection.at(index), out, spent)
     }

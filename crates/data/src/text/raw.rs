@@ -126,6 +126,10 @@ impl Documents for OnDemand {
         None
     }
 
+    fn is_tokenised_as_read(&self) -> bool {
+        true
+    }
+
     fn append(&self, index: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError> {
         let since = Instant::now();
         let document = self.index.read(index);

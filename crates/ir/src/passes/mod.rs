@@ -84,6 +84,7 @@ use fuse::{
 use gradient::shards::{self, Divided};
 use gradient::{held_ratios, one_pass_loss, rejoin, score_gradients};
 use options::{Options, Precision, Recompute};
+use place::prefetch;
 use state::{Reports, State};
 use types::{adapter_norms, copies, precision, quantize_sources, tf32};
 
@@ -138,6 +139,16 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
         let ways = options.mesh.ways(Axis::Shard);
         format!("{trained} parameters are updated in shares, of which a rank has one of {ways}")
     });
+
+    // Exchanges begin as soon as what they send is there.
+    for (role, g) in graphs.iter_mut().filter(|_| options.runs("prefetch")) {
+        let (ordered, exchanges) = prefetch::prefetch(g);
+        *g = ordered;
+        check("prefetch", g);
+        reports.say(*role, "prefetch", exchanges, || {
+            format!("{exchanges} exchanges begin as soon as what they send is there")
+        });
+    }
     place::plan(graphs, target, options, sharded, reports)
 }
 

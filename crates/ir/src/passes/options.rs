@@ -162,6 +162,10 @@ pub struct Options {
     pub lanes: usize,
     /// In which order sums over ranks are made.
     pub order: Order,
+    /// Off: the next launch behind an exchange between ranks waits for it.
+    pub overlap: bool,
+    /// One rank exchanges with itself, so that what the way through a wire costs can be measured and compared.
+    pub exchange_alone: bool,
     /// Leaves one pass out by name, so that tests can show that reports notice.
     pub skip_pass: Option<&'static str>,
 }
@@ -170,6 +174,12 @@ impl Options {
     /// Whether no test leaves a pass out.
     pub fn runs(&self, pass: &str) -> bool {
         self.skip_pass != Some(pass)
+    }
+
+    /// The axes along which sums go over ranks, the innermost first.
+    pub fn exchanged_axes(&self) -> Vec<Axis> {
+        let axes: Vec<Axis> = self.mesh.axes_of_rows().collect();
+        if axes.is_empty() && self.exchange_alone { vec![Axis::Shard] } else { axes }
     }
 
     /// Whether ranks have shares of the optimiser's state.
@@ -203,6 +213,8 @@ impl Default for Options {
             buckets: 1,
             lanes: 1,
             order: Order::Tree,
+            overlap: true,
+            exchange_alone: false,
             skip_pass: None,
         }
     }

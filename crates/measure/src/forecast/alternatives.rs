@@ -1,6 +1,6 @@
 //! What every switch would cost or save: the same rows at once, compiled with it at each of its other values.
 
-use flatout_ir::{PlanSet, Target};
+use flatout_ir::{Options, PlanSet, Target};
 
 use super::{Done, Job};
 use flatout_train::config::Config;
@@ -89,7 +89,7 @@ fn alternative(
     let seconds = |compiled: &Compiled| prediction::step_cost(compiled, config.train.batch).predicted_seconds;
     let outcome = match settle_for(config, &endless, rows) {
         // The same plans: it acts beside them or inside kernels.
-        Ok(settled) if settled.options == base.settled.options => {
+        Ok(settled) if is_alike(&settled.options, &base.settled.options) => {
             planned(&base.plans, &settled, seconds(base))?
         }
         Ok(_) => match compile_for(config, &endless, rows, false) {
@@ -99,4 +99,9 @@ fn alternative(
         Err(refused) => Outcome::Refused(refused.to_string()),
     };
     Some(Alternative { switch: switch.name, value, outcome })
+}
+
+/// Whether options come to the same plans: the number of buckets follows from them.
+fn is_alike(one: &Options, other: &Options) -> bool {
+    Options { buckets: other.buckets, ..one.clone() } == *other
 }

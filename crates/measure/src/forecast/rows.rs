@@ -39,7 +39,7 @@ pub(super) fn jobs<'a>(config: &'a Config, compiled: &'a Compiled) -> Vec<Job<'a
 
 fn largest(config: &Config, target: &Target, near: usize) -> Largest {
     let endless = Target { memory_bytes: u64::MAX, ..target.clone() };
-    let there = target.memory_bytes.saturating_sub(target.driver_bytes) as usize;
+    let there = target.memory_bytes.saturating_sub(target.bytes_beside()) as usize;
     let plans = |rows: usize| compile_for(config, &endless, rows, false).ok();
     // An update of examples never needs room for more than all of them.
     let most = if config.data.has_examples() { config.train.batch } else { MOST_ROWS };
@@ -67,7 +67,11 @@ fn largest(config: &Config, target: &Target, near: usize) -> Largest {
             _ => guess(&known, there).clamp(low + 1, too_many - 1),
         };
     }
-    let batch = config.train.batch;
+    // Of several ranks each has its lanes' rows.
+    let batch = match target.ranks {
+        1 => config.train.batch,
+        ranks => config.train.batch / ranks,
+    };
     let rows = fitting.as_ref().map(|(rows, _)| *rows);
     let of_batch = rows.and_then(|rows| (1..=rows.min(batch)).rev().find(|n| batch.is_multiple_of(*n)));
     Largest {
@@ -76,7 +80,8 @@ fn largest(config: &Config, target: &Target, near: usize) -> Largest {
         of_batch,
         arena_bytes: fitting.as_ref().map(|(_, compiled)| compiled.plans.arena_bytes),
         tokens_per_second: fitting.as_ref().map(|(rows, compiled)| {
-            let seconds = prediction::step_cost(compiled, *rows).predicted_seconds;
+            let rows = rows * target.ranks;
+            let seconds = prediction::step_cost(compiled, rows).predicted_seconds;
             // With an arrangement the cost is that of a whole update, otherwise that of the rows.
             match &compiled.settled.arrangement {
                 Some(arrangement) => arrangement.real_tokens / seconds,

@@ -10,9 +10,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use flatout_ir::target::KernelRow;
-use flatout_ir::{Launch, View};
+use flatout_ir::{Axis, Launch, View};
 
 use super::argument::Block;
+use super::driver::nccl::{Communicator, Communicators};
 use super::driver::{Driver, Modules};
 use super::kernels::attention::choice::{AttentionKernel, Chosen};
 use super::kernels::attention::cudnn::Cudnn;
@@ -145,6 +146,7 @@ pub struct Prepare<'a> {
     pub(super) stream: Stream,
     pub(super) notes: &'a RefCell<Vec<String>>,
     pub(super) chosen: &'a RefCell<Vec<Chosen>>,
+    pub(super) communicators: Option<&'a Communicators>,
 }
 
 impl<'a> Prepare<'a> {
@@ -200,6 +202,16 @@ impl<'a> Prepare<'a> {
         if !chosen.contains(&what) {
             chosen.push(what);
         }
+    }
+
+    /// The group of ranks along an axis; `None` where the session was opened without others.
+    pub fn communicator(&self, axis: Axis) -> Option<&'a Arc<Communicator>> {
+        self.communicators.and_then(|all| all.along(axis))
+    }
+
+    /// Where this rank lies along an axis.
+    pub fn coordinate(&self, axis: Axis) -> usize {
+        self.communicators.map_or(0, |all| all.mesh().coordinate(all.rank(), axis))
     }
 
     /// Where candidates may be timed; the session's own stream, idle now.

@@ -6,6 +6,7 @@
 
 mod attention;
 pub mod cases;
+pub mod collective;
 mod linear_attention;
 pub mod packed;
 mod products;

@@ -179,6 +179,8 @@ impl<'a> Bench<'a> {
             workspace,
             key: 0,
             flops: 0,
+            queue: flatout_ir::Queue::Compute,
+            joins: None,
         });
         Ok(outs)
     }

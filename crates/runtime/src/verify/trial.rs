@@ -10,9 +10,9 @@ use flatout_ir::plan::{PlacedSlot, Plan};
 use flatout_ir::random::{normal, philox};
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType, bf16_from_f32, contiguous_strides};
-use flatout_ir::{Launch, Mesh, Op, PlanSet, Role, Value, View};
+use flatout_ir::{Launch, Mesh, Op, PlanSet, Queue, Role, Value, View};
 
-use super::{Case, Data, Place};
+use super::{Case, Data, Place, collective};
 use crate::{RuntimeError, Session, cuda};
 
 /// How a case is laid out and run.
@@ -182,7 +182,12 @@ impl<'a> Trial<'a> {
         let plans = self.plans(launch, arena_bytes);
         let session = match place {
             Place::Cpu => Session::new(plans, threads),
-            Place::Cuda(device) => Session::cuda(plans, device, options),
+            // One rank exchanges with itself through NCCL, where that is there.
+            Place::Cuda(device) => {
+                let others =
+                    if self.case.op.kind().is_collective() { collective::alone(device) } else { None };
+                Session::cuda_among(plans, device, options, others, &|| Ok(()))
+            }
         };
         let session = session.map_err(|why| format!("{form:?}: {why}"))?;
         Ok(Opened { session, form, outs, may_change, scratch })
@@ -290,6 +295,8 @@ impl<'a> Trial<'a> {
             path: self.case.name.clone(),
             key: KEY,
             flops: self.case.op.flops(self.node(), &self.graph),
+            queue: Queue::of(&self.case.op),
+            joins: None,
         };
         (launch, end)
     }

@@ -1,7 +1,7 @@
 //! The backends' kernels on this machine: what there is to run on, and whether the kernels are right here.
 
 use flatout_runtime::cuda::{self, nvrtc::Nvrtc};
-use flatout_runtime::verify::{packed, real};
+use flatout_runtime::verify::{collective, packed, real};
 use flatout_runtime::{Laps, cpu, verify};
 use rayon::prelude::*;
 
@@ -78,7 +78,8 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
     let name = cuda::target(&device, false).name;
     took.lap("compiling");
     let mut done = GpuChecked { name, cases: vec![], real: vec![], broke: None, speeds: vec![], took };
-    let mut left = cases.len() + promised.len() + real.len() + large.len();
+    let sums: Vec<_> = collective::checks().into_iter().filter(|sum| sum.name.contains(only)).collect();
+    let mut left = cases.len() + promised.len() + sums.len() + real.len() + large.len();
     // A failure may be the kernel's alone, or have taken the device with it: then nothing later can be checked.
     let mut is_over = |failed: bool, name: &str, done: &mut GpuChecked| {
         left -= 1;
@@ -110,6 +111,16 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
         }
     }
     done.took.lap("packing");
+    for (i, sum) in sums.iter().enumerate() {
+        see("sums over ranks on the GPU", i, sums.len());
+        let (name, kernel, error) = (sum.name.clone(), sum.kernel().to_string(), sum.run(&device));
+        let failed = error.is_err();
+        done.cases.push(Checked { name, kernel, bound: 0.0, error });
+        if is_over(failed, &sum.name, &mut done) {
+            return Some(Ok(done));
+        }
+    }
+    done.took.lap("sums over ranks");
     for (i, check) in real.iter().enumerate() {
         see("real sizes on the GPU", i, real.len());
         let some = check.run(place).into_iter().map(|(kernel, error)| {
@@ -259,6 +270,15 @@ pub struct Gpu {
     pub missing: Vec<(&'static str, &'static str)>,
 }
 
+fn listed(found: &cuda::library::Candidate) -> Candidate {
+    Candidate {
+        library: found.library.name(),
+        path: found.path.display().to_string(),
+        version: found.version.map_or_else(|| "?".into(), |version| version.to_string()),
+        verdict: found.verdict.clone(),
+    }
+}
+
 /// Looks for a GPU; opens libraries on the first call.
 pub fn gpu() -> Gpu {
     let found = cuda::probe();
@@ -280,14 +300,26 @@ pub fn gpu() -> Gpu {
             (Some(true), sentence)
         }
     };
-    let candidates = found.candidates.iter().map(|c| Candidate {
-        library: c.library.name(),
-        path: c.path.display().to_string(),
-        version: c.version.map_or_else(|| "?".into(), |v| v.to_string()),
-        verdict: c.verdict.clone(),
-    });
+    let candidates = found.candidates.iter().map(listed);
     let missing = found.missing.iter().map(|kind| (kind.name(), kind.install(found.cuda_major)));
     Gpu { usable, sentence, candidates: candidates.collect(), missing: missing.collect() }
+}
+
+/// NCCL as `doctor` lists it: what was found, and the line that installs it where nothing was opened. Opens it.
+pub fn nccl() -> (Vec<Candidate>, Option<(&'static str, &'static str)>) {
+    let (found, kind) = (cuda::library::nccl(), cuda::library::Kind::Nccl);
+    let missing =
+        found.get().is_none().then(|| (kind.name(), kind.install(cuda::library::libraries().cuda_major)));
+    (found.candidates.iter().map(listed).collect(), missing)
+}
+
+/// Every GPU that this process sees, in words.
+pub fn gpus() -> Vec<String> {
+    let named = |gpu: cuda::Identity| {
+        let gib = gpu.memory_bytes as f64 / (1u64 << 30) as f64;
+        format!("{}, {} multiprocessors, {gib:.1} GiB", gpu.model, gpu.sms)
+    };
+    cuda::device::all().into_iter().map(named).collect()
 }
 
 /// Clears the environment variables that make NVIDIA's libraries compute something else, and names them. Call first: with

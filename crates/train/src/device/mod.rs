@@ -2,23 +2,28 @@
 
 pub mod calibrations;
 pub mod kernels;
+mod wire;
+
+pub use wire::check as check_nccl;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
+use flatout_ir::links::Links;
 use flatout_ir::{Op, PlanSet, Target};
 pub use flatout_runtime::cuda::context::Facts;
 use flatout_runtime::cuda::device::{self as gpu, Gpu, probe};
-pub use flatout_runtime::cuda::gpus;
+use flatout_runtime::cuda::nccl;
 use flatout_runtime::cuda::session::Options;
+pub use flatout_runtime::cuda::{gpus, links};
 use flatout_runtime::{Laps, Session, cpu, cuda};
-use flatout_world::Wire;
 
 use crate::Failure;
 use crate::UserError;
 use crate::config::suggestion;
 use crate::machine;
+use crate::ranks::Ranks;
 use crate::refuse;
+use crate::switches::compute::Wire;
 use crate::switches::{Backend, Settled, Switches, Toggle};
 
 /// Starts the threads that everything shares. Where none can be started a command ends here, and not in its middle.
@@ -43,12 +48,19 @@ impl Device {
     /// What the switch asks for. `auto` takes a GPU where there is one; one that is there and cannot be used is an error
     /// and not a quiet run on the CPU.
     pub fn open(backend: Backend) -> Result<Device, Failure> {
+        Device::open_local(backend, 0, false)
+    }
+
+    /// The same for one of the ranks of a host: the GPU of its number, or the only one that it sees. Where ranks share GPUs they
+    /// take them in turns.
+    pub fn open_local(backend: Backend, local_rank: usize, shares: bool) -> Result<Device, Failure> {
         if backend == Backend::Cpu {
             return Ok(Device::cpu());
         }
         match (&probe().gpu, backend) {
-            (Gpu::Usable(identity), _) => {
-                let opened = gpu::Device::open(identity.index);
+            (Gpu::Usable(_), _) => {
+                let index = wire::gpu_of(local_rank, visible_gpus(), shares)?;
+                let opened = gpu::Device::open(index);
                 Ok(Device::Cuda(opened.map_err(|why| Failure::Environment(why.to_string()))?))
             }
             (Gpu::Unusable(why), _) => Ok(refused(why)?),
@@ -69,7 +81,9 @@ impl Device {
             }
             Device::Cuda(device) => gpu::target(device, switches.kernels.deterministic == Toggle::On),
         };
-        Target { timings: calibrations::recall(self), ..target }
+        let exchanges_alone = switches.compute.wire == Wire::Nccl && matches!(self, Device::Cuda(_));
+        let wire_bytes = if exchanges_alone { nccl::CEILING_BYTES } else { 0 };
+        Target { timings: calibrations::recall(self), wire_bytes, ..target }
     }
 
     /// The device as its kernels see it; nothing to know of the CPU.
@@ -99,33 +113,38 @@ impl Device {
 
     /// A session for plans that were compiled for this device.
     pub fn session(&self, plans: PlanSet, settled: &Settled) -> Result<Session, Failure> {
-        self.session_among(plans, settled, None)
+        self.session_among(plans, settled, &Ranks::alone())
     }
 
-    /// The same, as one of the ranks that a wire connects.
+    /// The same, as one of several ranks, which all call this.
     pub fn session_among(
         &self,
         plans: PlanSet,
         settled: &Settled,
-        wire: Option<Arc<dyn Wire>>,
+        ranks: &Ranks,
     ) -> Result<Session, Failure> {
         Ok(match self {
-            Device::Cpu { threads } => Session::among(plans, *threads, wire)?,
+            Device::Cpu { threads } => Session::among(plans, *threads, ranks.wire())?,
             Device::Cuda(device) => {
-                let Settled { cuda_graphs, autotune, deterministic, attention_kernel, .. } = *settled;
-                let options = Options {
-                    graphs: cuda_graphs,
-                    deterministic,
-                    autotune,
-                    check_each_launch: false,
-                    attention: attention_kernel,
-                };
+                let options = session_options(settled);
                 if let Some(why) = cuda::attention::refusal(&plans, &device.facts(options)) {
                     return Err(Failure::User(UserError(why)));
                 }
-                Session::cuda(plans, device, options)?
+                wire::session(plans, device, options, ranks)?
             }
         })
+    }
+}
+
+/// How a session on a GPU runs plans, by what the switches came to.
+pub fn session_options(settled: &Settled) -> Options {
+    let Settled { cuda_graphs, autotune, deterministic, attention_kernel, .. } = *settled;
+    Options {
+        graphs: cuda_graphs,
+        deterministic,
+        autotune,
+        check_each_launch: false,
+        attention: attention_kernel,
     }
 }
 
@@ -144,6 +163,30 @@ pub fn named(gpu: &str, switches: &Switches) -> Result<Target, UserError> {
     }
     let target = gpus::target(found, switches.kernels.deterministic == Toggle::On);
     Ok(Target { timings: calibrations::recall_named(gpu), ..target })
+}
+
+/// How GPUs of a name are linked, in a node and between nodes: as the table has it, or by links that are named.
+pub fn links_of(
+    gpu: &str,
+    local: Option<&str>,
+    net: Option<&str>,
+    ranks_a_node: usize,
+) -> Result<Links, UserError> {
+    let find = |name: &str, option: &str| {
+        links::find(name).ok_or_else(|| {
+            let names: Vec<&str> = links::named().map(|link| link.name.as_str()).collect();
+            let all = format!("there is {}", names.join(", "));
+            let advice = suggestion(name, &names).unwrap_or(all);
+            UserError(format!("{option} names the link `{name}`, which is not in the table; {advice}"))
+        })
+    };
+    let local = match local {
+        Some(name) => find(name, "--link")?,
+        None => links::of_gpu(gpu).ok_or_else(|| {
+            UserError(format!("how GPUs like the {gpu} are linked is not in the table: name it with --link"))
+        })?,
+    };
+    Ok(links::between(local, find(net.unwrap_or(links::NET), "--net")?, ranks_a_node))
 }
 
 /// The kernels that attention of `grad` may run on on a GPU, by direction: of several `autotune` takes the fastest.
@@ -169,6 +212,11 @@ pub fn attention_kernels(
         all.retain(|kernel| kernels.contains(kernel));
     }
     serving
+}
+
+/// The GPUs that this process sees; 0 where the first cannot be used.
+pub fn visible_gpus() -> usize {
+    gpu::all().len()
 }
 
 /// Whether this machine has an NVIDIA GPU, usable or not.

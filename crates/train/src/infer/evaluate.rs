@@ -13,6 +13,7 @@ use crate::tasks::capacities::{self, Capacities};
 use crate::tasks::dataset::Dataset;
 pub use crate::tasks::dataset::Share;
 use crate::tasks::preference::{Compared, Scores, Side};
+use crate::training::baseline;
 use crate::training::evaluate::{Counted, EvalResults, evaluate_all};
 use crate::training::reference;
 use crate::weights::loaded::Loaded;
@@ -119,7 +120,7 @@ pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &Rows) -> Result<Eva
     if let Some(compared) = rows.data.compared() {
         let side = if rows.share == Share::All { Side::Train } else { Side::HeldOut };
         let numbers: Vec<usize> = (0..count).collect();
-        compared.take_baseline(&mut session, side, &numbers, rows.layout.as_ref())?;
+        baseline::take(&mut session, compared, side, &numbers, rows.layout.as_ref())?;
     }
     let mut counted = Counted::new(None);
     let see = &mut |_: Batch, results: &EvalResults| counted.see(results);

@@ -16,6 +16,7 @@ use crate::config::resolved::Resolved;
 use crate::machine;
 use crate::resolve::arranged;
 use crate::resolve::arranged::eval_layout;
+use crate::resolve::buckets;
 use crate::resolve::fp8_layers;
 use crate::resolve::lanes;
 use crate::resolve::recompute_layers;
@@ -220,6 +221,17 @@ pub fn compile_for(
         && let Some(smaller) = recompute_layers::fewest(&programs, target, &mut settled)
     {
         plans = Ok(smaller);
+    }
+    // More buckets let exchanges run beside the update.
+    if let Ok(one) = &plans {
+        settled.options.buckets = buckets::fastest(one, target);
+        if settled.options.buckets > 1
+            && let Ok(several) = compile_programs(&programs, target, &settled.options)
+        {
+            plans = Ok(several);
+        } else {
+            settled.options.buckets = 1;
+        }
     }
     let forward = &programs[0].graph;
     let tokens = capacities[0].tokens;

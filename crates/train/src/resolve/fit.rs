@@ -19,7 +19,7 @@ pub struct Fit {
 impl Fit {
     /// What plans and driver take together.
     pub fn bytes(&self) -> u64 {
-        self.compiled.plans.arena_bytes as u64 + self.compiled.target.driver_bytes
+        self.compiled.plans.arena_bytes as u64 + self.compiled.target.bytes_beside()
     }
 }
 
@@ -28,7 +28,8 @@ pub fn fit(config: &Config, target: &Target) -> Result<Fit, Failure> {
         Ok(compiled) => (compiled, true),
         Err(refused) => (compile_unbounded(config, target).ok_or(refused)?, false),
     };
-    let batch = config.train.batch;
+    // Of several ranks each has its lanes' rows.
+    let batch = if target.ranks == 1 { config.train.batch } else { config.train.batch / target.ranks };
     let (least, most) = if fits { (compiled.micro_batch, batch) } else { (1, compiled.micro_batch) };
     let divisors = || (least..=most).rev().filter(|rows| batch.is_multiple_of(*rows));
     let fitting = |may_recompute_all: bool| {
@@ -39,7 +40,7 @@ pub fn fit(config: &Config, target: &Target) -> Result<Fit, Failure> {
 }
 
 /// The plans on a device with memory without end, of a row at a time where the config leaves the number open.
-fn compile_unbounded(config: &Config, target: &Target) -> Option<Compiled> {
+pub fn compile_unbounded(config: &Config, target: &Target) -> Option<Compiled> {
     let mut config = config.clone();
     if config.train.micro_batch().is_none() {
         config.train.micro_batch = Count::Given(1);
@@ -97,7 +98,7 @@ mod tests {
         let (all, three) = (arena(&["recompute=full"]), of("wide", 3));
         assert!(all < three && three < roomy.compiled.plans.arena_bytes as u64);
         let target = roomy.compiled.target.clone();
-        let with = |bytes: u64| Target { memory_bytes: bytes + target.driver_bytes, ..target.clone() };
+        let with = |bytes: u64| Target { memory_bytes: bytes + target.bytes_beside(), ..target.clone() };
         let given: Vec<String> = rows.iter().map(|s| s.to_string()).collect();
         let config = resolve("pretrain-226m", &["h200".into()], &given).unwrap();
         let three_fit = compile(&config, &with(three)).unwrap();

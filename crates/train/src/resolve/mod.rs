@@ -1,6 +1,7 @@
 //! Resolves a config for this machine and this data: switches settled, memory fitted, plans compiled.
 
 pub mod arranged;
+pub mod buckets;
 pub mod compile;
 pub mod fit;
 pub mod fp8_layers;

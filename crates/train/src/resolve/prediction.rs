@@ -2,18 +2,37 @@
 
 use std::collections::BTreeMap;
 
-use flatout_ir::cost::{Cost, by_work, rate};
+use flatout_ir::cost::{Cost, by_work, played, rate};
 use flatout_ir::passes::lanes::{lanes_a_rank, roles_after};
+use flatout_ir::schedule::Played;
 use flatout_ir::{OpKind, Role, Work};
 
 use crate::config::Config;
 use crate::resolve::compile::Compiled;
 
-/// The cost of one update of `batch` rows: `grad` for every micro-batch, `keep` and `fold` behind lanes, then `apply`.
+/// The cost of one update of `batch` rows: `grad` for every micro-batch, `keep` and `fold` behind lanes, then `apply`. Of several
+/// ranks, the time of one of them with its exchanges.
 pub fn step_cost(compiled: &Compiled, batch: usize) -> Cost {
     let mut total = Cost::default();
     step_by_work(compiled, batch).into_iter().for_each(|(_, cost)| total += cost);
+    if compiled.target.ranks > 1 {
+        let (predicted, roofline) = step_played(compiled, batch);
+        (total.predicted_seconds, total.roofline_seconds) = (predicted.seconds, roofline.seconds);
+    }
     total
+}
+
+/// One update with its exchanges beside what does not wait for them, by the target's timings and at best by its rates.
+pub fn step_played(compiled: &Compiled, batch: usize) -> (Played, Played) {
+    let (mut predicted, mut roofline) = (Played::default(), Played::default());
+    for (role, times) in mean_runs(compiled, batch) {
+        if let Some(plan) = compiled.plans.plan(role) {
+            let of_plan = played(plan, &compiled.target);
+            predicted += of_plan.0.times(times);
+            roofline += of_plan.1.times(times);
+        }
+    }
+    (predicted, roofline)
 }
 
 /// The same by kind of work.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use flatout_ir::passes::layout;
-use flatout_ir::{Adapter, Graph, Mesh, Moments, Rule, Shard, Target, Update, optimizers};
+use flatout_ir::{Adapter, Graph, Moments, Rule, Shard, Target, Update, optimizers};
 
 use crate::UserError;
 use crate::config::Config;
@@ -28,7 +28,7 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     options.fp8_layers = fp8_layers::named(config)?;
     options.recompute_layers = recompute_layers::given(config)?;
     options.lanes = lanes::lanes(config, target.ranks)?;
-    options.mesh = Mesh::new(1, target.ranks);
+    options.mesh = target.mesh();
     let may_divide = layout::may_divide(model, options);
     if settled.choice(SHARD.name).is_some_and(|chosen| chosen.value != Shard::None.name()) && !may_divide {
         settled.options.shard = Shard::None;

@@ -6,6 +6,7 @@
 //! newest checkpoint with a right marker is whole, and an older one is removed only after that. Several ranks write a file of
 //! tensors each, and `state.json` has an index of them.
 
+mod cursor;
 mod format;
 mod found;
 mod index;
@@ -13,6 +14,7 @@ mod parts;
 mod retention;
 pub(crate) mod tensors;
 
+pub use cursor::merged;
 pub use found::{Latest, Whole, at, latest, latest_among, latest_where, newest_finished};
 pub use index::{Index, part_name};
 pub use parts::{Share, Together, Unsaved, Written};
@@ -45,7 +47,7 @@ const WRITE_BYTES: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
 pub struct State {
     /// Updates made.
     pub step: u64,
-    /// Where the data goes on.
+    /// Where the data goes on; null in it is what this rank does not know and another does.
     pub cursor: serde_json::Value,
     /// Whole numbers that the loop continues from, by name.
     pub counters: BTreeMap<String, u64>,

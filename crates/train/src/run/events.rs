@@ -124,6 +124,10 @@ pub struct Start {
     pub world: Option<WorldFacts>,
 }
 
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
 /// The ranks of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorldFacts {
@@ -137,6 +141,12 @@ pub struct WorldFacts {
     pub shard: String,
     /// Groups of rows that are summed apart.
     pub lanes: u64,
+    /// Device memory that the wire took beside the arena on rank 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub wire_bytes: u64,
+    /// Variables of the environment that NCCL reads, as `NCCL_ALGO=Ring`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub environment: Vec<String>,
 }
 
 /// Where a GPU's kernels and the algorithms of its products came from.

@@ -44,7 +44,7 @@ impl Snapshot {
         let mut owners = plans.owners();
         let index = (owners.len() > 1 && rank == 0).then(|| Index::of_owners(&owners, dtype));
         let owner = other_rank(rank, owners.len(), turn);
-        let compared = if owner == rank { vec![] } else { copies_of(&owners[owner], &plans.held(rank)) };
+        let compared = if owner == rank { vec![] } else { copies_of(&owners[owner], &plans.at_hand(rank)) };
         let mut pieces = owners.swap_remove(rank);
         let owned = pieces.len();
         pieces.extend(compared);

@@ -1,5 +1,6 @@
-//! Switches of what computes, and in which type: `backend`, `precision`, `fp8.scaling`.
+//! Switches of what computes, in which type, and how ranks exchange: `backend`, `precision`, `fp8.scaling`, `wire`.
 
+use flatout_ir::ops::collective::Order;
 use flatout_ir::ops::product::Compute as Arithmetic;
 use flatout_ir::{DType, Launch, Op, OpKind, Precision, Scaling, Target};
 use flatout_settings::choice;
@@ -12,14 +13,20 @@ choice! {
     pub enum Backend { Auto = "auto", Cuda = "cuda", Cpu = "cpu" }
 }
 
+choice! {
+    /// The library or connection that moves tensors between ranks.
+    pub enum Wire { Auto = "auto", Nccl = "nccl", Sockets = "sockets" }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Compute {
     pub backend: Backend,
     pub precision: Auto<Precision>,
     pub fp8_scaling: Auto<Scaling>,
+    pub wire: Wire,
 }
 
-pub(super) const ROWS: [Switch; 3] = [BACKEND, PRECISION, FP8_SCALING];
+pub(super) const ROWS: [Switch; 4] = [BACKEND, PRECISION, FP8_SCALING, WIRE];
 
 pub const BACKEND: Switch = Switch {
     name: "backend",
@@ -147,3 +154,95 @@ pub const FP8_SCALING: Switch = Switch {
     elsewhere: &[elsewhere(GUIDES, "fp8_recipe", "fp8.scaling")],
     ..ROW
 };
+pub const WIRE: Switch = Switch {
+    name: "wire",
+    doc: "How ranks exchange tensors: NCCL between GPUs, sockets between CPUs. nccl on one rank exchanges with itself.",
+    field: field!(compute.wire),
+    class: Class::Bitwise,
+    off: None,
+    refusal: |value, target| match (value, target.name.as_str()) {
+        ("nccl", "cpu") => Some("cannot run on the CPU: NCCL connects GPUs; leave it out".into()),
+        ("sockets", gpu) if gpu != "cpu" => {
+            Some(format!("cannot run on {gpu}: GPUs exchange through NCCL; leave it out"))
+        }
+        _ => None,
+    },
+    settle: Settle::ByModel(|s| {
+        let (ranks, asked) = (s.target.ranks, s.asked.compute.wire);
+        match (s.on_gpu(), asked) {
+            (true, Wire::Auto) if ranks > 1 => s.choose("nccl", "it connects GPUs directly"),
+            (false, Wire::Auto) if ranks > 1 => s.choose("sockets", "they connect processes on CPUs"),
+            _ => {}
+        }
+        let options = &mut s.settled.options;
+        options.exchange_alone = ranks == 1 && asked == Wire::Nccl;
+        // NCCL takes the order that is fastest, unless equal bits are asked for.
+        let is_free = s.target.name != "cpu" && !s.settled.deterministic;
+        let is_exchanged = ranks > 1 || options.exchange_alone;
+        options.order = if is_exchanged && is_free { Order::Any } else { Order::Tree };
+        Ok(())
+    }),
+    active: |reading| {
+        let launches = reading.plans.plans.iter().flat_map(|plan| &plan.launches);
+        let mut exchanges = launches.filter(|l| l.op.ways().is_some());
+        match exchanges.next() {
+            None => "nothing to exchange",
+            Some(_) if reading.target.name == "cpu" => Wire::Sockets.name(),
+            Some(_) => Wire::Nccl.name(),
+        }
+    },
+    guides_word: "NCCL backend",
+    elsewhere: &[
+        elsewhere(HF, "ddp_backend", "wire"),
+        elsewhere(GUIDES, "dist_backend", "wire"),
+        elsewhere(GUIDES, "distributed_backend", "wire"),
+    ],
+    ..ROW
+};
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device;
+    use crate::resolve::compile::{Compiled, compile};
+    use crate::switches::active::{Prepared, active, not_deterministic};
+    use flatout_ir::Role;
+
+    /// Plans of `tiny` for some H200s, whether or not one is here.
+    fn compiled(ranks: usize, words: &[&str]) -> Compiled {
+        let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+        let config = crate::recipes::resolve("tiny", &[], &words).unwrap();
+        let target = device::named("h200", &config.switches).unwrap();
+        compile(&config, &crate::ranks::target_among(ranks, target)).unwrap()
+    }
+
+    fn kernels(compiled: &Compiled, kind: OpKind) -> Vec<&'static str> {
+        let apply = compiled.plans.plan(Role::Apply).expect("an update");
+        let mut names: Vec<_> =
+            apply.launches.iter().filter(|l| l.op.kind() == kind).map(|l| l.kernel).collect();
+        names.dedup();
+        names
+    }
+
+    #[test]
+    fn gpus_exchange_by_nccl_in_one_order_where_bits_are_asked_for() {
+        let state = |c: &Compiled| active(&c.plans, &c.target, Prepared::settled(&c.settled))["wire"].clone();
+        let alone = compiled(1, &[]);
+        assert_eq!((state(&alone).as_str(), alone.target.wire_bytes), ("nothing to exchange", 0));
+        let free = compiled(2, &[]);
+        assert_eq!(state(&free), "nccl");
+        assert_eq!(kernels(&free, OpKind::ReduceScatter), ["cuda.reduce_scatter"]);
+        assert_eq!(kernels(&free, OpKind::AllReduce), ["cuda.all_reduce"]);
+        assert!(not_deterministic(&free.plans, &free.target).contains(&"cuda.all_reduce"));
+        assert!(free.target.wire_bytes > 0 && free.settled.choice("wire").is_some());
+        let fixed = compiled(2, &["deterministic=on"]);
+        assert_eq!(kernels(&fixed, OpKind::ReduceScatter), ["cuda.reduce_scatter_tree"]);
+        assert_eq!(kernels(&fixed, OpKind::AllReduce), ["cuda.all_reduce_tree"]);
+        assert!(not_deterministic(&fixed.plans, &fixed.target).is_empty());
+        let scratch = |c: &Compiled| c.plans.categories().into_iter().find(|(name, _)| *name == "wire");
+        assert!(scratch(&fixed).is_some_and(|(_, bytes)| bytes > 0), "terms lie in planned memory");
+        let through = compiled(1, &["wire=nccl"]);
+        assert_eq!(state(&through), "nccl");
+        assert_eq!(kernels(&through, OpKind::AllReduce), ["cuda.all_reduce"]);
+        assert!(kernels(&through, OpKind::ReduceScatter).is_empty(), "one rank divides nothing");
+    }
+}

@@ -1,7 +1,8 @@
-//! Switches of how kernels run: `rope_cache`, `cuda_graphs`, `autotune`, `deterministic`.
+//! Switches of how kernels run: `rope_cache`, `cuda_graphs`, `overlap`, `autotune`, `deterministic`.
 
-use flatout_ir::Op;
+use flatout_ir::access::Access;
 use flatout_ir::ops::linear_attention::LinearAttend;
+use flatout_ir::{Launch, Op, Plan, Queue};
 
 use super::active::{Reading, not_deterministic, on};
 use super::value::{Autotune, Choose, Toggle, field};
@@ -14,6 +15,7 @@ use crate::switches::settled::Settling;
 pub struct Kernels {
     pub rope_cache: Choose,
     pub cuda_graphs: Choose,
+    pub overlap: Choose,
     pub autotune: Autotune,
     pub deterministic: Toggle,
 }
@@ -23,13 +25,14 @@ impl Default for Kernels {
         Kernels {
             rope_cache: Choose::Auto,
             cuda_graphs: Choose::Auto,
+            overlap: Choose::Auto,
             autotune: Autotune::Quick,
             deterministic: Toggle::Off,
         }
     }
 }
 
-pub(super) const ROWS: [Switch; 4] = [ROPE_CACHE, CUDA_GRAPHS, AUTOTUNE, DETERMINISTIC];
+pub(super) const ROWS: [Switch; 5] = [ROPE_CACHE, CUDA_GRAPHS, OVERLAP, AUTOTUNE, DETERMINISTIC];
 
 pub const ROPE_CACHE: Switch = Switch {
     name: "rope_cache",
@@ -102,6 +105,66 @@ pub const CUDA_GRAPHS: Switch = Switch {
     ..ROW
 };
 
+pub const OVERLAP: Switch = Switch {
+    name: "overlap",
+    doc: "Exchanges between ranks run beside launches that do not wait for them.",
+    field: field!(kernels.overlap),
+    class: Class::Bitwise,
+    off: Some("off"),
+    settle: Settle::ByTarget(|s| {
+        let asked = s.asked.kernels.overlap;
+        match s.on_gpu() {
+            _ if asked != Choose::Auto || s.target.ranks == 1 => {}
+            true => s.choose("on", "exchanges have a stream of their own"),
+            false => s.choose(
+                "off",
+                "the CPU makes an exchange where it stands, and would only hold its memory longer",
+            ),
+        }
+        s.settled.options.overlap = asked == Choose::On || asked == Choose::Auto && s.on_gpu();
+        Ok(())
+    }),
+    active: overlap,
+    guides_word: "overlap_comm",
+    elsewhere: &[
+        elsewhere(GUIDES, "overlap_comm", "overlap"),
+        elsewhere(GUIDES, "overlap_grad_reduce", "overlap"),
+        elsewhere(GUIDES, "overlap_param_gather", "overlap"),
+    ],
+    ..ROW
+};
+
+/// Whether launches lie between an exchange and the one that waits for it. Where none does, the next launch may need all that
+/// an exchange brings.
+fn overlap(reading: &Reading<'_>) -> &'static str {
+    let plans = &reading.plans.plans;
+    let waits_in_vain = |plan: &Plan| {
+        let next = |at: usize| plan.launches[at..].iter().find(|launch| launch.queue == Queue::Compute);
+        // Memory that is not a slot's may be the same only because no launch was to run beside the exchange.
+        let of_slots = |launch: &Launch| {
+            let mut access = Access::of(&Launch { workspace: None, ..launch.clone() });
+            access.writes.retain(|(_, bytes)| bytes.start < reading.plans.persistent_bytes);
+            access
+        };
+        let reads = |at: usize, next: &Launch| {
+            let access = Access { writes: vec![], ..Access::of(next) };
+            access.meets(&Access::of(&Launch { workspace: None, ..plan.launches[at].clone() }))
+        };
+        let needs =
+            |at: usize, next: &Launch| reads(at, next) || of_slots(next).meets(&of_slots(&plan.launches[at]));
+        plan.exchanges().into_iter().any(|(at, _)| {
+            let is_last = plan.launches.get(at + 1).is_none_or(|after| after.queue == Queue::Compute);
+            is_last && next(at).is_some_and(|next| !needs(at, next))
+        })
+    };
+    match plans.iter().all(|plan| plan.exchanges().is_empty()) {
+        true => "nothing to share",
+        false if plans.iter().any(|plan| plan.launches_beside_exchanges() > 0) => "on",
+        false if plans.iter().any(waits_in_vain) => "off",
+        false => "nothing to overlap",
+    }
+}
+
 pub const AUTOTUNE: Switch = Switch {
     name: "autotune",
     doc: "Algorithms of each matrix product timed on a GPU, once: a few, none, all; unless none, attention's kernels too.",
@@ -160,3 +223,37 @@ pub const DETERMINISTIC: Switch = Switch {
     ],
     ..ROW
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resolve::compile;
+    use crate::switches::active::{Prepared, active};
+    use flatout_ir::Target;
+
+    /// The state of `overlap` in the plans, and the value that `auto` came to.
+    fn overlap_of(ranks: usize, words: &[&str]) -> (String, Option<String>) {
+        let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+        let config = crate::recipes::resolve("tiny", &[], &words).unwrap();
+        let target = Target { ranks, ..compile::target() };
+        let compiled = compile::compile(&config, &target).unwrap();
+        let state = active(&compiled.plans, &compiled.target, Prepared::settled(&compiled.settled));
+        (state[OVERLAP.name].clone(), compiled.settled.choice(OVERLAP.name).map(|c| c.value.clone()))
+    }
+
+    #[test]
+    fn overlap_is_read_from_the_launches_beside_exchanges() {
+        for value in ["overlap=auto", "overlap=on", "overlap=off"] {
+            assert_eq!(overlap_of(1, &[value]), ("nothing to share".into(), None), "{value} on one rank");
+        }
+        assert_eq!(
+            overlap_of(2, &[]),
+            ("off".into(), Some("off".into())),
+            "the CPU makes it where it stands"
+        );
+        for shard in ["shard=none", "shard=optimizer"] {
+            assert_eq!(overlap_of(2, &[shard, "overlap=on"]), ("on".into(), None), "{shard}");
+            assert_eq!(overlap_of(2, &[shard, "overlap=off"]), ("off".into(), None), "{shard}");
+        }
+    }
+}

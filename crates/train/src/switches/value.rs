@@ -6,7 +6,7 @@ use flatout_settings::choice;
 
 use super::Switches;
 use super::attention::Attention;
-use super::compute::Backend;
+use super::compute::{Backend, Wire};
 use super::data::{HeadRows, VisualTokens};
 
 choice! {
@@ -48,7 +48,7 @@ macro_rules! named {
         }
     )*};
 }
-named!(Toggle, Choose, Backend, Attention, HeadRows, VisualTokens);
+named!(Toggle, Choose, Backend, Wire, Attention, HeadRows, VisualTokens);
 named!(Precision, Scaling, Recompute, Moments, Shard, optimizers::Name, Autotune, AttentionKernel);
 
 /// A value that is given, or left to flatout.

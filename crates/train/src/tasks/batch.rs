@@ -165,7 +165,8 @@ pub trait BatchSource {
         vec![]
     }
 
-    /// Where the update after the last whole one begins, as a checkpoint keeps it.
+    /// Where the update after the last whole one begins, as a checkpoint keeps it. Null stands for what this rank does not know;
+    /// the ranks know all of it together.
     fn cursor(&self) -> Value;
 
     /// The index of the next sample in the series of all.

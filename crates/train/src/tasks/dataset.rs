@@ -83,6 +83,11 @@ pub trait Dataset {
     /// How batches of training are made ready, in words.
     fn loading(&self, config: &Config, feeding: Feeding<'_>) -> String;
 
+    /// The sentence about ranks that must do some of each other's work to read the data in shares, where they must.
+    fn cost_of_sharing(&self, _config: &Config, _feeding: Feeding<'_>) -> Option<String> {
+        None
+    }
+
     /// The images among its texts, where there are any, for who makes features of them before the first update.
     fn images(&mut self) -> Option<&mut PatchImages> {
         None

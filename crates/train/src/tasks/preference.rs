@@ -44,7 +44,7 @@ impl Side {
     pub const ALL: [Side; 4] = [Side::Train, Side::HeldOut, Side::TrainMismatched, Side::HeldOutMismatched];
 
     /// The side whose prompts are the same and whose answers are others'.
-    fn mismatched(self) -> Side {
+    pub fn mismatched(self) -> Side {
         Side::ALL[self as usize % 2 + 2]
     }
 }
@@ -101,30 +101,14 @@ impl Compared {
         Side::ALL.into_iter().zip(&self.sides).flat_map(of_side)
     }
 
-    /// Runs the plan `eval` over the prompts of some judged answers with the answers of others, and takes the mean of what
-    /// these gained over the reference for the baseline, or 0 where that is less. It is that of the whole update or evaluation,
-    /// however it is split. Nothing is done where answers are compared in pairs.
-    pub fn take_baseline(
-        &self,
-        session: &mut Session,
-        side: Side,
-        numbers: &[usize],
-        layout: Option<&Layout>,
-    ) -> Result<(), Failure> {
-        let Some(layout) = layout.filter(|_| self.is_judged() && !numbers.is_empty()) else { return Ok(()) };
-        let side = side.mismatched();
-        let inputs = Inputs::of(session.plans(), Role::Eval);
-        let mut gain = 0.0;
-        for laid_out in some(&self.sides[side as usize], numbers.iter().copied(), layout, &[]) {
-            let sums = self.sums(session, self.batch(Role::Eval, side, laid_out.clone(), &inputs)?)?;
-            let known = self.scores().map(|Scores(sides)| &sides[side as usize]);
-            for (number, example) in laid_out.numbers.iter().enumerate() {
-                gain += (sums[number] - known.map_or(0.0, |known| known[*example])) as f64;
-            }
-        }
-        let mean = gain / numbers.len() as f64;
-        *self.baseline.lock().unwrap_or_else(PoisonError::into_inner) = mean.max(0.0) as f32;
-        Ok(())
+    /// Takes the baseline of the update or evaluation that comes next.
+    pub fn give_baseline(&self, baseline: f32) {
+        *self.baseline.lock().unwrap_or_else(PoisonError::into_inner) = baseline;
+    }
+
+    /// Lays out some examples of a side for a plan that scores them.
+    pub fn laid_out(&self, side: Side, numbers: &[usize], layout: &Layout) -> Vec<MicroBatch> {
+        some(&self.sides[side as usize], numbers.iter().copied(), layout, &[])
     }
 
     /// The sums of log-probabilities that the plan `eval` gives of a micro-batch, by answer.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use flatout_data::formats::ReadOptions;
 use flatout_data::{
     Corpus, Cursor, Description, Floor, Lanes, Layout, Loader, LoaderOptions, MixPart, OpenEvent, Rows,
-    Segment, Spec, Vocabulary, Waited, open_reporting,
+    STREAMS, Segment, Spec, Vocabulary, Waited, open_reporting,
 };
 use flatout_ir::Role;
 use serde_json::Value;
@@ -87,7 +87,8 @@ pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
     }
 }
 
-/// Training rows of some lanes from a cursor on, made ahead by as many threads as the config says.
+/// Training rows of some lanes from a cursor on, made ahead by as many threads as the config says. Of the batches that are made
+/// ahead, a rank has the rows of its streams.
 pub fn train_loader(
     config: &Config,
     corpus: &Corpus,
@@ -96,7 +97,7 @@ pub fn train_loader(
 ) -> Result<Loader, Failure> {
     let threads = loader_threads(config);
     let batch_bytes = ROW_TOKEN_BYTES * config.train.batch * config.model.tokens();
-    let queue_bytes = config.loader.prefetch * batch_bytes;
+    let queue_bytes = config.loader.prefetch * batch_bytes * lanes.streams().len() / STREAMS;
     Ok(corpus.train_loader(cursor, LoaderOptions { lanes, threads, queue_bytes })?)
 }
 
@@ -115,6 +116,16 @@ impl Dataset for Corpus {
 
     fn loading(&self, config: &Config, _: Feeding<'_>) -> String {
         loaded_by_threads(config)
+    }
+
+    fn cost_of_sharing(&self, config: &Config, feeding: Feeding<'_>) -> Option<String> {
+        let packed = feeding.lanes(config.train.batch).packed_for_one();
+        (packed > 1.0 && self.is_tokenised_as_read()).then(|| {
+            format!(
+                "a rank reads and tokenises {packed:.1} rows of text for one that it computes, because other ranks have rows \
+                 of the same streams: `flatout data prepare` tokenises the text once for all of them"
+            )
+        })
     }
 
     fn check_classes(&self, config: &Config) -> Result<(), UserError> {

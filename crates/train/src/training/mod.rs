@@ -1,5 +1,6 @@
 //! The loop and what it consists of.
 
+pub mod baseline;
 mod diagnosis;
 pub mod evaluate;
 pub mod host;

@@ -75,21 +75,34 @@ pub fn opening(
             tokens: described.tokens,
             layout: compiled.settled.arrangement.as_ref().map(|arrangement| arrangement.words()),
         },
-        world: world(ranks, compiled),
+        world: world(ranks, compiled, session),
     }
 }
 
 /// The ranks of the run, and how they share it.
-fn world(ranks: &Ranks, compiled: &Compiled) -> Option<WorldFacts> {
+fn world(ranks: &Ranks, compiled: &Compiled, session: &Session) -> Option<WorldFacts> {
     let options = &compiled.settled.options;
-    (ranks.are_many() || options.lanes > 1).then(|| WorldFacts {
+    let nccl = session.as_cuda().and_then(|cuda| cuda.wire());
+    (ranks.are_many() || options.lanes > 1 || nccl.is_some()).then(|| WorldFacts {
         ranks: ranks.count() as u64,
         nodes: ranks.nodes() as u64,
         mesh: options.mesh.to_string(),
-        wire: if ranks.are_many() { "sockets".into() } else { String::new() },
+        environment: if nccl.is_some() { nccl_variables() } else { vec![] },
+        wire: nccl.unwrap_or_else(|| if ranks.are_many() { "sockets".into() } else { String::new() }),
+        wire_bytes: session.wire_bytes(),
         shard: if compiled.plans.sharded.is_empty() { Shard::None } else { options.shard }.name().into(),
         lanes: options.lanes as u64,
     })
+}
+
+/// The variables that NCCL reads and somebody set, sorted.
+fn nccl_variables() -> Vec<String> {
+    let all = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+    let of_nccl = all.filter(|(name, _)| name.starts_with("NCCL_"));
+    let mut words: Vec<String> =
+        of_nccl.map(|(name, value)| format!("{name}={}", value.to_string_lossy())).collect();
+    words.sort();
+    words
 }
 
 /// The update rule: how it runs, as read from the plans, and by which numbers.

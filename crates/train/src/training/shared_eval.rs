@@ -5,7 +5,7 @@ use flatout_runtime::Session;
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
-use crate::ranks::Ranks;
+use crate::ranks::{Ranks, message};
 use crate::run::signal;
 use crate::tasks::batch::{Draw, EvalSet};
 use crate::training::evaluate::{EvalResults, Evaluator, Sums, evaluate};
@@ -37,12 +37,7 @@ pub fn evaluate_among(
             };
             let asked = stop().and_then(signal::number_of);
             let told = Told { asked, part: results.as_ref().map(Part::of) };
-            let bytes = serde_json::to_vec(&told).expect("results have a JSON form");
-            let read = |bytes: &Vec<u8>| serde_json::from_slice::<Told>(bytes);
-            let all: Result<Vec<Told>, _> = ranks.gather_bytes(&bytes)?.iter().map(read).collect();
-            let all = all.map_err(|error| {
-                Failure::Environment(format!("another rank's results cannot be read: {error}"))
-            })?;
+            let all: Vec<Told> = message::read_all(&ranks.gather_bytes(&message::write(&told))?)?;
             if let Some(reason) = all.iter().find_map(|told| told.asked.and_then(signal::of_number)) {
                 return Ok(Err(reason));
             }

@@ -305,7 +305,7 @@ impl Corpus {
     pub fn start(&self) -> Cursor {
         Cursor {
             row: 0,
-            streams: [StreamPosition { document: 0, offset: 0 }; STREAMS],
+            streams: [Some(StreamPosition { document: 0, offset: 0 }); STREAMS],
             data: self.mark.clone(),
         }
     }
@@ -320,6 +320,11 @@ impl Corpus {
         }
         let order = self.order(&self.train, 0, self.seed);
         Loader::new(self.train.clone(), order, self.packing, cursor.clone(), options)
+    }
+
+    /// Whether training text is tokenised as it is read, in every epoch anew.
+    pub fn is_tokenised_as_read(&self) -> bool {
+        self.train.is_tokenised_as_read()
     }
 
     /// The first `count` rows of the training side read once, or all there are: with nothing held out, every document.

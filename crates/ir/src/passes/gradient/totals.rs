@@ -31,7 +31,7 @@ pub fn total<'g>(x: Tensor<'g>, by: Combine, o: &Options) -> Tensor<'g> {
     let over = |x: Tensor<'g>, axis| {
         x.b.op(Op::AllReduce { axis, ways: o.mesh.ways(axis), by, order: o.order }, &[x])
     };
-    o.mesh.axes_of_rows().fold(x, over)
+    o.exchanged_axes().into_iter().fold(x, over)
 }
 
 /// The same sum, of which each rank of a shard group gets a share: by the same tree, so its bits are the same.
@@ -44,13 +44,13 @@ fn scattered<'g>(x: Tensor<'g>, o: &Options) -> Tensor<'g> {
         };
         x.b.op(op, &[x])
     };
-    o.mesh.axes_of_rows().fold(x, over)
+    o.exchanged_axes().into_iter().fold(x, over)
 }
 
 /// The sums of a step over all ranks, by the slots that hold those of one rank.
 pub(super) struct Totals<'g> {
     b: &'g Builder,
-    /// Empty where there is one rank: what is in the slots is all there is.
+    /// Empty where nothing is exchanged: what is in the slots is all there is.
     by_slot: HashMap<SlotId, Tensor<'g>>,
     /// Of the flags.
     stops: Vec<Tensor<'g>>,
@@ -66,7 +66,7 @@ impl<'g> Totals<'g> {
         o: &Options,
     ) -> Totals<'g> {
         let mut totals = Totals { b, by_slot: HashMap::new(), stops: vec![] };
-        if o.mesh.ranks_of_rows() == 1 {
+        if o.exchanged_axes().is_empty() {
             return totals;
         }
         let flags = b.input(&input_path(Role::Apply, STOP), DType::F32, &[STOP_FLAGS.len()]);

@@ -8,7 +8,7 @@ use crate::ops::product::Compute;
 use crate::ops::{Op, OpKind};
 use crate::passes::place::slots::Slots;
 use crate::passes::place::views;
-use crate::plan::{Category, Launch, Refusal, View};
+use crate::plan::{Category, Launch, Queue, Refusal, View};
 use crate::replay::users;
 use crate::target::{KernelRow, Layout, Shapes, Target};
 use crate::types::{DType, TensorType, contiguous_strides};
@@ -635,7 +635,19 @@ impl Lowering<'_> {
     ) {
         let node = self.g.node(id);
         let (path, key) = (node.path.clone(), node.key);
-        let launch = Launch { kernel, op, ins: vec![], outs: vec![], workspace: None, path, key, flops };
+        let queue = Queue::of(&op);
+        let launch = Launch {
+            kernel,
+            op,
+            ins: vec![],
+            outs: vec![],
+            workspace: None,
+            path,
+            key,
+            flops,
+            queue,
+            joins: None,
+        };
         self.out.drafts.push(Draft { launch, ins, outs, workspace });
     }
 }

@@ -1,10 +1,11 @@
 //! Lifetimes to offsets. Storages that live at the same time do not overlap; largest first, each at the lowest offset
-//! that is free for its whole life.
+//! that is free for its whole life. What an exchange touches lives until a compute launch joins it.
 
 use std::ops::Range;
 
 use crate::passes::place::lower::{Lowered, Place};
-use crate::plan::{Buffer, Launch, Plan, Role, View};
+use crate::passes::place::queues::held_until;
+use crate::plan::{Buffer, Launch, Plan, Queue, Role, View};
 
 /// One plan placed in the transient region, and how many bytes of it it needs.
 pub struct Placed {
@@ -16,17 +17,21 @@ pub struct Placed {
 /// Gives every transient storage an offset from `base` and turns drafts into launches.
 pub fn place(lowered: Lowered, role: Role, base: usize, align: usize, reuse: bool) -> Placed {
     let Lowered { storages, drafts, results, .. } = lowered;
-    let mut life: Vec<Option<Range<usize>>> = vec![None; storages.len()];
+    let mut life: Vec<Option<Life>> = vec![None; storages.len()];
     for (at, draft) in drafts.iter().enumerate() {
         let places = draft.ins.iter().chain(draft.outs.iter().flatten()).chain(&draft.workspace);
+        let is_exchange = draft.launch.queue == Queue::Wire;
+        let until = if is_exchange { held_until(&drafts, at) } else { at + 1 };
         for place in places {
-            let life = life[place.storage].get_or_insert(at..at + 1);
-            life.end = at + 1;
+            let life = life[place.storage].get_or_insert_with(|| Life::beginning(at));
+            life.touched.end = at + 1;
+            life.held_until = life.held_until.max(until);
+            life.computed_from = life.computed_from.min(if is_exchange { usize::MAX } else { at });
         }
     }
     for (_, place) in &results {
         if let Some(life) = &mut life[place.storage] {
-            life.end = drafts.len();
+            (life.touched.end, life.held_until) = (drafts.len(), drafts.len());
         }
     }
 
@@ -48,7 +53,7 @@ pub fn place(lowered: Lowered, role: Role, base: usize, align: usize, reuse: boo
             category: storages[i].category,
             offset: base + start,
             bytes: size,
-            live: Some((0, live)),
+            live: Some((0, live.held())),
         });
     }
 
@@ -66,16 +71,45 @@ pub fn place(lowered: Lowered, role: Role, base: usize, align: usize, reuse: boo
     Placed { plan: Plan { role, launches, results }, bytes, buffers }
 }
 
+/// The launches between which a storage is in use.
+#[derive(Clone)]
+struct Life {
+    /// From the first launch that touches it to behind the last.
+    touched: Range<usize>,
+    /// The compute launch before which every launch that touches it has ended.
+    held_until: usize,
+    /// The first compute launch that touches it; `usize::MAX` where exchanges alone do.
+    computed_from: usize,
+}
+
+impl Life {
+    fn beginning(at: usize) -> Life {
+        Life { touched: at..at + 1, held_until: at + 1, computed_from: usize::MAX }
+    }
+
+    fn held(&self) -> Range<usize> {
+        self.touched.start..self.held_until
+    }
+
+    /// An exchange may use anew what launches before it used, because it begins when they have ended; a compute launch only
+    /// what no exchange holds.
+    fn meets(&self, other: &Life) -> bool {
+        let (first, second) =
+            if self.touched.start <= other.touched.start { (self, other) } else { (other, self) };
+        second.touched.start < first.touched.end || second.computed_from < first.held_until
+    }
+}
+
 struct Settled {
     start: usize,
     end: usize,
-    live: Range<usize>,
+    live: Life,
 }
 
 /// The lowest offset with `size` free bytes among storages, sorted by start, that live at the same time.
-fn lowest(settled: &[Settled], live: &Range<usize>, size: usize) -> usize {
+fn lowest(settled: &[Settled], live: &Life, size: usize) -> usize {
     let mut start = 0;
-    for s in settled.iter().filter(|s| s.live.start < live.end && live.start < s.live.end) {
+    for s in settled.iter().filter(|s| s.live.meets(live)) {
         if s.start >= start + size {
             break;
         }

@@ -1,7 +1,9 @@
-//! From a graph to launches: kernels, views, lifetimes, offsets.
+//! From a graph to launches: kernels, queues, views, lifetimes, offsets.
 
 pub mod lower;
 pub mod memory;
+pub mod prefetch;
+pub mod queues;
 pub mod slots;
 pub mod views;
 
@@ -11,6 +13,7 @@ use crate::passes::state::Reports;
 use crate::pieces::Sharded;
 use crate::plan::{Buffer, Category, PlanSet, Refusal, Role};
 use crate::target::Target;
+use crate::verify;
 
 /// Kernels, views, lifetimes, offsets.
 pub(super) fn plan(
@@ -32,7 +35,8 @@ pub(super) fn plan(
     }
     let (mut plans, mut transient_bytes) = (vec![], 0);
     for (role, g) in &graphs {
-        let lowered = lower::lower(g, &slots, target, o.memory_plan)?;
+        let mut lowered = lower::lower(g, &slots, target, o.memory_plan)?;
+        queues::join(&mut lowered, o.overlap);
         let (in_place, copies) = (lowered.in_place, lowered.copies);
         let placed = memory::place(lowered, *role, persistent_bytes, target.align, o.memory_plan);
         reports.say(*role, "memory", placed.plan.launches.len(), || {
@@ -42,16 +46,26 @@ pub(super) fn plan(
                 placed.bytes
             )
         });
+        if cfg!(debug_assertions)
+            && let Err(why) = verify::queues(&placed.plan)
+        {
+            panic!("after queues: {role}: {why}");
+        }
+        reports.say(*role, "queues", placed.plan.exchanges().len(), || {
+            let (exchanges, beside) =
+                (placed.plan.exchanges().len(), placed.plan.launches_beside_exchanges());
+            format!("{exchanges} exchanges have a queue of their own, beside which {beside} launches may run")
+        });
         transient_bytes = transient_bytes.max(placed.bytes);
         buffers.extend(placed.buffers.into_iter().map(|b| with_plan(b, plans.len())));
         plans.push(placed.plan);
     }
     let arena_bytes = persistent_bytes + transient_bytes;
-    if arena_bytes as u64 + target.driver_bytes > target.memory_bytes {
+    if arena_bytes as u64 + target.bytes_beside() > target.memory_bytes {
         return Err(Refusal(format!(
             "the plan needs {arena_bytes} bytes and {} has {}",
             target.name,
-            target.memory_bytes.saturating_sub(target.driver_bytes)
+            target.memory_bytes.saturating_sub(target.bytes_beside())
         )));
     }
     let slots = slots.placed(&sharded);

@@ -14,7 +14,7 @@ use super::{Attribute, Context, Driver};
 use super::{environment, gpus, nvml};
 use crate::Laps;
 use crate::cuda::KERNELS;
-use crate::cuda::context::{CudaError, Facts, Source};
+use crate::cuda::context::{CudaError, Facts, Kernel, Source};
 use crate::cuda::kernels::attention::choice::{self as attention, AttentionKernel};
 use crate::cuda::kernels::attention::cudnn::Cudnn;
 use crate::cuda::kernels::products::lt::Lt;
@@ -134,6 +134,16 @@ fn driver() -> Result<&'static Driver, CudaError> {
     static OPENED: OnceLock<Result<Driver, CudaError>> = OnceLock::new();
     let open = || Driver::open(library::libraries().require(Kind::Driver)?);
     OPENED.get_or_init(open).as_ref().map_err(Clone::clone)
+}
+
+/// Every GPU that this process sees, in the driver's order; none where the first cannot be used.
+pub fn all() -> Vec<Identity> {
+    let (Gpu::Usable(first), Ok(driver)) = (&probe().gpu, driver()) else { return vec![] };
+    let others = (1..driver.devices().unwrap_or(1)).filter_map(|index| {
+        let identity = identify(driver, index, first.cuda).ok()?;
+        Some(Identity { driver: first.driver.clone(), ..identity })
+    });
+    std::iter::once(first.clone()).chain(others).collect()
 }
 
 fn identify(driver: &Driver, index: usize, cuda: u32) -> Result<Identity, CudaError> {
@@ -264,8 +274,7 @@ impl Device {
 
     /// Load, power and clocks of this GPU, to be read while it works.
     pub fn monitor(&self) -> Result<nvml::Monitor, CudaError> {
-        let address = self.0.driver.pci_address(self.0.driver.device(self.0.identity.index)?)?;
-        nvml::Monitor::open(library::libraries().require(Kind::Nvml)?, &address)
+        nvml::Monitor::open(library::libraries().require(Kind::Nvml)?, &self.pci_address()?)
     }
 
     pub(crate) fn lt(&self) -> &Arc<Lt> {
@@ -288,6 +297,16 @@ impl Device {
     pub(crate) fn bind(&self) -> Result<(), CudaError> {
         self.0.context.bind()
     }
+
+    /// Makes the device current on whichever thread calls it.
+    pub(crate) fn binder(&self) -> impl Fn() -> Result<(), CudaError> + Send + 'static {
+        self.0.context.binder()
+    }
+
+    /// Where it is on its host: `0000:1b:00.0`.
+    pub fn pci_address(&self) -> Result<String, CudaError> {
+        self.0.driver.pci_address(self.0.driver.device(self.0.identity.index)?)
+    }
 }
 
 /// A device as the compiler sees it. With `deterministic` every kernel is: rows say what holds without.
@@ -306,7 +325,9 @@ pub(crate) fn described(
     rates: Rates,
     deterministic: bool,
 ) -> Target {
-    let kernels = KERNELS.iter().copied().flatten();
+    // Asked to be deterministic, any other kernel adds in one order; a sum over ranks has a kernel of its own for that.
+    let is_offered = |k: &&Kernel| !(deterministic && k.row.op.is_collective()) || k.row.deterministic;
+    let kernels = KERNELS.iter().copied().flatten().filter(is_offered);
     let kernels = kernels.map(|k| KernelRow { deterministic: deterministic || k.row.deterministic, ..k.row });
     Target {
         name,
@@ -314,8 +335,10 @@ pub(crate) fn described(
         align: 256,
         memory_bytes,
         driver_bytes,
+        wire_bytes: 0,
         cores: 1,
         ranks: 1,
+        links: None,
         landings: LANDINGS,
         rates,
         timings: Timings::default(),

@@ -1,6 +1,7 @@
 //! Finds and opens NVIDIA's libraries by absolute path, the newest that fits the driver.
 //!
-//! One of each is opened, once per process. Every file found is kept with the reason why it was taken or not.
+//! One of each is opened, once per process; NCCL only where ranks exchange, because a run of one rank has no use for it. Every
+//! file found is kept with the reason why it was taken or not.
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, c_int};
@@ -20,9 +21,11 @@ pub enum Kind {
     Nvrtc,
     CublasLt,
     Cudnn,
+    Nccl,
 }
 
 impl Kind {
+    /// Those that every run on a GPU opens, in this order.
     pub const ALL: [Kind; 5] = [Kind::Driver, Kind::Nvml, Kind::Nvrtc, Kind::CublasLt, Kind::Cudnn];
 
     /// The beginning of its file's name; versions follow.
@@ -34,6 +37,7 @@ impl Kind {
             Kind::Nvrtc => "libnvrtc.so",
             Kind::CublasLt => "libcublasLt.so",
             Kind::Cudnn => "libcudnn.so",
+            Kind::Nccl => "libnccl.so",
         }
     }
 
@@ -44,6 +48,7 @@ impl Kind {
             Kind::Nvrtc => "NVRTC",
             Kind::CublasLt => "cuBLASLt",
             Kind::Cudnn => "cuDNN",
+            Kind::Nccl => "NCCL",
         }
     }
 
@@ -54,9 +59,11 @@ impl Kind {
             (Kind::Nvrtc, Some(12)) => "pip install nvidia-cuda-nvrtc-cu12",
             (Kind::CublasLt, Some(12)) => "pip install nvidia-cublas-cu12",
             (Kind::Cudnn, Some(12)) => "pip install nvidia-cudnn-cu12",
+            (Kind::Nccl, Some(12)) => "pip install nvidia-nccl-cu12",
             (Kind::Nvrtc, _) => "pip install \"nvidia-cuda-nvrtc>=13,<14\"",
             (Kind::CublasLt, _) => "pip install \"nvidia-cublas>=13,<14\"",
             (Kind::Cudnn, _) => "pip install nvidia-cudnn-cu13",
+            (Kind::Nccl, _) => "pip install nvidia-nccl-cu13",
         }
     }
 
@@ -67,6 +74,7 @@ impl Kind {
             Kind::Nvrtc => Some("nvidia_cuda_nvrtc"),
             Kind::CublasLt => Some("nvidia_cublas"),
             Kind::Cudnn => Some("nvidia_cudnn"),
+            Kind::Nccl => Some("nvidia_nccl"),
         }
     }
 }
@@ -324,6 +332,7 @@ fn version_by_asking(kind: Kind, path: &Path) -> Option<Version> {
 fn own_version(kind: Kind, handle: &Handle, path: &Path) -> Option<Version> {
     type Count = unsafe extern "C" fn() -> usize;
     type Pair = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+    type Number = unsafe extern "C" fn(*mut c_int) -> c_int;
     match kind {
         Kind::Driver | Kind::Nvml => None,
         Kind::Nvrtc => {
@@ -340,6 +349,12 @@ fn own_version(kind: Kind, handle: &Handle, path: &Path) -> Option<Version> {
         // SAFETY: as above.
         Kind::Cudnn => {
             Some(Version::packed(unsafe { resolve::<Count>(handle, path, "cudnnGetVersion").ok()?() }))
+        }
+        Kind::Nccl => {
+            let mut number = 0;
+            // SAFETY: ncclGetVersion writes one integer; the handle is open.
+            let status = unsafe { resolve::<Number>(handle, path, "ncclGetVersion").ok()?(&mut number) };
+            (status == 0).then(|| Version::packed(number.max(0) as usize))
         }
     }
 }
@@ -409,17 +424,54 @@ impl Libraries {
 
     /// The library, or how to install it.
     pub fn require(&'static self, kind: Kind) -> Result<&'static Library, CudaError> {
-        self.get(kind).ok_or_else(|| {
-            let found = self.candidates.iter().find(|c| c.library == kind);
-            let tried = found.map_or_else(String::new, |c| format!(" ({}: {})", c.path.display(), c.verdict));
-            CudaError::new(format!(
-                "{} was not found{tried}: {}, or set FLATOUT_CUDA_PATH to the folder that has it",
-                kind.name(),
-                kind.install(self.cuda_major)
-            ))
-        })
+        self.get(kind).ok_or_else(|| absent(kind, &self.candidates, self.cuda_major))
     }
 }
+
+/// A library of which no candidate was opened: what was tried, and how to install it.
+fn absent(kind: Kind, candidates: &[Candidate], cuda_major: Option<u32>) -> CudaError {
+    let found = candidates.iter().find(|c| c.library == kind);
+    let tried = found.map_or_else(String::new, |c| format!(" ({}: {})", c.path.display(), c.verdict));
+    CudaError::new(format!(
+        "{} was not found{tried}: {}, or set FLATOUT_CUDA_PATH to the folder that has it",
+        kind.name(),
+        kind.install(cuda_major)
+    ))
+}
+
+/// NCCL as it was found here.
+pub struct FoundNccl {
+    pub candidates: Vec<Candidate>,
+    open: Option<Library>,
+}
+
+impl FoundNccl {
+    pub fn get(&'static self) -> Option<&'static Library> {
+        self.open.as_ref()
+    }
+
+    /// The library, or how to install it.
+    pub fn require(&'static self) -> Result<&'static Library, CudaError> {
+        self.get().ok_or_else(|| absent(Kind::Nccl, &self.candidates, libraries().cuda_major))
+    }
+}
+
+/// Finds NCCL on the first call, and opens it where there is a driver.
+pub fn nccl() -> &'static FoundNccl {
+    static OPENED: OnceLock<FoundNccl> = OnceLock::new();
+    OPENED.get_or_init(|| {
+        let mut candidates = find(Kind::Nccl, &Places::of_this_process());
+        if libraries().open.is_empty() {
+            candidates.iter_mut().for_each(|c| c.verdict = UNOPENED.into());
+            return FoundNccl { candidates, open: None };
+        }
+        let open = choose(&mut candidates, libraries().cuda_major);
+        FoundNccl { candidates, open }
+    })
+}
+
+/// The verdict on every library where nothing could use it.
+const UNOPENED: &str = "not opened: there is no NVIDIA driver";
 
 /// Opens the libraries on the first call; the same ones ever after.
 pub fn libraries() -> &'static Libraries {
@@ -430,8 +482,7 @@ pub fn libraries() -> &'static Libraries {
         for kind in Kind::ALL {
             let mut candidates = find(kind, &places);
             if kind != Kind::Driver && all.open.is_empty() {
-                let unopened = "not opened: there is no NVIDIA driver";
-                candidates.iter_mut().for_each(|c| c.verdict = unopened.into());
+                candidates.iter_mut().for_each(|c| c.verdict = UNOPENED.into());
                 all.candidates.extend(candidates);
                 continue;
             }
@@ -527,7 +578,32 @@ mod tests {
         assert_eq!(Kind::CublasLt.install(Some(13)), "pip install \"nvidia-cublas>=13,<14\"");
         assert_eq!(Kind::Nvrtc.install(Some(12)), "pip install nvidia-cuda-nvrtc-cu12");
         assert_eq!(Kind::Cudnn.install(None), "pip install nvidia-cudnn-cu13");
+        assert_eq!(Kind::Nccl.install(Some(12)), "pip install nvidia-nccl-cu12");
+        assert_eq!(Kind::Nccl.install(None), "pip install nvidia-nccl-cu13");
         assert_eq!(Kind::Driver.install(Some(12)), Kind::Nvml.install(None));
+    }
+
+    #[test]
+    fn a_wheel_tells_the_version_of_nccl_and_its_absence_is_one_sentence() {
+        let root = tree(
+            "nccl",
+            &[
+                "nvidia/nccl/lib/libnccl.so.2",
+                "nvidia_nccl_cu13-2.28.9.dist-info/RECORD",
+                "nvidia/nccl/lib/x",
+            ],
+        );
+        let places = Places(vec![(Origin::VirtualEnv, root.join("nvidia"), 2)]);
+        let mut found = find(Kind::Nccl, &places);
+        assert_eq!(found.iter().map(|c| c.version).collect::<Vec<_>>(), [Some(Version([2, 28, 9]))]);
+        assert!(choose(&mut found, Some(13)).is_none(), "an empty file is no library");
+        let said = absent(Kind::Nccl, &found, Some(13)).to_string();
+        assert!(
+            said.starts_with("NCCL was not found (") && said.contains("not used: it does not open"),
+            "{said}"
+        );
+        assert!(said.contains("pip install nvidia-nccl-cu13, or set FLATOUT_CUDA_PATH"), "{said}");
+        std::fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

@@ -8,8 +8,10 @@ pub mod device;
 pub mod environment;
 pub mod gpus;
 pub mod library;
+pub mod links;
 mod memory;
 mod module;
+pub mod nccl;
 pub mod nvml;
 pub mod nvrtc;
 pub mod store;
@@ -436,6 +438,13 @@ impl Context {
     pub fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained.
         self.driver.ok(unsafe { (self.driver.set_current)(self.raw) }, "cuCtxSetCurrent")
+    }
+
+    /// Makes the context current on whichever thread calls it. The context must still be retained then.
+    pub fn binder(&self) -> impl Fn() -> Result<(), CudaError> + Send + 'static {
+        let (driver, raw) = (self.driver, self.raw as usize);
+        // SAFETY: the driver refuses a context that is gone.
+        move || driver.ok(unsafe { (driver.set_current)(raw as Handle) }, "cuCtxSetCurrent")
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod address;
 pub mod attention;
+pub mod collective;
 pub mod linear_attention;
 mod stage;
 
@@ -66,6 +67,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     optimizers::adamw8::KERNELS,
     attention::KERNELS,
     elementwise::bundle::KERNELS,
+    collective::KERNELS,
     movement::copy::KERNELS,
     norms::double_norm::KERNELS,
     elementwise::dropout::KERNELS,
@@ -95,11 +97,11 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Plans of one rank compile for either backend: what the CPU runs, in every type, a GPU runs too.
+    /// Plans compile for either backend: what the CPU runs, in every type, a GPU runs too.
     #[test]
     fn every_operation_and_type_of_the_cpu_has_a_kernel() {
         let rows = || KERNELS.iter().copied().flatten().map(|k| &k.row);
-        for cpu in crate::cpu::target(1).kernels.into_iter().filter(|row| !row.op.is_collective()) {
+        for cpu in crate::cpu::target(1).kernels {
             for dtype in cpu.dtypes {
                 let has = rows().any(|row| row.op == cpu.op && row.dtypes.contains(dtype));
                 assert!(has, "no CUDA kernel runs {} in {}", cpu.op.name(), dtype.name());

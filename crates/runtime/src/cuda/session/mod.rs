@@ -2,9 +2,11 @@
 
 mod landing;
 pub mod noise;
+mod queues;
 pub mod snapshot;
 pub mod spin;
 pub mod staging;
+pub mod stand_in;
 mod timing;
 mod traffic;
 pub mod tuned;
@@ -16,11 +18,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flatout_ir::types::contiguous_strides;
-use flatout_ir::{Launch, Plan, PlanSet, View};
+use flatout_ir::{Launch, Plan, PlanSet, Queue, View};
 
 use super::context::{CudaError, Facts, Function, Kernel, Prepare, Source, Work};
 use super::driver::cache::{Cache, Compiled};
 use super::driver::device::Device;
+use super::driver::nccl::Communicators;
 use super::driver::nvrtc;
 use super::driver::store::Store;
 use super::driver::{DeviceMemory, Event, Graph, Module, Modules, OwnedStream};
@@ -29,6 +32,7 @@ use crate::cpu::kernels::movement::copy;
 use crate::timing::Samples;
 use crate::{Copying, Laps, RuntimeError, launch};
 use noise::Noise;
+use queues::WireStream;
 use timing::Timer;
 use traffic::{Traffic, written};
 use tuned::{Tuned, Tuning};
@@ -102,8 +106,12 @@ pub struct Session {
     /// The ranges each plan writes.
     written: Vec<Vec<Range<usize>>>,
     traffic: RefCell<Traffic>,
+    /// Behind the graphs and works that use them, and before the memory that they move.
+    communicators: Option<Arc<Communicators>>,
     arena: DeviceMemory,
-    /// Where plans run.
+    /// Where exchanges between ranks run.
+    wire_stream: WireStream,
+    /// Where plans run, but for their exchanges.
     stream: OwnedStream,
     options: Options,
     compiled: Compiled,
@@ -111,6 +119,7 @@ pub struct Session {
     notes: Vec<String>,
     attention: Vec<Chosen>,
     driver_bytes: u64,
+    wire_bytes: u64,
     /// The time getting it ready took.
     laps: Laps,
     device: Device,
@@ -120,7 +129,38 @@ impl Session {
     /// Checks every launch, allocates the arena, compiles and resolves every kernel, runs every plan once on an empty
     /// arena (libraries load their kernels on the first call, and a launch that cannot run is found here, by name),
     /// captures the graphs, and leaves the arena zeroed.
-    pub fn new(plans: &PlanSet, device: &Device, options: Options) -> Result<Session, RuntimeError> {
+    ///
+    /// Plans with collectives of several ranks need communicators. `meet` is called before the first exchange, by when a rank
+    /// has found everything else that may be wrong with it: NCCL waits for ranks that never come.
+    pub fn new(
+        plans: &PlanSet,
+        device: &Device,
+        options: Options,
+        communicators: Option<Arc<Communicators>>,
+        meet: &dyn Fn() -> Result<(), RuntimeError>,
+    ) -> Result<Session, RuntimeError> {
+        Session::open(plans, device, options, communicators, meet, None)
+    }
+
+    /// One of several ranks without the others: a kernel takes the place of every exchange, for these times. Its results mean
+    /// nothing; its schedule is that of the ranks.
+    pub fn with_stand_in(
+        plans: &PlanSet,
+        device: &Device,
+        options: Options,
+        times: &stand_in::Times<'_>,
+    ) -> Result<Session, RuntimeError> {
+        Session::open(plans, device, options, None, &|| Ok(()), Some(times))
+    }
+
+    fn open(
+        plans: &PlanSet,
+        device: &Device,
+        options: Options,
+        communicators: Option<Arc<Communicators>>,
+        meet: &dyn Fn() -> Result<(), RuntimeError>,
+        stand_in: Option<&stand_in::Times<'_>>,
+    ) -> Result<Session, RuntimeError> {
         let system = |why: CudaError| RuntimeError::Resources(why.to_string());
         let mut laps = Laps::begin();
         let facts = device.facts(options);
@@ -132,7 +172,9 @@ impl Session {
         device.bind().map_err(system)?;
         let driver = device.driver();
         let stream = OwnedStream::new(driver).map_err(system)?;
-        let (modules, compiled) = build(plans, &kernels, &facts, device).map_err(system)?;
+        let wire_stream = WireStream::new(driver, &plans.plans).map_err(system)?;
+        let more = stand_in.map(|_| stand_in::source());
+        let (modules, compiled) = build(plans, &kernels, more, &facts, device).map_err(system)?;
         laps.lap("kernels");
         let arena = DeviceMemory::new(driver, plans.arena_bytes).map_err(|why| {
             RuntimeError::Resources(format!(
@@ -163,23 +205,38 @@ impl Session {
             stream: stream.get(),
             notes: &notes,
             chosen: &chosen,
+            communicators: communicators.as_deref(),
         };
         let mut works: Vec<Vec<Box<dyn Work>>> = Vec::with_capacity(plans.plans.len());
         for (plan, kernels) in plans.plans.iter().zip(&kernels) {
-            let resolved =
-                plan.launches.iter().zip(kernels).map(|(l, k)| (k.prepare)(l, &prepare).map_err(named(l)));
+            let resolved = plan.launches.iter().zip(kernels).map(|(l, k)| {
+                let work = match stand_in {
+                    Some(times) if l.queue == Queue::Wire => stand_in::prepare(l, times(l), &prepare),
+                    _ => (k.prepare)(l, &prepare),
+                };
+                work.map_err(named(l))
+            });
             works.push(resolved.collect::<Result<_, _>>()?);
         }
         laps.lap("products");
         // Timing candidates may have left anything.
         arena.fill(0, stream.get()).map_err(system)?;
+        let wire_bytes = match &communicators {
+            Some(communicators) => {
+                stream.synchronize().map_err(system)?;
+                meet()?;
+                communicators.bytes() + first_exchanges(plans, &works, &stream, device)?
+            }
+            None => 0,
+        };
         for (plan, works) in plans.plans.iter().zip(&works) {
-            one_by_one(plan, works, &stream)?;
+            one_by_one(plan, works, &stream, &wire_stream)?;
         }
         let mut graphs = vec![];
         if options.graphs && !options.check_each_launch {
             for (plan, works) in plans.plans.iter().zip(&works) {
-                let graph = stream.capture(|stream| works.iter().try_for_each(|work| work.enqueue(stream)));
+                let graph =
+                    stream.capture(|stream| wire_stream.enqueue(plan, works, stream).map_err(|(_, why)| why));
                 let role = plan.role.name();
                 graphs.push(graph.map_err(|why| {
                     RuntimeError::Resources(format!("the plan `{role}` cannot be captured as a graph: {why}"))
@@ -195,14 +252,16 @@ impl Session {
         notes.extend(compiled.note.clone().or(tuning.note.clone()));
         let (free, _) = driver.memory().map_err(system)?;
         let taken = device.free_bytes().saturating_sub(free);
-        let driver_bytes = taken.saturating_sub(arena.bytes() as u64);
+        let driver_bytes = taken.saturating_sub(arena.bytes() as u64 + wire_bytes);
         laps.lap("graphs");
         Ok(Session {
             graphs,
             works,
             written: plans.plans.iter().map(written).collect(),
             traffic: RefCell::new(traffic),
+            communicators,
             arena,
+            wire_stream,
             stream,
             options,
             compiled,
@@ -210,6 +269,7 @@ impl Session {
             notes,
             attention: chosen.into_inner(),
             driver_bytes,
+            wire_bytes,
             laps,
             device: device.clone(),
         })
@@ -222,6 +282,21 @@ impl Session {
     /// Device memory of the process beside the arena: context, modules, graphs.
     pub fn driver_bytes(&self) -> u64 {
         self.driver_bytes
+    }
+
+    /// Device memory that NCCL took; 0 where there is no communicator.
+    pub fn wire_bytes(&self) -> u64 {
+        self.wire_bytes
+    }
+
+    /// The library that moves tensors between ranks, with its version; `None` where nothing does.
+    pub fn wire(&self) -> Option<String> {
+        self.communicators.as_ref().map(|communicators| communicators.words())
+    }
+
+    /// The number of this rank in the plans' mesh.
+    pub fn rank(&self) -> usize {
+        self.communicators.as_ref().map_or(0, |communicators| communicators.rank())
     }
 
     /// The time getting it ready took: compiling or loading kernels, choosing algorithms of products, a first
@@ -327,15 +402,15 @@ impl Session {
         let stream = self.stream.get();
         self.traffic.get_mut().before(&self.arena, &self.written[index], stream).map_err(late)?;
         if self.options.check_each_launch {
-            return one_by_one(plan, &self.works[index], &self.stream);
+            return one_by_one(plan, &self.works[index], &self.stream, &self.wire_stream);
         }
         match self.graphs.get(index) {
             Some(graph) => graph.launch(stream).map_err(|why| {
                 RuntimeError::Launch(format!("the plan `{}` does not start: {why}", plan.role.name()))
             }),
             None => {
-                let mut works = plan.launches.iter().zip(&self.works[index]);
-                works.try_for_each(|(launch, work)| work.enqueue(stream).map_err(named(launch)))
+                let enqueued = self.wire_stream.enqueue(plan, &self.works[index], stream);
+                enqueued.map_err(|(launch, why)| named(launch)(why))
             }
         }
     }
@@ -440,6 +515,7 @@ impl Drop for Session {
         // more to say.
         let _ = self.device.bind();
         let _ = self.stream.synchronize();
+        let _ = self.wire_stream.synchronize();
         let _ = self.traffic.get_mut().synchronize();
     }
 }
@@ -457,6 +533,7 @@ fn admit(launch: &Launch, arena_bytes: usize) -> Result<&'static Kernel, Runtime
 fn build(
     plans: &PlanSet,
     kernels: &[Vec<&'static Kernel>],
+    more: Option<Source>,
     facts: &Facts,
     device: &Device,
 ) -> Result<(Modules, Compiled), CudaError> {
@@ -464,6 +541,7 @@ fn build(
     let mut sources: HashSet<_> =
         launches.zip(kernels.iter().flatten()).flat_map(|(l, k)| (k.sources)(l, facts)).collect();
     sources.extend(facts.autotune.then(noise::source));
+    sources.extend(more);
     let (cubins, compiled) =
         Cache::of_this_user().cubins(&sources, &nvrtc::arch(facts), device.nvrtc(), &|| ())?;
     let mut modules = Modules::default();
@@ -475,10 +553,46 @@ fn build(
     Ok((modules, compiled))
 }
 
-/// Runs the launches of a plan, waiting after each: a failure is that launch's.
-fn one_by_one(plan: &Plan, works: &[Box<dyn Work>], stream: &OwnedStream) -> Result<(), RuntimeError> {
-    for (launch, work) in plan.launches.iter().zip(works) {
+/// Compiles what the plans need and the cache has not, so that the ranks of a host do not compile the same at once.
+pub fn compile_ahead(plans: &PlanSet, device: &Device, options: Options) -> Result<(), RuntimeError> {
+    let facts = device.facts(options);
+    let mut sources = HashSet::new();
+    for launch in plans.plans.iter().flat_map(|plan| &plan.launches) {
+        sources.extend((admit(launch, plans.arena_bytes)?.sources)(launch, &facts));
+    }
+    sources.extend(facts.autotune.then(noise::source));
+    let compiled = device.compile_ahead(&sources, &|| ());
+    compiled.map_err(|why| RuntimeError::Resources(why.to_string()))
+}
+
+/// Runs every exchange of the plans once by itself, which is when NCCL connects. Gives the memory that it took.
+fn first_exchanges(
+    plans: &PlanSet,
+    works: &[Vec<Box<dyn Work>>],
+    stream: &OwnedStream,
+    device: &Device,
+) -> Result<u64, RuntimeError> {
+    let free = || device.driver().memory().map(|(free, _)| free).map_err(late);
+    let before = free()?;
+    let launches = plans.plans.iter().zip(works).flat_map(|(plan, works)| plan.launches.iter().zip(works));
+    for (launch, work) in launches.filter(|(launch, _)| launch.op.kind().is_collective()) {
         work.enqueue(stream.get()).and_then(|()| stream.synchronize()).map_err(named(launch))?;
+    }
+    Ok(before.saturating_sub(free()?))
+}
+
+/// Runs the launches of a plan, waiting for both queues after each: a failure is that launch's.
+fn one_by_one(
+    plan: &Plan,
+    works: &[Box<dyn Work>],
+    stream: &OwnedStream,
+    wire: &WireStream,
+) -> Result<(), RuntimeError> {
+    for (launch, work) in plan.launches.iter().zip(works) {
+        work.enqueue(wire.stream_of(launch, stream.get()))
+            .and_then(|()| stream.synchronize())
+            .and_then(|()| wire.synchronize())
+            .map_err(named(launch))?;
     }
     Ok(())
 }

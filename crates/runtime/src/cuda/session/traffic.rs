@@ -281,6 +281,8 @@ mod tests {
             path: String::new(),
             key: 0,
             flops: 0,
+            queue: flatout_ir::Queue::Compute,
+            joins: None,
         };
         let launches = vec![
             launch(Some(view(4096, 4)), None),

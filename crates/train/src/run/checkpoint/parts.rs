@@ -1,7 +1,8 @@
 //! A checkpoint that several ranks write, a file each, and that is whole at once.
 //!
 //! Rank 0 makes the folder and says go. Every rank writes and flushes its part and says its size and hash; when all have, rank
-//! 0 writes the index, gives the folder its name and marks it. Whatever fails anywhere fails the save on all ranks alike, and
+//! 0 writes the index, gives the folder its name and marks it. Each rank also says how far it is in the data it reads, and rank 0
+//! keeps all of that as one cursor. Whatever fails anywhere fails the save on all ranks alike, and
 //! rank 0 removes its remains. The writers' threads do this by calls of their own, beside the loop.
 //!
 //! State that ranks have alike must be the same bits on all of them. With every save a rank also hashes what another one is
@@ -18,14 +19,17 @@ use flatout_data::durable::about;
 use flatout_world::Calls;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::cursor::merged;
 use super::found::verify;
 use super::{
     IN_PARTS, Index, Record, Retention, Saved, State, Sum, Tensor, Watch, commit, discard, folder_path,
     make_partial, part_name, partial_path, retention, write_tensors,
 };
-use crate::ranks::Ranks;
+use crate::Failure;
+use crate::ranks::{Ranks, message};
 
 /// The line of calls that writers of checkpoints make.
 const LINE: &str = "checkpoints";
@@ -77,6 +81,8 @@ struct Told {
     own: Hashes,
     /// Of the tensors of another rank as they are here.
     seen: (usize, Hashes),
+    /// As far as it knows it.
+    cursor: Value,
 }
 
 type Hashes = Vec<(String, u64)>;
@@ -130,7 +136,8 @@ impl Together {
             .map_err(String::clone)
             .and_then(|tensors| write_tensors(&path, tensors, watch).map_err(|error| error.to_string()));
         let own = share.own.as_deref().map_or(vec![], hashes);
-        Told { written, own, seen: (share.seen.0, hashes(&share.seen.1)) }
+        let cursor = share.state.cursor.clone();
+        Told { written, own, seen: (share.seen.0, hashes(&share.seen.1)), cursor }
     }
 
     /// Ends a save whose parts are all written, or failed.
@@ -142,9 +149,9 @@ impl Together {
         kept: &Retention,
         watch: Watch,
     ) -> Ended {
-        let ended = match self.unequal(&told) {
-            Some(why) => Ended::Unequal(why),
-            None => match self.commit(checkpoints, share, told, watch) {
+        let ended = match self.unequal(&told).map_or_else(|| self.whole_cursor(&told), Err) {
+            Err(why) => Ended::Unequal(why),
+            Ok(cursor) => match self.commit(checkpoints, share, cursor, told, watch) {
                 Ok(()) => return self.tidy(checkpoints, share.state.step, kept, watch),
                 Err(why) => Ended::Failed(why),
             },
@@ -153,7 +160,14 @@ impl Together {
         ended
     }
 
-    fn commit(&self, checkpoints: &Path, share: &Share, told: Vec<Told>, watch: Watch) -> Result<(), String> {
+    fn commit(
+        &self,
+        checkpoints: &Path,
+        share: &Share,
+        cursor: Value,
+        told: Vec<Told>,
+        watch: Watch,
+    ) -> Result<(), String> {
         let ranks = self.names.len();
         let mut files = BTreeMap::new();
         for (rank, told) in told.into_iter().enumerate() {
@@ -176,7 +190,8 @@ impl Together {
         }
         let index = share.index.expect("rank 0 has the index");
         let tensors = Some(index.tensors().clone());
-        let record = Record { format: IN_PARTS, state: share.state.clone(), files, tensors };
+        let state = State { cursor, ..share.state.clone() };
+        let record = Record { format: IN_PARTS, state, files, tensors };
         commit(checkpoints, &record, watch).map(drop).map_err(|error| self.said(0, &error.to_string()))
     }
 
@@ -204,19 +219,31 @@ impl Together {
         None
     }
 
+    /// Where the data goes on, of what all ranks know of it.
+    fn whole_cursor(&self, told: &[Told]) -> Result<Value, String> {
+        let known: Vec<Value> = told.iter().map(|told| told.cursor.clone()).collect();
+        merged(&known).map_err(|rank| {
+            format!(
+                "{} is at another place in the data than the ranks before it, and all ranks must be at one: the memory of one of \
+                 them was corrupted",
+                self.names[rank]
+            )
+        })
+    }
+
     fn said(&self, rank: usize, why: &str) -> String {
         format!("{}: {why}", self.names[rank])
     }
 
     /// Rank 0's word, on every rank.
     fn of_first<T: Serialize + DeserializeOwned>(&self, make: impl FnOnce() -> T) -> Result<T, Unsaved> {
-        let bytes = if self.rank == 0 { json(&make()) } else { vec![] };
-        read(&self.calls.broadcast(LINE, &bytes).map_err(gone)?)
+        let bytes = if self.rank == 0 { message::write(&make()) } else { vec![] };
+        message::read(&self.calls.broadcast(LINE, &bytes).map_err(gone)?).map_err(unread)
     }
 
     /// Every rank's word, in order of ranks.
     fn gather<T: Serialize + DeserializeOwned>(&self, own: &T) -> Result<Vec<T>, Unsaved> {
-        self.calls.gather(LINE, &json(own)).map_err(gone)?.iter().map(|bytes| read(bytes)).collect()
+        message::read_all(&self.calls.gather(LINE, &message::write(own)).map_err(gone)?).map_err(unread)
     }
 }
 
@@ -235,13 +262,8 @@ fn hashes(tensors: &[Tensor]) -> Hashes {
     tensors.iter().map(|tensor| (tensor.name.to_string(), xxh3_64(tensor.bytes))).collect()
 }
 
-fn json(word: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(word).expect("what writers tell each other has a JSON form")
-}
-
-fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Unsaved> {
-    let unread = |error| io::Error::other(format!("another rank's message cannot be read: {error}"));
-    serde_json::from_slice(bytes).map_err(|error| Unsaved::Failed(unread(error)))
+fn unread(failure: Failure) -> Unsaved {
+    Unsaved::Failed(io::Error::other(failure))
 }
 
 /// The run has failed, and this process is about to end.
@@ -274,6 +296,7 @@ mod tests {
                 // A thread cannot end its process.
                 leave: Arc::new(|_| {}),
                 stop: Arc::new(|_| {}),
+                take_stopper: Arc::new(drop),
             };
             let world = World::join(&place, joining).expect("it joins");
             let names = (0..ranks).map(|rank| format!("rank {rank}")).collect();
@@ -304,9 +327,20 @@ mod tests {
 
     /// Saves bytes of which each rank has a copy; it looks at those of the next rank.
     fn saved(checkpoints: &Path, step: u64, copies: impl Fn(usize) -> Vec<u8> + Sync) -> Vec<String> {
-        let (index, state) = (index(), state(step));
+        saved_at(checkpoints, step, copies, |_| Value::Null)
+    }
+
+    /// The same of ranks that know some of where the data goes on.
+    fn saved_at(
+        checkpoints: &Path,
+        step: u64,
+        copies: impl Fn(usize) -> Vec<u8> + Sync,
+        cursor: impl Fn(usize) -> Value + Sync,
+    ) -> Vec<String> {
+        let index = index();
         with_ranks(4, |together| {
             let (rank, copy) = (together.rank, copies(together.rank));
+            let state = State { cursor: cursor(rank), ..state(step) };
             let part = |rank: usize| Tensor {
                 name: "w",
                 dtype: Dtype::U8,
@@ -361,6 +395,27 @@ mod tests {
         fs::remove_file(dir.join("step-7")).unwrap();
         let names: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, ["step-5"]);
+    }
+
+    /// Each rank knows a position of its own and the row.
+    fn known_by(rank: usize, row: u64) -> Value {
+        let streams: Vec<_> = (0..4).map(|other| (other == rank).then_some(10 * other)).collect();
+        serde_json::json!({ "row": row, "streams": streams })
+    }
+
+    #[test]
+    fn a_cursor_is_kept_of_what_all_ranks_know() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path();
+        let copy = |_| (10..18).collect::<Vec<u8>>();
+        assert_eq!(saved_at(dir, 5, copy, |rank| known_by(rank, 40)), vec!["saved step-5"; 4]);
+        let found = latest(dir).unwrap().whole.unwrap();
+        let whole = serde_json::json!({ "row": 40, "streams": [0, 10, 20, 30] });
+        assert_eq!(open(&found.path).unwrap().0.cursor, whole);
+        let told = saved_at(dir, 6, copy, |rank| known_by(rank, if rank == 2 { 41 } else { 40 }));
+        assert!(told.iter().all(|said| *said == told[0]), "{told:?}");
+        assert!(told[0].starts_with("unequal: rank 2 is at another place in the data than"), "{told:?}");
+        assert_eq!(latest(dir).unwrap().whole, Some(found));
     }
 
     #[test]

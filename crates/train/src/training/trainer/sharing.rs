@@ -54,12 +54,12 @@ impl Trainer<'_, '_, '_> {
         Ok(())
     }
 
-    /// Takes up an update that was made: its times on this rank, and sentences about its samples.
-    pub(super) fn share(&mut self, times: StepTimes, left_out: Vec<String>) -> Result<(), Failure> {
+    /// Takes up an update that was made: its times on this rank, where the host knows them, and sentences about its samples.
+    pub(super) fn share(&mut self, times: Option<StepTimes>, left_out: Vec<String>) -> Result<(), Failure> {
         if !self.ranks.are_many() {
             return self.tell_left_out(&left_out);
         }
-        self.sharing.own.times.push(times);
+        self.sharing.own.times.extend(times);
         self.sharing.own.left_out.extend(left_out);
         let is_due = self.sharing.told_at.is_none_or(|at| at.elapsed() >= TELL_EVERY);
         match self.ranks.is_first() {

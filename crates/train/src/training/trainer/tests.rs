@@ -6,7 +6,9 @@ use std::fs;
 use std::ops::Range;
 
 use super::*;
+use crate::device::Device;
 use crate::recipes;
+use crate::run::checkpoint;
 use crate::run::{Entered, Resume, Run};
 use crate::tasks::batch::HostTensor;
 

@@ -136,6 +136,8 @@ pub(in crate::cpu) fn launched(
         path: String::new(),
         key: 0,
         flops: 0,
+        queue: flatout_ir::Queue::Compute,
+        joins: None,
     };
     launch::check(&launch, &kernel(op).row, end, threads)?;
     let before = arena.bytes().to_vec();

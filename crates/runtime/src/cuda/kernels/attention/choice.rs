@@ -390,7 +390,18 @@ mod tests {
         }
         let outs = vec![Some(view(4)), None];
         let path = String::new();
-        Launch { kernel: "cuda.attention", op: attend, ins, outs, workspace: None, path, key: 0, flops: 0 }
+        Launch {
+            kernel: "cuda.attention",
+            op: attend,
+            ins,
+            outs,
+            workspace: None,
+            path,
+            key: 0,
+            flops: 0,
+            queue: flatout_ir::Queue::Compute,
+            joins: None,
+        }
     }
 
     fn uniform(len: usize) -> Op {

@@ -333,7 +333,18 @@ mod tests {
         let workspace = is_grad.then(|| place(6, 192));
         let op = if is_grad { attend.grad() } else { attend.op() };
         let (kernel, path) = ("cuda.linear_attention", String::new());
-        let launch = Launch { kernel, op, ins, outs, workspace, path, key: 0, flops: 0 };
+        let launch = Launch {
+            kernel,
+            op,
+            ins,
+            outs,
+            workspace,
+            path,
+            key: 0,
+            flops: 0,
+            queue: flatout_ir::Queue::Compute,
+            joins: None,
+        };
         steps(&launch, &Facts::on_paper("sm_90a"), 0).into_iter().map(|step| step.entry).collect()
     }
 

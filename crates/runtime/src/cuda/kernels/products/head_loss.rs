@@ -292,6 +292,8 @@ mod tests {
                 path: String::new(),
                 key: 0,
                 flops: 0,
+                queue: flatout_ir::Queue::Compute,
+                joins: None,
             };
             Head::of(&launch).shape()
         };

@@ -382,6 +382,8 @@ mod tests {
             path: String::new(),
             key: 0,
             flops: 0,
+            queue: flatout_ir::Queue::Compute,
+            joins: None,
         };
         let even = launch(view(&[4, 3, 6, 8], &[144, 48, 8, 1]));
         let cut = Cut::of(&even).unwrap();

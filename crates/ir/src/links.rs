@@ -1,0 +1,198 @@
+//! Links between ranks, and the time that an exchange over them takes.
+//!
+//! The arithmetic follows NCCL's tuner: an exchange takes a constant, a time for each step from rank to rank, and the bytes that
+//! a rank sends over its bandwidth. Two protocols are weighed: one for throughput, and one for latency with a quarter of
+//! the bandwidth. A ring takes a step for each rank but one, and a sum that all ranks get twice as many; across nodes such a sum
+//! may go up and down a tree of them instead. Every figure that comes of it is a prediction.
+
+use crate::mesh::{Axis, Mesh};
+use crate::ops::Op;
+use crate::plan::Launch;
+
+/// The protocols of an exchange: for throughput, and for latency.
+const PROTOCOLS: usize = 2;
+const BASE_SECONDS: [f64; PROTOCOLS] = [8.4e-6, 6.6e-6];
+/// The part of the bandwidth that a protocol sends data with.
+const BANDWIDTH_PART: [f64; PROTOCOLS] = [1.0, 0.25];
+/// The least that a step inside a node takes where there are several nodes.
+const LEAST_STEP_SECONDS: [f64; PROTOCOLS] = [6e-6, 2e-6];
+
+/// How a rank is linked to its neighbours.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Link {
+    pub name: String,
+    /// Sent by one GPU, one way.
+    pub bytes_per_second: f64,
+    /// Seconds from rank to rank, by protocol.
+    pub step_seconds: [f64; PROTOCOLS],
+}
+
+/// The links of ranks that train together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Links {
+    /// Between the ranks of a node.
+    pub local: Link,
+    /// Between nodes, a link for each rank.
+    pub net: Link,
+    pub ranks_a_node: usize,
+    /// The part of a GPU's multiprocessors that an exchange holds while it runs.
+    pub held_part: f64,
+}
+
+/// The ranks that exchange: all of them, those on one node, and nodes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Group {
+    ways: usize,
+    local: usize,
+    nodes: usize,
+}
+
+impl Links {
+    /// How long an exchange of a plan takes.
+    ///
+    /// # Panics
+    /// Where the launch is no exchange.
+    pub fn seconds(&self, launch: &Launch, mesh: &Mesh) -> f64 {
+        let view_bytes = |view: Option<&crate::plan::View>| view.map_or(0, |view| view.span_bytes() as u64);
+        let bytes = match launch.op {
+            Op::AllGather { .. } => view_bytes(launch.outs[0].as_ref()),
+            _ => view_bytes(launch.ins.first()),
+        };
+        self.seconds_of(&launch.op, bytes, mesh)
+    }
+
+    /// The same by the bytes of the tensor that all ranks have together: what is gathered, or what is added up.
+    pub fn seconds_of(&self, op: &Op, bytes: u64, mesh: &Mesh) -> f64 {
+        let (axis, passes) = match *op {
+            Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } => (axis, 1),
+            Op::AllReduce { axis, .. } => (axis, 2),
+            _ => panic!("{} is no exchange", op.name()),
+        };
+        let group @ Group { ways, local, nodes } = self.group(mesh, axis);
+        if ways == 1 {
+            return 0.0;
+        }
+        let moved = passes as f64 * bytes as f64 * (ways - 1) as f64 / ways as f64;
+        let ring = self.best(group, passes * (ways - 1), passes * (nodes - 1), moved);
+        if passes == 1 || nodes == 1 {
+            return ring;
+        }
+        let levels = nodes.next_power_of_two().ilog2() as usize;
+        ring.min(self.best(group, 2 * (local - 1) + 2 * levels, 2 * levels, moved))
+    }
+
+    /// The faster protocol, for these steps, of which some go between nodes.
+    fn best(&self, group: Group, steps: usize, between: usize, moved: f64) -> f64 {
+        let of = |protocol: usize| {
+            let is_spread = group.nodes > 1;
+            let least = if is_spread { LEAST_STEP_SECONDS[protocol] } else { 0.0 };
+            let step = self.local.step_seconds[protocol].max(least);
+            BASE_SECONDS[protocol]
+                + (steps - between) as f64 * step
+                + between as f64 * self.net.step_seconds[protocol]
+                + moved / (BANDWIDTH_PART[protocol] * self.bytes_per_second(group))
+        };
+        (0..PROTOCOLS).map(of).fold(f64::INFINITY, f64::min)
+    }
+
+    /// What a rank sends a second. Where a group has several ranks on a node, it has as many rings through as many of the node's
+    /// links.
+    fn bytes_per_second(&self, Group { local, nodes, .. }: Group) -> f64 {
+        let (inside, outside) = (self.local.bytes_per_second, local as f64 * self.net.bytes_per_second);
+        match (local, nodes) {
+            (_, 1) => inside,
+            (1, _) => outside,
+            _ => inside.min(outside),
+        }
+    }
+
+    fn group(&self, mesh: &Mesh, axis: Axis) -> Group {
+        let ways = mesh.ways(axis);
+        let local = (self.ranks_a_node / mesh.stride(axis)).clamp(1, ways);
+        Group { ways, local, nodes: ways.div_ceil(local) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::collective::{Combine, Order};
+
+    fn link(gigabytes: f64, micros: [f64; 2]) -> Link {
+        let step_seconds = micros.map(|us| 1e-6 * us);
+        Link { name: String::new(), bytes_per_second: 1e9 * gigabytes, step_seconds }
+    }
+
+    fn h100(ranks_a_node: usize) -> Links {
+        let (local, net) = (link(360.0, [3.4, 0.6]), link(48.0, [14.0, 2.7]));
+        Links { local, net, ranks_a_node, held_part: 16.0 / 132.0 }
+    }
+
+    fn gather(links: &Links, mesh: Mesh, bytes: f64) -> f64 {
+        let op = Op::AllGather { axis: Axis::Shard, ways: mesh.ways(Axis::Shard) };
+        1e3 * links.seconds_of(&op, bytes as u64, &mesh)
+    }
+
+    fn scatter(links: &Links, mesh: Mesh, bytes: f64) -> f64 {
+        let ways = mesh.ways(Axis::Shard);
+        let op = Op::ReduceScatter { axis: Axis::Shard, ways, order: Order::Any, base: false };
+        1e3 * links.seconds_of(&op, bytes as u64, &mesh)
+    }
+
+    fn close(got: f64, want: f64, part: f64) {
+        assert!((got / want - 1.0).abs() < part, "{got:.3} ms, wanted {want}");
+    }
+
+    /// 226M parameters: sums in f32 are scattered and weights in bf16 gathered.
+    #[test]
+    fn exchanges_of_226m_parameters() {
+        let parameters = 226e6;
+        let exchange = |links: &Links, ranks: usize| {
+            let mesh = Mesh::new(1, ranks);
+            [scatter(links, mesh, 4.0 * parameters), gather(links, mesh, 2.0 * parameters)]
+        };
+        for (ranks, [scattered, gathered]) in [(8, [2.2, 1.1]), (32, [2.7, 1.4])] {
+            let [s, g] = exchange(&h100(8), ranks);
+            close(s, scattered, 0.03);
+            close(g, gathered, 0.05);
+        }
+        // Four GPUs that reach one another through the host.
+        let host = Links { local: link(11.0, [5.7, 1.0]), ..h100(4) };
+        let [s, g] = exchange(&host, 4);
+        close(s, 62.0, 0.02);
+        close(g, 31.0, 0.02);
+    }
+
+    /// A layer of 250M parameters in bf16: the ring's steps grow with the ranks, so that replicas of fewer shards are faster.
+    #[test]
+    fn exchanges_of_a_layer_of_8b_parameters() {
+        let (parameters, links) = (250e6, h100(8));
+        for (ranks, ms) in [(8, 1.2), (256, 3.2), (1024, 7.7)] {
+            close(gather(&links, Mesh::new(1, ranks), 2.0 * parameters), ms, 0.05);
+        }
+        let mesh = Mesh::new(32, 32);
+        close(gather(&links, mesh, 2.0 * parameters), 1.6, 0.05);
+        let sum = Op::AllReduce { axis: Axis::Replica, ways: 32, by: Combine::Sum, order: Order::Any };
+        close(1e3 * links.seconds_of(&sum, (4.0 * parameters / 32.0) as u64, &mesh), 1.6, 0.15);
+    }
+
+    #[test]
+    fn small_messages_take_the_protocol_of_low_latency() {
+        let links = h100(8);
+        let us = |ranks: usize| 1e3 * gather(&links, Mesh::new(1, ranks), 64.0);
+        close(us(8), 6.6 + 7.0 * 0.6, 0.01);
+        assert_eq!(us(1), 0.0);
+        close(us(16), 6.6 + 14.0 * 2.0 + 2.7, 0.01);
+    }
+
+    #[test]
+    fn a_group_lies_on_as_many_nodes_as_its_ranks_do() {
+        let links = h100(8);
+        let group = |mesh: Mesh, axis: Axis| links.group(&mesh, axis);
+        assert_eq!(group(Mesh::new(1, 8), Axis::Shard), Group { ways: 8, local: 8, nodes: 1 });
+        assert_eq!(group(Mesh::new(1, 4), Axis::Shard), Group { ways: 4, local: 4, nodes: 1 });
+        assert_eq!(group(Mesh::new(1, 32), Axis::Shard), Group { ways: 32, local: 8, nodes: 4 });
+        assert_eq!(group(Mesh::new(4, 8), Axis::Replica), Group { ways: 4, local: 1, nodes: 4 });
+        assert_eq!(group(Mesh::new(4, 4), Axis::Replica), Group { ways: 4, local: 2, nodes: 2 });
+    }
+}

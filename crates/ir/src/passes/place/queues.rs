@@ -1,0 +1,44 @@
+//! Joins: which compute launches wait for which exchanges, so that all others may run beside them.
+//!
+//! A launch waits for an exchange that writes what it touches or reads what it writes. That is decided by storages, before
+//! these have offsets: a join is how long an exchange holds its memory.
+
+use crate::access::Access;
+use crate::passes::place::lower::{Draft, Lowered, Place, Storage};
+use crate::plan::Queue;
+
+/// Sets the joins of every draft. Without overlap the next compute launch behind an exchange waits for it.
+pub fn join(lowered: &mut Lowered, overlaps: bool) {
+    let Lowered { storages, drafts, .. } = lowered;
+    // Exchanges that no launch so far waits for.
+    let mut running: Vec<(usize, Access)> = vec![];
+    for (at, draft) in drafts.iter_mut().enumerate() {
+        let own = access(draft, storages);
+        if draft.launch.queue == Queue::Wire {
+            running.push((at, own));
+        } else if let Some(last) = running.iter().rposition(|(_, exchange)| !overlaps || exchange.meets(&own))
+        {
+            draft.launch.joins = Some(running[last].0);
+            running.drain(..=last);
+        }
+    }
+}
+
+fn access(draft: &Draft, storages: &[Storage]) -> Access {
+    let bytes = |place: &Place| {
+        let span = place.view.offset..place.view.offset + place.view.span_bytes();
+        // Slots lie inside one another, so they are compared by where they lie in the arena.
+        match storages[place.storage].fixed {
+            Some(start) => (None, start + span.start..start + span.end),
+            None => (Some(place.storage), span),
+        }
+    };
+    let written = draft.outs.iter().flatten().chain(&draft.workspace);
+    Access { reads: draft.ins.iter().map(bytes).collect(), writes: written.map(bytes).collect() }
+}
+
+/// The launch before which the exchange at an index has ended: the first that joins it or a later one, or the end.
+pub fn held_until(drafts: &[Draft], exchange: usize) -> usize {
+    let joins = |draft: &Draft| draft.launch.joins.is_some_and(|joined| joined >= exchange);
+    drafts[exchange..].iter().position(joins).map_or(drafts.len(), |n| exchange + n)
+}

@@ -1,0 +1,147 @@
+//! The two queues of a plan played through launch by launch: how long a run takes, and how much of its exchanges no
+//! launch hides.
+
+use std::ops::{AddAssign, Range};
+
+use crate::plan::{Plan, Queue};
+
+/// What a run of a plan takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Played {
+    pub seconds: f64,
+    /// The compute launches, as if no exchange ran.
+    pub compute_seconds: f64,
+    /// The exchanges, as if nothing else ran.
+    pub wire_seconds: f64,
+}
+
+impl Played {
+    /// The time by which exchanges make a run longer: launches wait for them, and run beside them on fewer multiprocessors.
+    pub fn exposed_seconds(&self) -> f64 {
+        self.seconds - self.compute_seconds
+    }
+
+    /// As often as that.
+    pub fn times(self, n: f64) -> Played {
+        Played {
+            seconds: n * self.seconds,
+            compute_seconds: n * self.compute_seconds,
+            wire_seconds: n * self.wire_seconds,
+        }
+    }
+}
+
+impl AddAssign for Played {
+    fn add_assign(&mut self, other: Played) {
+        self.seconds += other.seconds;
+        self.compute_seconds += other.compute_seconds;
+        self.wire_seconds += other.wire_seconds;
+    }
+}
+
+/// Plays a plan whose launches take these seconds each. While an exchange runs, compute launches have this part of a device
+/// less.
+pub fn play(plan: &Plan, held_part: f64, seconds: impl IntoIterator<Item = f64>) -> Played {
+    let (mut played, mut now, mut wire_end) = (Played::default(), 0.0f64, 0.0f64);
+    // When each exchange runs, by the index of its launch.
+    let mut exchanges: Vec<(usize, Range<f64>)> = vec![];
+    for (at, (launch, takes)) in plan.launches.iter().zip(seconds).enumerate() {
+        match launch.queue {
+            Queue::Wire => {
+                let start = now.max(wire_end);
+                wire_end = start + takes;
+                exchanges.push((at, start..wire_end));
+                played.wire_seconds += takes;
+            }
+            Queue::Compute => {
+                if let Some(joined) = launch.joins {
+                    let ends = exchanges.iter().filter(|(at, _)| *at <= joined).map(|(_, runs)| runs.end);
+                    now = ends.fold(now, f64::max);
+                }
+                now = ended(now, takes, held_part, &exchanges);
+                played.compute_seconds += takes;
+            }
+        }
+    }
+    played.seconds = now.max(wire_end);
+    played
+}
+
+/// When a compute launch ends that begins now, slowed while exchanges run.
+fn ended(mut now: f64, mut left: f64, held_part: f64, exchanges: &[(usize, Range<f64>)]) -> f64 {
+    for (_, runs) in exchanges {
+        if runs.end <= now {
+            continue;
+        }
+        let before = left.min((runs.start - now).max(0.0));
+        (now, left) = (now + before, left - before);
+        if left <= 0.0 {
+            return now;
+        }
+        let beside = (runs.end - now).min(left / (1.0 - held_part));
+        (now, left) = (now + beside, left - beside * (1.0 - held_part));
+    }
+    now + left.max(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::Axis;
+    use crate::ops::Op;
+    use crate::plan::{Launch, Role};
+
+    /// A plan of launches: how long each takes, an exchange where it is below 0, and what it joins.
+    fn plan(launches: &[(f64, Option<usize>)]) -> Plan {
+        let launch = |(seconds, joins): &(f64, Option<usize>)| {
+            let op = match *seconds < 0.0 {
+                true => Op::AllGather { axis: Axis::Shard, ways: 2 },
+                false => Op::Rank { axis: Axis::Shard },
+            };
+            Launch {
+                kernel: "kernel",
+                queue: Queue::of(&op),
+                op,
+                ins: vec![],
+                outs: vec![],
+                workspace: None,
+                path: String::new(),
+                key: 0,
+                flops: 0,
+                joins: *joins,
+            }
+        };
+        Plan { role: Role::Apply, launches: launches.iter().map(launch).collect(), results: vec![] }
+    }
+
+    fn played(held_part: f64, launches: &[(f64, Option<usize>)]) -> (f64, f64) {
+        let played = play(&plan(launches), held_part, launches.iter().map(|(seconds, _)| seconds.abs()));
+        let sums = launches.iter().fold([0.0; 2], |[c, w], (s, _)| [c + s.max(0.0), w + (-s).max(0.0)]);
+        assert!(
+            (played.compute_seconds - sums[0]).abs() < 1e-9 && (played.wire_seconds - sums[1]).abs() < 1e-9
+        );
+        let round = |x: f64| (1e6 * x).round() / 1e6;
+        (round(played.seconds), round(played.exposed_seconds()))
+    }
+
+    #[test]
+    fn what_is_not_joined_runs_beside() {
+        assert_eq!(played(0.0, &[(1.0, None), (2.0, None)]), (3.0, 0.0));
+        assert_eq!(played(0.0, &[(1.0, None), (-2.0, None), (3.0, Some(1))]), (6.0, 2.0), "joined at once");
+        assert_eq!(played(0.0, &[(1.0, None), (-2.0, None), (3.0, None)]), (4.0, 0.0), "hidden");
+        assert_eq!(played(0.0, &[(1.0, None), (-2.0, None)]), (3.0, 2.0), "the end joins all");
+        // The second exchange begins when the first has ended, and the last launch waits for the first alone.
+        let two = [(-1.0, None), (-2.0, None), (1.0, Some(0)), (1.0, Some(1))];
+        assert_eq!(played(0.0, &two), (4.0, 2.0));
+        // An exchange waits for the launches before it.
+        assert_eq!(played(0.0, &[(1.0, None), (-1.0, None), (2.0, None), (-1.0, None)]), (4.0, 1.0));
+    }
+
+    #[test]
+    fn launches_beside_an_exchange_have_less_of_the_device() {
+        // Half of the device for two seconds: one second's work is left undone.
+        assert_eq!(played(0.5, &[(-2.0, None), (3.0, None)]), (4.0, 1.0));
+        assert_eq!(played(0.5, &[(-4.0, None), (1.0, None)]), (4.0, 3.0));
+        assert_eq!(played(0.5, &[(-4.0, None), (1.0, None), (1.0, Some(0))]), (5.0, 3.0));
+    }
+}

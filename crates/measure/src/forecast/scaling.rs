@@ -1,0 +1,175 @@
+//! How a run scales: the same update on 1, 2, 4 .. ranks. The batch is the run's, so each rank has fewer rows of it.
+
+use flatout_ir::{OpKind, Role, Target};
+use flatout_train::config::Config;
+use flatout_train::resolve::compile::{Compiled, compile};
+use flatout_train::resolve::fit::compile_unbounded;
+use flatout_train::resolve::prediction;
+use rayon::prelude::*;
+
+/// A number of ranks, and what an update takes on them; all times are predictions.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Scaled {
+    pub ranks: usize,
+    pub nodes: usize,
+    pub micro_batch: usize,
+    /// On each rank.
+    pub arena_bytes: usize,
+    /// Whether it fits the memory of a rank's device.
+    pub fits: bool,
+    pub exchange: Exchange,
+    pub tokens_per_second: f64,
+    /// Tokens a second over as many times those of one rank.
+    pub share_of_linear: f64,
+}
+
+/// What exchanges add to an update, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Exchange {
+    pub step_ms: f64,
+    /// The launches of a rank, as if nothing were exchanged.
+    pub compute_ms: f64,
+    /// The exchanges, as if nothing else ran.
+    pub wire_ms: f64,
+    /// The part of the step that exchanges add.
+    pub exposed_ms: f64,
+    /// The parts in which what ranks have shares of is exchanged; 0 where they have none.
+    pub buckets: usize,
+}
+
+/// A number of ranks that cannot share the run out, and why.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Refused {
+    pub ranks: usize,
+    pub refused: String,
+}
+
+/// By timings of kernels where there are any, and otherwise at best.
+pub fn exchange(compiled: &Compiled, batch: usize) -> Exchange {
+    let (predicted, roofline) = prediction::step_played(compiled, batch);
+    let played = if prediction::is_calibrated(compiled) { predicted } else { roofline };
+    let apply = compiled.plans.plan(Role::Apply);
+    let scatters = apply.iter().flat_map(|plan| &plan.launches);
+    Exchange {
+        step_ms: 1e3 * played.seconds,
+        compute_ms: 1e3 * played.compute_seconds,
+        wire_ms: 1e3 * played.wire_seconds,
+        exposed_ms: 1e3 * played.exposed_seconds(),
+        buckets: scatters.filter(|launch| launch.op.kind() == OpKind::ReduceScatter).count(),
+    }
+}
+
+/// The run on 1, 2, 4 .. ranks up to this many, on devices that `target_of` gives.
+pub fn scaling(
+    config: &Config,
+    ranks: usize,
+    target_of: &(dyn Fn(usize) -> Target + Sync),
+) -> Vec<Result<Scaled, Refused>> {
+    let numbers: Vec<usize> =
+        std::iter::successors(Some(1), |n| Some(2 * n)).take_while(|n| *n < ranks).chain([ranks]).collect();
+    let planned = |ranks: usize| -> Result<Scaled, Refused> {
+        let target = target_of(ranks);
+        let compiled = match compile(config, &target) {
+            Ok(compiled) => compiled,
+            Err(why) => compile_unbounded(config, &target)
+                .ok_or_else(|| Refused { ranks, refused: why.to_string() })?,
+        };
+        let exchange = exchange(&compiled, config.train.batch);
+        let tokens = prediction::tokens_per_update(config, &compiled) as f64;
+        let arena_bytes = compiled.plans.arena_bytes;
+        Ok(Scaled {
+            ranks,
+            nodes: ranks.div_ceil(target.links.as_ref().map_or(ranks, |links| links.ranks_a_node)),
+            micro_batch: compiled.micro_batch,
+            arena_bytes,
+            fits: arena_bytes as u64 + target.bytes_beside() <= target.memory_bytes,
+            exchange,
+            tokens_per_second: 1e3 * tokens / exchange.step_ms,
+            share_of_linear: 1.0,
+        })
+    };
+    let mut rows: Vec<_> = numbers.into_par_iter().with_max_len(1).map(planned).collect();
+    let one = rows.first().and_then(|row| row.as_ref().ok()).map(|one| one.tokens_per_second);
+    for row in rows.iter_mut().flatten() {
+        row.share_of_linear = one.map_or(f64::NAN, |one| row.tokens_per_second / (one * row.ranks as f64));
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flatout_train::device;
+    use flatout_train::ranks::target_among;
+    use flatout_train::recipes;
+
+    /// `pretrain-226m` with this batch on GPUs of a name in nodes, and the setting.
+    fn planned(gpu: &str, a_node: usize, nodes: usize, words: &[&str]) -> (Exchange, Compiled) {
+        let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+        let config = recipes::resolve("pretrain-226m", &[], &words).unwrap();
+        let links = device::links_of(gpu, None, None, a_node).unwrap();
+        let target = device::named(gpu, &config.switches).unwrap();
+        let target = Target { links: Some(links), timings: Default::default(), ..target };
+        let compiled = compile(&config, &target_among(a_node * nodes, target)).unwrap();
+        (exchange(&compiled, config.train.batch), compiled)
+    }
+
+    fn close(got: f64, want: f64, part: f64) {
+        assert!((got / want - 1.0).abs() < part, "{got:.2}, wanted {want} within {part}");
+    }
+
+    /// What exchanges take, within 6%, and the share of linear scaling that they leave beside the compute that such GPUs were
+    /// expected to need, within a hundredth: (GPU, a node, nodes, rows, scatter and gather, compute, share).
+    #[test]
+    fn exchanges_leave_the_expected_share_of_linear_scaling() {
+        for (gpu, a_node, nodes, rows, wire_ms, compute_ms, share) in [
+            ("h100", 8, 1, 64, 2.2 + 1.1, 64.0, 0.95),
+            ("h100", 8, 4, 64, 2.7 + 1.4, 16.0, 0.80),
+            ("h100", 8, 4, 512, 2.7 + 1.4, 129.0, 0.97),
+            ("rtx4090", 4, 1, 64, 62.0 + 31.0, 546.0, 0.85),
+        ] {
+            let rows = format!("train.batch={rows}");
+            let (told, compiled) = planned(gpu, a_node, nodes, &[&rows]);
+            close(told.wire_ms, wire_ms, 0.06);
+            assert!(told.exposed_ms <= told.wire_ms && told.exposed_ms > 0.8 * told.wire_ms, "{told:?}");
+            assert!((compute_ms / (compute_ms + told.exposed_ms) - share).abs() < 0.01, "{told:?}");
+            // Compute here is the least by data sheets.
+            assert!(told.compute_ms < compute_ms && told.compute_ms > 0.5 * compute_ms, "{told:?}");
+            assert_eq!(compiled.settled.options.shard, flatout_ir::Shard::Optimizer);
+        }
+    }
+
+    /// Sums that every rank gets take twice as many bytes of f32, and nothing hides them.
+    #[test]
+    fn levels_and_overlap_are_told_apart() {
+        let of = |word: &str| planned("h100", 8, 1, &["train.batch=64", word]);
+        let (shared, in_shares) = of("shard=optimizer");
+        let (whole, on_all) = of("shard=none");
+        close(whole.wire_ms, 4.4, 0.05);
+        assert_eq!((whole.buckets, shared.buckets), (0, 2));
+        assert!(on_all.plans.arena_bytes > in_shares.plans.arena_bytes + (2 << 30));
+        let (apart, _) = of("overlap=off");
+        assert!((apart.exposed_ms - apart.wire_ms).abs() < 1e-6, "{apart:?}");
+        assert!(shared.exposed_ms < apart.exposed_ms - 0.1, "{} and {}", shared.exposed_ms, apart.exposed_ms);
+    }
+
+    #[test]
+    fn a_run_scales_over_powers_of_two() {
+        let config = recipes::resolve("tiny", &[], &["train.batch=6".into()]).unwrap();
+        let alone = device::named("h100", &config.switches).unwrap();
+        let target_of = |ranks: usize| {
+            let links = device::links_of("h100", None, None, 4).unwrap();
+            target_among(ranks, Target { links: Some(links), ..alone.clone() })
+        };
+        let rows = scaling(&config, 12, &target_of);
+        let ranks = |row: &Result<Scaled, Refused>| match row {
+            Ok(row) => (row.ranks, row.nodes, true),
+            Err(row) => (row.ranks, 0, row.refused.is_empty()),
+        };
+        let got: Vec<_> = rows.iter().map(ranks).collect();
+        assert_eq!(got, [(1, 1, true), (2, 1, true), (4, 1, true), (8, 0, false), (12, 0, false)]);
+        let shares: Vec<f64> = rows.iter().flatten().map(|row| row.share_of_linear).collect();
+        assert_eq!(shares[0], 1.0);
+        assert!(shares[2] < shares[1] && shares[1] < 1.0, "{shares:?}");
+    }
+}

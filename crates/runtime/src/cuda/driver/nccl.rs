@@ -1,0 +1,519 @@
+//! NCCL, which moves tensors between GPUs: its entry points, and the communicators of a rank.
+//!
+//! Written against nccl.h of 2.27 and 2.28. A communicator is made before the arena, so that the memory it takes is known, and
+//! is used by the stream that plans run on alone. After every plan was captured the host calls nothing here but `failure`.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use flatout_ir::{Axis, Mesh};
+
+use super::device::Device;
+use super::library::{self, Kind, Library, Version};
+use crate::cuda::context::{CudaError, Stream};
+
+/// The memory that plans leave for NCCL until a session has measured what it takes.
+pub const CEILING_BYTES: u64 = 1 << 30;
+/// The oldest version: it has every field of `Config`.
+const OLDEST: Version = Version([2, 27, 0]);
+/// The size of an id, as bytes.
+pub const ID_BYTES: usize = 128;
+
+type Handle = *mut c_void;
+
+/// `ncclUniqueId`, which is passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UniqueId([u8; ID_BYTES]);
+
+/// `ncclConfig_t` of 2.27; a newer library fills in what it has beside these by size and version.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+    traffic_class: c_int,
+    comm_name: *const c_char,
+    collnet_enable: c_int,
+    cta_policy: c_int,
+    shrink_share: c_int,
+    nvls_ctas: c_int,
+}
+
+const NCCL_API_MAGIC: c_uint = 0xcafe_beef;
+const NCCL_CONFIG_VERSION: c_uint = 22700;
+const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
+const NCCL_SUCCESS: c_int = 0;
+const NCCL_IN_PROGRESS: c_int = 7;
+/// `ncclDataType_t`.
+const NCCL_INT8: c_int = 0;
+const NCCL_FLOAT32: c_int = 7;
+
+impl Config {
+    /// A communicator whose calls return when they are done.
+    fn blocking() -> Config {
+        let unset = NCCL_CONFIG_UNDEF_INT;
+        Config {
+            size: size_of::<Config>(),
+            magic: NCCL_API_MAGIC,
+            version: NCCL_CONFIG_VERSION,
+            blocking: 1,
+            cga_cluster_size: unset,
+            min_ctas: unset,
+            max_ctas: unset,
+            net_name: std::ptr::null(),
+            split_share: unset,
+            traffic_class: unset,
+            comm_name: std::ptr::null(),
+            collnet_enable: unset,
+            cta_policy: unset,
+            shrink_share: unset,
+            nvls_ctas: unset,
+        }
+    }
+}
+
+/// How a reduction of NCCL's combines: `ncclRedOp_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Reduction {
+    Sum = 0,
+    Max = 2,
+}
+
+/// Declares the entry points once: field, symbol, signature. All return `ncclResult_t`.
+macro_rules! entries {
+    ($($field:ident = $symbol:literal ($($arg:ty),*);)*) => {
+        /// Entry points of libnccl.
+        pub struct Nccl {
+            library: &'static Library,
+            error_string: unsafe extern "C" fn(c_int) -> *const c_char,
+            last_error: unsafe extern "C" fn(Handle) -> *const c_char,
+            $($field: unsafe extern "C" fn($($arg),*) -> c_int,)*
+        }
+
+        impl Nccl {
+            fn open(library: &'static Library) -> Result<Nccl, CudaError> {
+                Ok(Nccl {
+                    library,
+                    // SAFETY: the signatures are the header's for these symbols.
+                    error_string: unsafe { library.symbol("ncclGetErrorString")? },
+                    // SAFETY: as above.
+                    last_error: unsafe { library.symbol("ncclGetLastError")? },
+                    // SAFETY: as above.
+                    $($field: unsafe { library.symbol($symbol)? },)*
+                })
+            }
+        }
+    };
+}
+
+entries! {
+    unique_id = "ncclGetUniqueId" (*mut UniqueId);
+    init_rank = "ncclCommInitRankConfig" (*mut Handle, c_int, UniqueId, c_int, *mut Config);
+    split = "ncclCommSplit" (Handle, c_int, c_int, *mut Handle, *mut Config);
+    destroy = "ncclCommDestroy" (Handle);
+    abort = "ncclCommAbort" (Handle);
+    async_error = "ncclCommGetAsyncError" (Handle, *mut c_int);
+    all_gather = "ncclAllGather" (*const c_void, *mut c_void, usize, c_int, Handle, Handle);
+    reduce_scatter = "ncclReduceScatter" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle);
+    all_reduce = "ncclAllReduce" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle);
+    send = "ncclSend" (*const c_void, usize, c_int, c_int, Handle, Handle);
+    receive = "ncclRecv" (*mut c_void, usize, c_int, c_int, Handle, Handle);
+    group_start = "ncclGroupStart" ();
+    group_end = "ncclGroupEnd" ();
+}
+
+/// NCCL's entry points, resolved once; or how to install it.
+pub fn nccl() -> Result<&'static Nccl, CudaError> {
+    static OPENED: OnceLock<Result<Nccl, CudaError>> = OnceLock::new();
+    let open = || {
+        let library = library::nccl().require()?;
+        if library.version < OLDEST {
+            return Err(CudaError::new(format!(
+                "NCCL {} at {} is too old, 2.27 is the least: {}",
+                library.version,
+                library.path.display(),
+                Kind::Nccl.install(library::libraries().cuda_major)
+            )));
+        }
+        Nccl::open(library)
+    };
+    OPENED.get_or_init(open).as_ref().map_err(Clone::clone)
+}
+
+impl Nccl {
+    /// `2.28.9`.
+    pub fn version(&self) -> String {
+        self.library.version.to_string()
+    }
+
+    /// An id by which the ranks of a new communicator find one another. One rank makes it and tells the others.
+    pub fn new_id(&self) -> Result<Vec<u8>, CudaError> {
+        let mut id = UniqueId([0; ID_BYTES]);
+        // SAFETY: writes one id.
+        self.ok(unsafe { (self.unique_id)(&mut id) }, null_mut(), "ncclGetUniqueId")?;
+        Ok(id.0.to_vec())
+    }
+
+    /// A status with the name of the call, NCCL's words for it, and what it said last.
+    fn ok(&self, status: c_int, communicator: Handle, call: &str) -> Result<(), CudaError> {
+        if status == NCCL_SUCCESS {
+            return Ok(());
+        }
+        // SAFETY: a static string for every status.
+        let words = text(unsafe { (self.error_string)(status) });
+        let last = self.last_words(communicator);
+        let last = if last.is_empty() { String::new() } else { format!(", {last}") };
+        Err(CudaError::status(format!("{call}: {words}{last}"), status))
+    }
+
+    /// The last thing that went wrong, in NCCL's words; empty where nothing did.
+    fn last_words(&self, communicator: Handle) -> String {
+        // SAFETY: null or a communicator that is alive; the string is NCCL's own.
+        let words = text(unsafe { (self.last_error)(communicator) });
+        words.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+}
+
+fn text(at: *const c_char) -> String {
+    // SAFETY: null, or a string of NCCL's that ends in zero.
+    if at.is_null() { String::new() } else { unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned() }
+}
+
+/// One rank's end of a group of ranks that exchange.
+pub struct Communicator {
+    nccl: &'static Nccl,
+    raw: Handle,
+    rank: usize,
+    ranks: usize,
+}
+
+// SAFETY: NCCL's calls may come from any thread. Those that enqueue come from the thread of the session alone, and the state of
+// errors may be asked for beside them.
+unsafe impl Send for Communicator {}
+// SAFETY: as above.
+unsafe impl Sync for Communicator {}
+
+/// A run of f32 in device memory that goes to a rank of the group or comes from it.
+#[derive(Clone, Copy, Debug)]
+pub struct Passage {
+    pub rank: usize,
+    pub at: u64,
+    pub elements: usize,
+}
+
+impl Communicator {
+    /// The number of this rank in its group.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    fn ok(&self, status: c_int, call: &str) -> Result<(), CudaError> {
+        self.nccl.ok(status, self.raw, call)
+    }
+
+    /// Enqueues the gathering of as many bytes from every rank, side by side in order of ranks.
+    ///
+    /// # Safety
+    /// `from` leads to `bytes` bytes and `to` to as many for every rank, in memory of this device that stays allocated until the
+    /// stream reaches the call.
+    pub unsafe fn all_gather(
+        &self,
+        from: u64,
+        to: u64,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<(), CudaError> {
+        let (from, to) = (from as *const c_void, to as *mut c_void);
+        // SAFETY: the caller's promise.
+        let status = unsafe { (self.nccl.all_gather)(from, to, bytes, NCCL_INT8, self.raw, stream.raw()) };
+        self.ok(status, "ncclAllGather")
+    }
+
+    /// Enqueues a reduction over all ranks in whichever order NCCL takes; `to` may be `from`.
+    ///
+    /// # Safety
+    /// Both lead to `elements` f32, in memory of this device that stays allocated until the stream reaches the call.
+    pub unsafe fn all_reduce(
+        &self,
+        from: u64,
+        to: u64,
+        elements: usize,
+        by: Reduction,
+        stream: Stream,
+    ) -> Result<(), CudaError> {
+        let (from, to) = (from as *const c_void, to as *mut c_void);
+        // SAFETY: the caller's promise.
+        let status = unsafe {
+            (self.nccl.all_reduce)(from, to, elements, NCCL_FLOAT32, by as c_int, self.raw, stream.raw())
+        };
+        self.ok(status, "ncclAllReduce")
+    }
+
+    /// Enqueues a sum over all ranks of which each gets a block, in whichever order NCCL takes.
+    ///
+    /// # Safety
+    /// `from` leads to `elements` f32 for every rank and `to` to as many for one, in memory of this device that stays allocated
+    /// until the stream reaches the call.
+    pub unsafe fn reduce_scatter(
+        &self,
+        from: u64,
+        to: u64,
+        elements: usize,
+        stream: Stream,
+    ) -> Result<(), CudaError> {
+        let (from, to, sum) = (from as *const c_void, to as *mut c_void, Reduction::Sum as c_int);
+        // SAFETY: the caller's promise.
+        let status = unsafe {
+            (self.nccl.reduce_scatter)(from, to, elements, NCCL_FLOAT32, sum, self.raw, stream.raw())
+        };
+        self.ok(status, "ncclReduceScatter")
+    }
+
+    /// Enqueues all of these at once: nothing is added, bytes only move.
+    ///
+    /// # Safety
+    /// Every passage lies in memory of this device that stays allocated until the stream reaches the call, and none that is
+    /// received overlaps another one.
+    pub unsafe fn exchange(
+        &self,
+        send: &[Passage],
+        receive: &[Passage],
+        stream: Stream,
+    ) -> Result<(), CudaError> {
+        // SAFETY: takes nothing.
+        self.ok(unsafe { (self.nccl.group_start)() }, "ncclGroupStart")?;
+        let mut asked = Ok(());
+        for (passage, is_sent) in send.iter().map(|p| (p, true)).chain(receive.iter().map(|p| (p, false))) {
+            let Passage { rank, at, elements } = *passage;
+            let (peer, dtype, raw) = (rank as c_int, NCCL_FLOAT32, self.raw);
+            if elements == 0 || asked.is_err() {
+                continue;
+            }
+            asked = match is_sent {
+                // SAFETY: the caller's promise.
+                true => self.ok(
+                    unsafe {
+                        (self.nccl.send)(at as *const c_void, elements, dtype, peer, raw, stream.raw())
+                    },
+                    "ncclSend",
+                ),
+                // SAFETY: the caller's promise.
+                false => self.ok(
+                    unsafe {
+                        (self.nccl.receive)(at as *mut c_void, elements, dtype, peer, raw, stream.raw())
+                    },
+                    "ncclRecv",
+                ),
+            };
+        }
+        // SAFETY: a group that began must end, whatever was asked in it.
+        let ended = self.ok(unsafe { (self.nccl.group_end)() }, "ncclGroupEnd");
+        asked.and(ended)
+    }
+
+    /// What went wrong on the way after calls had returned, if anything did.
+    fn failure(&self) -> Option<CudaError> {
+        let mut state = NCCL_SUCCESS;
+        // SAFETY: writes one status; the communicator is alive.
+        let status = unsafe { (self.nccl.async_error)(self.raw, &mut state) };
+        let state = if status == NCCL_SUCCESS { state } else { status };
+        if state == NCCL_IN_PROGRESS { None } else { self.ok(state, "NCCL").err() }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        // A communicator that has failed is aborted: destroying it would wait for ranks that are gone.
+        let has_failed = self.failure().is_some();
+        // SAFETY: made in `connect`; no work that uses it is left, because works are dropped behind a wait for their stream.
+        unsafe { if has_failed { (self.nccl.abort)(self.raw) } else { (self.nccl.destroy)(self.raw) } };
+    }
+}
+
+/// The communicators of a rank, one for every axis of the mesh along which it may exchange.
+pub struct Communicators {
+    nccl: &'static Nccl,
+    mesh: Mesh,
+    rank: usize,
+    /// Dropped first: it holds the communicators.
+    watch: Option<Watch>,
+    by_axis: Vec<(Axis, Arc<Communicator>)>,
+    bytes: u64,
+}
+
+/// A thread that asks communicators how they are, until its sender is dropped.
+struct Watch {
+    going: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Between two questions.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+
+impl Communicators {
+    /// Connects this rank of a mesh with all others, which call this too with the id that one of them made. A mesh of one rank
+    /// has a communicator of one rank. Gives up after `patience`; the thread that waits inside NCCL is left to the end of the
+    /// process then.
+    pub fn connect(
+        device: &Device,
+        mesh: Mesh,
+        rank: usize,
+        id: &[u8],
+        patience: Duration,
+    ) -> Result<Communicators, CudaError> {
+        let nccl = nccl()?;
+        let id: [u8; ID_BYTES] = id.try_into().map_err(|_| {
+            CudaError::new(format!("an id of NCCL has {ID_BYTES} bytes, and {} came", id.len()))
+        })?;
+        device.bind()?;
+        let (before, _) = device.driver().memory()?;
+        let (sender, made) = mpsc::channel();
+        let bind = device.binder();
+        let spawned = std::thread::Builder::new().name("nccl".into()).spawn(move || {
+            let made = bind().and_then(|()| make(nccl, mesh, rank, UniqueId(id)));
+            // Nobody listens where the time was up.
+            drop(sender.send(made));
+        });
+        spawned.map_err(|why| CudaError::new(format!("a thread for NCCL cannot be started: {why}")))?;
+        let by_axis = match made.recv_timeout(patience) {
+            Ok(made) => made.map_err(|why| {
+                CudaError::status(
+                    format!("NCCL {} does not connect the ranks: {}; {HINT}", nccl.version(), why.what),
+                    why.code,
+                )
+            })?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(CudaError::new("the thread that connects NCCL ended before it was done"));
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let last = nccl.last_words(null_mut());
+                let last = if last.is_empty() { String::new() } else { format!(" ({last})") };
+                return Err(CudaError::new(format!(
+                    "NCCL {} did not connect the ranks within {} s{last}; {HINT}",
+                    nccl.version(),
+                    patience.as_secs()
+                )));
+            }
+        };
+        let (after, _) = device.driver().memory()?;
+        Ok(Communicators { nccl, mesh, rank, by_axis, bytes: before.saturating_sub(after), watch: None })
+    }
+
+    pub fn mesh(&self) -> Mesh {
+        self.mesh
+    }
+
+    /// The number of this rank in the mesh.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The communicator of the group along an axis.
+    pub fn along(&self, axis: Axis) -> Option<&Arc<Communicator>> {
+        self.by_axis.iter().find(|(own, _)| *own == axis).map(|(_, communicator)| communicator)
+    }
+
+    /// Device memory that was taken while the ranks connected; the first exchanges take more.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// `nccl 2.28.9`.
+    pub fn words(&self) -> String {
+        format!("nccl {}", self.nccl.version())
+    }
+
+    /// Asks every second, on a thread of its own, what went wrong after calls had returned, and tells the first thing that did.
+    pub fn watch(&mut self, tell: impl FnOnce(&str) + Send + 'static) -> Result<(), CudaError> {
+        let watched: Vec<Arc<Communicator>> = self.by_axis.iter().map(|(_, own)| Arc::clone(own)).collect();
+        let (going, gone) = mpsc::channel::<()>();
+        let ask = move || {
+            while gone.recv_timeout(ASK_EVERY) == Err(RecvTimeoutError::Timeout) {
+                if let Some(why) = watched.iter().find_map(|communicator| communicator.failure()) {
+                    return tell(&why.to_string());
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("nccl-watch".into()).spawn(ask);
+        let thread = thread.map_err(|why| CudaError::new(format!("a thread cannot be started: {why}")))?;
+        self.watch = Some(Watch { going: Some(going), thread: Some(thread) });
+        Ok(())
+    }
+}
+
+impl Drop for Watch {
+    /// Waits for the thread, so that it is not the last to hold a communicator.
+    fn drop(&mut self) {
+        drop(self.going.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The advice where ranks do not connect.
+const HINT: &str = "NCCL_DEBUG=INFO makes it say what it does";
+
+/// Makes the communicators: one of all ranks, and one split from it for every axis that has some of them.
+fn make(
+    nccl: &'static Nccl,
+    mesh: Mesh,
+    rank: usize,
+    id: UniqueId,
+) -> Result<Vec<(Axis, Arc<Communicator>)>, CudaError> {
+    let ranks = mesh.ranks();
+    let mut raw = null_mut();
+    // SAFETY: writes one handle; the config is read before the call returns.
+    let status =
+        unsafe { (nccl.init_rank)(&mut raw, ranks as c_int, id, rank as c_int, &mut Config::blocking()) };
+    nccl.ok(status, null_mut(), "ncclCommInitRankConfig")?;
+    let all = Arc::new(Communicator { nccl, raw, rank, ranks });
+    let mut by_axis = vec![];
+    for &axis in Axis::ALL {
+        let (ways, at) = (mesh.ways(axis), mesh.coordinate(rank, axis));
+        if ways == ranks {
+            by_axis.push((axis, Arc::clone(&all)));
+        } else if ways > 1 {
+            let mut raw = null_mut();
+            // Groups are told apart by their first rank.
+            let (group, key) = (mesh.group(rank, axis)[0] as c_int, at as c_int);
+            // SAFETY: writes one handle; the communicator of all ranks is alive.
+            let status = unsafe { (nccl.split)(all.raw, group, key, &mut raw, &mut Config::blocking()) };
+            all.ok(status, "ncclCommSplit")?;
+            by_axis.push((axis, Arc::new(Communicator { nccl, raw, rank: at, ranks: ways })));
+        }
+    }
+    Ok(by_axis)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Offsets of `ncclConfig_t` in nccl.h of 2.27.
+    #[test]
+    fn the_config_lies_as_the_header_has_it() {
+        assert_eq!(size_of::<Config>(), 72);
+        assert_eq!(std::mem::offset_of!(Config, blocking), 16);
+        assert_eq!(std::mem::offset_of!(Config, net_name), 32);
+        assert_eq!(std::mem::offset_of!(Config, comm_name), 48);
+        assert_eq!(std::mem::offset_of!(Config, nvls_ctas), 68);
+        assert_eq!((size_of::<UniqueId>(), Config::blocking().size), (128, 72));
+    }
+}

@@ -1,0 +1,83 @@
+//! The two queues of a plan as two streams: compute launches on one, exchanges between ranks on the other, ordered by events.
+//!
+//! An exchange waits for an event behind the launches before it, and a launch that joins one for an event behind that. Captured,
+//! the events become edges of the graph, so that a replay needs none of them.
+
+use flatout_ir::{Launch, Plan, Queue};
+
+use crate::cuda::context::{CudaError, Stream, Work};
+use crate::cuda::driver::{Driver, Event, OwnedStream};
+
+/// The stream of exchanges, and the events that order it with the stream of compute launches.
+pub struct WireStream {
+    stream: OwnedStream,
+    /// Behind the compute launches before an exchange.
+    forked: Event,
+    /// Behind each exchange, in the order of a plan: as many as the plan with most has.
+    ended: Vec<Event>,
+}
+
+impl WireStream {
+    pub fn new(driver: &'static Driver, plans: &[Plan]) -> Result<WireStream, CudaError> {
+        let exchanges = |plan: &Plan| plan.launches.iter().filter(|l| l.queue == Queue::Wire).count();
+        let most = plans.iter().map(exchanges).max().unwrap_or(0);
+        Ok(WireStream {
+            stream: OwnedStream::new(driver)?,
+            forked: Event::untimed(driver)?,
+            ended: (0..most).map(|_| Event::untimed(driver)).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// The stream that a launch is put on, where compute launches go to `compute`.
+    pub fn stream_of(&self, launch: &Launch, compute: Stream) -> Stream {
+        match launch.queue {
+            Queue::Compute => compute,
+            Queue::Wire => self.stream.get(),
+        }
+    }
+
+    /// Enqueues a plan, each launch on its stream. Whatever comes behind it on `compute` waits for all of it. A failure comes
+    /// with the launch that it was met at.
+    pub fn enqueue<'p>(
+        &self,
+        plan: &'p Plan,
+        works: &[Box<dyn Work>],
+        compute: Stream,
+    ) -> Result<(), (&'p Launch, CudaError)> {
+        let wire = self.stream.get();
+        // Exchanges so far, by index of their launch; and whether the last one began behind all compute launches so far.
+        let (mut exchanges, mut is_behind): (Vec<usize>, bool) = (vec![], false);
+        for (at, (launch, work)) in plan.launches.iter().zip(works).enumerate() {
+            let met = |why: CudaError| (launch, why);
+            match launch.queue {
+                Queue::Compute => {
+                    if let Some(joined) = launch.joins {
+                        let count = exchanges.partition_point(|exchange| *exchange <= joined);
+                        self.ended[count - 1].hold(compute).map_err(met)?;
+                    }
+                    work.enqueue(compute).map_err(met)?;
+                    is_behind = false;
+                }
+                Queue::Wire => {
+                    if !is_behind {
+                        self.forked.record(compute).and_then(|()| self.forked.hold(wire)).map_err(met)?;
+                    }
+                    work.enqueue(wire).map_err(met)?;
+                    self.ended[exchanges.len()].record(wire).map_err(met)?;
+                    exchanges.push(at);
+                    is_behind = true;
+                }
+            }
+        }
+        match (exchanges.last(), exchanges.len()) {
+            (Some(last), count) => {
+                self.ended[count - 1].hold(compute).map_err(|why| (&plan.launches[*last], why))
+            }
+            (None, _) => Ok(()),
+        }
+    }
+
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.stream.synchronize()
+    }
+}

@@ -1,0 +1,109 @@
+//! Ranks on GPUs: which GPU each has, how they connect by NCCL, and the session that each opens.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flatout_ir::PlanSet;
+use flatout_runtime::cuda::nccl::{Communicators, nccl};
+use flatout_runtime::cuda::session::{Options, compile_ahead};
+use flatout_runtime::{RuntimeError, Session, cuda};
+
+use crate::Failure;
+use crate::UserError;
+use crate::ranks::Ranks;
+use crate::refuse;
+
+/// How long ranks may take to connect.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// The GPU of a rank of a host, of those that it sees.
+pub fn gpu_of(local_rank: usize, visible: usize, shares: bool) -> Result<usize, UserError> {
+    match visible {
+        // Starters may show each rank a GPU of its own.
+        0 | 1 => Ok(0),
+        _ if shares => Ok(local_rank % visible),
+        _ if local_rank < visible => Ok(local_rank),
+        _ => refuse!(
+            "rank {local_rank} of this host has no GPU of its own: {visible} are visible; give --gpus {visible} or fewer, or \
+             --share-gpu to test with more ranks than GPUs"
+        ),
+    }
+}
+
+/// Refuses to begin without NCCL, with the line that installs it.
+pub fn check() -> Result<(), UserError> {
+    nccl().map(drop).map_err(|why| UserError(format!("ranks on GPUs exchange through NCCL: {why}")))
+}
+
+/// A session as one of several ranks, or alone. Kernels are compiled by one rank of each host, and the others load them.
+pub fn session(
+    plans: PlanSet,
+    device: &cuda::Device,
+    options: Options,
+    ranks: &Ranks,
+) -> Result<Session, Failure> {
+    let communicators = connect(&plans, device, ranks)?;
+    if ranks.are_many() {
+        ranks.once_a_host(|| Ok(compile_ahead(&plans, device, options)?))?;
+    }
+    if communicators.is_none() || !ranks.are_many() {
+        return Ok(Session::cuda_among(plans, device, options, communicators, &|| Ok(()))?);
+    }
+    let refused = RefCell::new(None);
+    // Up to here a rank that fails says so in place of its next call; from here on others wait for it inside NCCL.
+    let meet = || {
+        let met = ranks.meet();
+        met.map_err(|failure| {
+            let why = RuntimeError::Wire(failure.to_string());
+            *refused.borrow_mut() = Some(failure);
+            why
+        })?;
+        ranks.waits_inside(true);
+        Ok(())
+    };
+    let session = Session::cuda_among(plans, device, options, communicators, &meet);
+    if let Some(failure) = refused.take() {
+        return Err(failure);
+    }
+    let session = session?;
+    ranks.waits_inside(false);
+    Ok(session)
+}
+
+/// Connects the ranks where their plans exchange: one communicator along every axis of more than one rank.
+fn connect(
+    plans: &PlanSet,
+    device: &cuda::Device,
+    ranks: &Ranks,
+) -> Result<Option<Arc<Communicators>>, Failure> {
+    let mut launches = plans.plans.iter().flat_map(|plan| &plan.launches);
+    if !launches.any(|launch| launch.op.ways().is_some()) {
+        return Ok(None);
+    }
+    check()?;
+    let failed = |why: cuda::CudaError| Failure::Environment(why.to_string());
+    let id = if ranks.is_first() { nccl().and_then(|nccl| nccl.new_id()).map_err(failed)? } else { vec![] };
+    // Every rank has NCCL, or all hear which one has not.
+    let id = ranks.of_first(id)?;
+    let connect = || Communicators::connect(device, plans.mesh, ranks.rank(), &id, PATIENCE).map_err(failed);
+    let mut communicators = ranks.at_once(connect)?;
+    if let Some(alarm) = ranks.alarm() {
+        communicators.watch(move |why| alarm.fail(why)).map_err(failed)?;
+    }
+    Ok(Some(Arc::new(communicators)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_has_the_gpu_of_its_number_or_the_only_one_it_sees() {
+        assert_eq!([0, 1, 2, 3].map(|rank| gpu_of(rank, 4, false)), [0, 1, 2, 3].map(Ok));
+        assert_eq!([0, 3].map(|rank| gpu_of(rank, 1, false)), [0, 0].map(Ok));
+        assert_eq!([0, 1, 2, 3].map(|rank| gpu_of(rank, 2, true)), [0, 1, 0, 1].map(Ok));
+        let refused = gpu_of(2, 2, false).unwrap_err().0;
+        assert!(refused.starts_with("rank 2 of this host has no GPU of its own: 2 are visible"), "{refused}");
+    }
+}

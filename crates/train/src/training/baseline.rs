@@ -1,0 +1,70 @@
+//! The baseline that judged answers are compared with: what the prompts of an update gained with the answers of others.
+
+use flatout_data::{Layout, MicroBatch};
+use flatout_ir::Role;
+use flatout_runtime::Session;
+
+use crate::Failure;
+use crate::ranks::Ranks;
+use crate::tasks::batch::Inputs;
+use crate::tasks::preference::{Compared, Scores, Side};
+
+/// Runs the plan `eval` over the prompts of some judged answers with the answers of others, and takes the mean of what
+/// these gained over the reference for the baseline, or 0 where that is less. It is that of the whole update or evaluation,
+/// however it is split. Nothing is done where answers are compared in pairs.
+pub fn take(
+    session: &mut Session,
+    compared: &Compared,
+    side: Side,
+    numbers: &[usize],
+    layout: Option<&Layout>,
+) -> Result<(), Failure> {
+    take_among(&Ranks::alone(), session, compared, (side, numbers), layout)
+}
+
+/// The same by several ranks: each scores its share of the micro-batches, and all add the gains up in one order, so that the
+/// bits do not depend on how many ranks there are. How many gains a rank has follows from the layout.
+pub fn take_among(
+    ranks: &Ranks,
+    session: &mut Session,
+    compared: &Compared,
+    (side, numbers): (Side, &[usize]),
+    layout: Option<&Layout>,
+) -> Result<(), Failure> {
+    let Some(layout) = layout.filter(|_| compared.is_judged() && !numbers.is_empty()) else { return Ok(()) };
+    let side = side.mismatched();
+    let parts = compared.laid_out(side, numbers, layout);
+    let of_rank = |rank: usize| parts.iter().skip(rank).step_by(ranks.count());
+    let inputs = Inputs::of(session.plans(), Role::Eval);
+    let mut own = vec![];
+    for part in of_rank(ranks.rank()) {
+        own.extend(gained(session, compared, side, part, &inputs)?);
+    }
+    let bytes: Vec<u8> = own.into_iter().flat_map(f32::to_le_bytes).collect();
+    let count = |rank: usize| of_rank(rank).map(|part| part.numbers.len()).sum::<usize>();
+    let lengths: Vec<usize> = (0..ranks.count()).map(|rank| size_of::<f32>() * count(rank)).collect();
+    let all = ranks.exchange_bytes(&bytes, &lengths)?;
+    let mut of_ranks: Vec<_> = all.iter().map(|bytes| bytes.chunks_exact(size_of::<f32>())).collect();
+    let mut gain = 0.0;
+    for (part, rank) in parts.iter().zip((0..ranks.count()).cycle()) {
+        for bytes in of_ranks[rank].by_ref().take(part.numbers.len()) {
+            gain += f32::from_le_bytes(bytes.try_into().expect("four bytes")) as f64;
+        }
+    }
+    compared.give_baseline((gain / numbers.len() as f64).max(0.0) as f32);
+    Ok(())
+}
+
+/// How much likelier each answer of a micro-batch is than under the reference.
+fn gained(
+    session: &mut Session,
+    compared: &Compared,
+    side: Side,
+    part: &MicroBatch,
+    inputs: &Inputs,
+) -> Result<Vec<f32>, Failure> {
+    let sums = compared.sums(session, compared.batch(Role::Eval, side, part.clone(), inputs)?)?;
+    let known = compared.scores().map(|Scores(sides)| &sides[side as usize]);
+    let gain = |(number, example): (usize, &usize)| sums[number] - known.map_or(0.0, |known| known[*example]);
+    Ok(part.numbers.iter().enumerate().map(gain).collect())
+}

@@ -1,0 +1,79 @@
+//! Every recipe on several ranks: exchanges where they stand and at the last moment give the same state, to the bit.
+
+use flatout_ir::interpreter::Interpreter;
+use flatout_ir::verify::queues;
+use flatout_ir::{PlanSet, Role, Shard, Target, random};
+use flatout_train::device::links;
+use flatout_train::ranks::target_among;
+use flatout_train::resolve::compile::{Compiled, compile};
+
+use crate::small_recipe::{different, small, target};
+
+/// A recipe with all that ranks exchange in its plans, on GPUs whose links let the number of buckets be chosen.
+fn compiled(recipe: &str, ranks: usize, shard: Shard, overlap: &str) -> Compiled {
+    let words = [
+        "train.batch=8".to_string(),
+        "train.micro_batch=1".into(),
+        "train.ema=0.9".into(),
+        format!("switches.shard={}", shard.name()),
+        format!("switches.overlap={overlap}"),
+    ];
+    let config = small(recipe, 2).with(&words).expect("a setting");
+    let linked = Target { links: links::of_nodes("h200", ranks), ..target("h200", &config) };
+    compile(&config, &target_among(ranks, linked)).unwrap_or_else(|why| panic!("{recipe}: {why}"))
+}
+
+/// The state of all ranks after copies are made, an update, and averages are gathered. Values are drawn for every slot.
+fn state(plans: &PlanSet, mut run: Interpreter) -> Vec<Vec<f64>> {
+    let ranks = plans.mesh.ranks();
+    for (number, slot) in plans.slots.iter().enumerate().filter(|(_, slot)| !slot.is_whole) {
+        for rank in 0..ranks {
+            let draw = |i: usize| random::normal(rank as u64, number as u64, i as u64) as f64;
+            let value = |i: usize| if slot.ty.dtype.is_float() { 0.1 * draw(i).abs() } else { 0.0 };
+            run.set_at(rank, &slot.path, &(0..slot.ty.elements()).map(value).collect::<Vec<_>>());
+        }
+    }
+    for role in [Role::Derive, Role::Apply, Role::Average] {
+        if plans.plan(role).is_some() {
+            run.run(role);
+        }
+    }
+    let roots = plans.slots.iter();
+    roots.flat_map(|slot| (0..ranks).map(|rank| run.get_at(rank, &slot.path)).collect::<Vec<_>>()).collect()
+}
+
+#[test]
+fn late_exchanges_change_nothing_in_any_recipe() {
+    let (mut beside, mut ranks) = (0, [2, 4, 8].into_iter().cycle());
+    for recipe in different() {
+        let of_recipe = ranks.next().expect("endless");
+        for shard in Shard::ALL.iter().copied() {
+            let plans = compiled(recipe, of_recipe, shard, "on").plans;
+            let what = format!("{recipe} on {of_recipe} ranks with shard={}", shard.name());
+            let eager = state(&plans, Interpreter::new(plans.clone()));
+            // NaN is not equal to itself: bits are compared.
+            let bits = |state: Vec<Vec<f64>>| -> Vec<Vec<u64>> {
+                state.into_iter().map(|slot| slot.into_iter().map(f64::to_bits).collect()).collect()
+            };
+            assert_eq!(bits(state(&plans, Interpreter::late(plans.clone()))), bits(eager), "{what}");
+            beside += plans.plans.iter().map(|plan| plan.launches_beside_exchanges()).sum::<usize>();
+        }
+    }
+    assert!(beside > 20, "{beside} launches run beside exchanges");
+}
+
+#[test]
+fn queues_are_sound_in_every_recipe() {
+    for (recipe, ranks) in different().into_iter().flat_map(|recipe| [2, 4, 8].map(|ranks| (recipe, ranks))) {
+        for (shard, overlap) in
+            Shard::ALL.iter().flat_map(|shard| ["on", "off"].map(|overlap| (*shard, overlap)))
+        {
+            let plans = compiled(recipe, ranks, shard, overlap).plans;
+            for plan in &plans.plans {
+                let sound = queues(plan);
+                assert_eq!(sound, Ok(()), "{recipe}, {ranks} ranks, shard={}, {}", shard.name(), plan.role);
+                assert!(overlap == "on" || plan.launches_beside_exchanges() == 0, "{recipe}: {}", plan.role);
+            }
+        }
+    }
+}
