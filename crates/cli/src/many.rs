@@ -153,8 +153,10 @@ fn check_gpus(copies: &Copies, args: &launch::Ranks) -> Result<(), Failure> {
     };
     if copies.here > visible && !args.share_gpu {
         let are = if visible == 1 { "1 GPU is".to_string() } else { format!("{visible} GPUs are") };
+        let or = if args.gpus.is_some() { "" } else { ", or backend=cpu to train on CPUs" };
         return Err(Failure::User(UserError(format!(
-            "{} ranks want a GPU each, and {are} visible: give --gpus {visible}, or --share-gpu to test with more ranks than GPUs",
+            "{} ranks want a GPU each, and {are} visible: give --gpus {visible}, or --share-gpu to test with more ranks than \
+             GPUs{or}",
             copies.here
         ))));
     }
