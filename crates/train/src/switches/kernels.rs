@@ -157,7 +157,8 @@ fn overlap(reading: &Reading<'_>) -> &'static str {
             is_last && next(at).is_some_and(|next| !needs(at, next))
         })
     };
-    match plans.iter().all(|plan| plan.exchanges().is_empty()) {
+    // One rank that exchanges with itself has nobody to share with either.
+    match reading.plans.mesh.ranks() == 1 {
         true => "nothing to share",
         false if plans.iter().any(|plan| plan.launches_beside_exchanges() > 0) => "on",
         false if plans.iter().any(waits_in_vain) => "off",
