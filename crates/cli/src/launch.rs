@@ -19,7 +19,7 @@ use crate::time_limit;
 #[derive(Args)]
 pub struct Ranks {
     /// Start this number of processes, the ranks of the run; with --nodes, on every node.
-    #[arg(long, value_name = "N", conflicts_with = "gpus")]
+    #[arg(long, value_name = "N")]
     ranks: Option<usize>,
     /// The same with a GPU for every process: rank r of a node takes GPU r of those that are visible.
     #[arg(long, value_name = "N")]
@@ -81,10 +81,18 @@ pub fn begin(
 /// Whether this process starts ranks or is one.
 pub fn start(ranks: &Ranks) -> Result<Start, Failure> {
     let Ranks { ranks, gpus, nodes, node, address, .. } = ranks;
+    if gpus.is_some() && ranks.is_some() {
+        return Err(Failure::User(UserError(
+            "--gpus and --ranks both say how many processes to start: give one of them".into(),
+        )));
+    }
     let flags = Flags { ranks: gpus.or(*ranks), nodes: *nodes, node: *node, address: address.clone() };
     let env = |name: &str| std::env::var(name).ok();
     let start = flatout_world::place(&flags, &env, std::os::unix::process::parent_id());
-    start.map_err(|sentence| Failure::User(UserError(sentence)))
+    // The flag that was given.
+    let said =
+        |sentence: String| if gpus.is_some() { sentence.replace("--ranks", "--gpus") } else { sentence };
+    start.map_err(|sentence| Failure::User(UserError(said(sentence))))
 }
 
 /// Starts ranks and waits for them. `command` is what a rank runs; `about` takes what rank 0 tells of the run.

@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::device::{self, Device};
+use flatout_train::device::{self, Device, kernels};
 use flatout_train::ranks::{Ranks, target_among};
 use flatout_train::resolve::compile;
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Run, checkpoint, checkpoints_dir, is_run};
 use flatout_train::switches::Backend;
+use flatout_train::switches::compute::Wire;
 use flatout_world::launch::own_command;
 use flatout_world::{Copies, Place, Start};
 
@@ -66,6 +67,10 @@ fn backend(config: &Config, args: &launch::Ranks) -> Result<Backend, UserError> 
         (Backend::Cpu, Some(_)) => Err(UserError(
             "--gpus and `backend=cpu` contradict each other: give --ranks, or leave backend=cpu out".into(),
         )),
+        (_, Some(_)) if !device::has_gpu() => Err(UserError(format!(
+            "--gpus wants GPUs, and {}: give --ranks to train on the CPU",
+            kernels::gpu().sentence
+        ))),
         (_, Some(_)) => Ok(Backend::Cuda),
         (backend, None) => Ok(backend),
     }
@@ -92,14 +97,12 @@ fn check(config: &Config, ranks: usize) -> Result<(), UserError> {
 pub fn device(config: &Config, args: &launch::Ranks, ranks: &Ranks) -> Result<Device, Failure> {
     check(config, ranks.count())?;
     let device = Device::open_local(backend(config, args)?, ranks.local_rank(), args.share_gpu)?;
-    if let Device::Cuda(gpu) = &device
-        && ranks.are_many()
-    {
+    let Device::Cuda(gpu) = &device else { return Ok(device) };
+    if ranks.are_many() || config.switches.compute.wire == Wire::Nccl {
         device::check_nccl()?;
-        let place = gpu.pci_address().map_err(|why| Failure::Environment(why.to_string()))?;
-        if !args.share_gpu {
-            ranks.check_apart(&place)?;
-        }
+    }
+    if ranks.are_many() && !args.share_gpu {
+        ranks.check_apart(&gpu.pci_address().map_err(|why| Failure::Environment(why.to_string()))?)?;
     }
     Ok(device)
 }
@@ -150,8 +153,10 @@ fn check_gpus(copies: &Copies, args: &launch::Ranks) -> Result<(), Failure> {
     };
     if copies.here > visible && !args.share_gpu {
         let are = if visible == 1 { "1 GPU is".to_string() } else { format!("{visible} GPUs are") };
+        let or = if args.gpus.is_some() { "" } else { ", or backend=cpu to train on CPUs" };
         return Err(Failure::User(UserError(format!(
-            "{} ranks want a GPU each, and {are} visible: give --gpus {visible}, or --share-gpu to test with more ranks than GPUs",
+            "{} ranks want a GPU each, and {are} visible: give --gpus {visible}, or --share-gpu to test with more ranks than \
+             GPUs{or}",
             copies.here
         ))));
     }

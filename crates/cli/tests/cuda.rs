@@ -1,4 +1,5 @@
-//! The program on a GPU, where there is one: the CPU's losses, a second start from a warm cache, a resume to the bit.
+//! The program on a GPU, where there is one: the CPU's losses, a second start from a warm cache, a resume to the bit, ranks that
+//! share it.
 //!
 //! A machine without a GPU skips, and says so; with FLATOUT_REQUIRE_GPU set, it fails. `bench/gpu_proof.py` shows more, at
 //! real sizes.
@@ -69,4 +70,29 @@ fn a_deterministic_run_goes_on_with_its_bits() {
     let (_, parts) = train(dir, "parts", &[&common[..], &["train.steps=20"]].concat());
     let bits = |losses: &[f32]| losses.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&parts), bits(&whole));
+}
+
+/// Ranks that share a GPU have the bits of as many lanes on one, and one rank through NCCL those of the plain run.
+#[test]
+fn ranks_on_a_gpu_have_the_bits_of_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    if !has_gpu(dir) {
+        return;
+    }
+    let common = ["deterministic=on", "train.steps=10", "train.batch=8", "model.width=128", "model.ffn=256"];
+    let of = |run: &str, more: &[&str]| train(dir, run, &[&common[..], more].concat());
+    let bits = |losses: &[f32]| losses.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let (_, plain) = of("plain", &["train.lanes=1"]);
+    let (start, alone) = of("alone", &["train.lanes=1", "wire=nccl"]);
+    assert_eq!(bits(&alone), bits(&plain));
+    assert!(start.world.is_some_and(|world| world.wire.starts_with("nccl ") && world.ranks == 1));
+    let (_, lanes) = of("lanes", &["train.lanes=2"]);
+    for shard in ["shard=none", "shard=optimizer"] {
+        let (start, two) = of(shard, &["train.lanes=2", shard, "--gpus", "2", "--share-gpu"]);
+        assert_eq!(bits(&two), bits(&lanes), "{shard}");
+        let world = start.world.expect("two ranks");
+        assert_eq!((world.ranks, start.switches["wire"].as_str()), (2, "nccl"));
+        assert!(world.environment.iter().any(|word| word == "NCCL_HOSTID=rank-0"), "{:?}", world.environment);
+    }
 }

@@ -283,7 +283,8 @@ fn ranks_that_others_started_train_alike() {
 fn what_ranks_cannot_do_is_one_sentence_and_code_2() {
     let scene = Scene::new();
     for (more, sentence) in [
-        ("backend=cuda", "several ranks compute on CPUs so far: give backend=cpu"),
+        ("wire=nccl", "`wire=nccl` cannot run on the CPU: NCCL connects GPUs"),
+        ("--gpus 2", "--gpus and --ranks both say how many processes to start: give one of them"),
         ("data.path=-", "standard input cannot be read by several ranks"),
         ("data.path=nowhere.txt", "There is no file or folder nowhere.txt"),
         ("train.lanes=32", "`train.lanes` = 32 is more than the rows of `train.batch` = 16"),
@@ -301,6 +302,12 @@ fn what_ranks_cannot_do_is_one_sentence_and_code_2() {
         assert!(said.err.contains(sentence), "{more}: {}", said.err);
         assert!(!scene.dir("run").exists(), "{more}");
     }
+    let on_gpus =
+        words(TEXT, "run", "2").into_iter().map(|word| if word == "--ranks" { "--gpus" } else { word });
+    let said = say(scene.folder.path(), &on_gpus.collect::<Vec<_>>());
+    let sentence =
+        "flatout: --gpus and `backend=cpu` contradict each other: give --ranks, or leave backend=cpu out\n";
+    assert_eq!((said.code, said.err.as_str()), (Some(2), sentence));
 }
 
 /// A run of one rank and one lane is what it was before there were ranks.

@@ -358,6 +358,24 @@ fn shares_take_their_part_of_the_memory() {
     }
 }
 
+/// One rank that exchanges with itself makes the update of one that does not, to the bit; without that it has no exchange.
+#[test]
+fn one_rank_that_exchanges_with_itself_has_the_bits_of_one_that_does_not() {
+    let c = &config();
+    for precision in [Precision::F32, Precision::BF16] {
+        let plain = Options { precision, ..options(Mesh::ONE, 1) };
+        let alone = Options { exchange_alone: true, ..plain.clone() };
+        let exchanges = |o: &Options| {
+            let plans = plans_of(c, o);
+            let launches = plans.plans.iter().flat_map(|plan| &plan.launches);
+            launches.filter(|launch| launch.op.kind() == OpKind::AllReduce).count()
+        };
+        assert_eq!(exchanges(&plain), 0);
+        assert!(exchanges(&alone) > 1);
+        assert_eq!(on_ranks(c, 4, &alone), on_ranks(c, 4, &plain));
+    }
+}
+
 /// Which exchange lies in which plan; and without shares there is nothing of them.
 #[test]
 fn shares_are_exchanged_where_they_are_updated_and_gathered_where_they_are_read() {

@@ -124,7 +124,7 @@ impl Ranks {
 
     /// Does a part of the start on the first rank of each host, which leaves on disk what the others then find.
     pub fn once_a_host(&self, make: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
-        if self.are_many() && self.world.local_rank == 0 {
+        if self.world.local_rank == 0 {
             make()?;
         }
         self.meet()

@@ -186,6 +186,10 @@ fn obey<'a>(world: &World, orders: impl Iterator<Item = &'a Order>) {
             ("exit", code) => std::process::exit(code.parse().expect("a code")),
             ("panic", _) => panic!("as ordered"),
             ("fail", _) => drop(world.fail("the disk is full")),
+            ("alarm", _) => {
+                let alarm = world.alarm();
+                std::thread::spawn(move || alarm.fail("a link is down"));
+            }
             ("hang", _) => std::thread::sleep(Duration::from_secs(3600)),
             ("barrier", _) => drop(world.barrier("of its own")),
             _ => {}

@@ -89,6 +89,16 @@ fn a_rank_says_why_it_fails() {
     }
 }
 
+/// Whoever watches something of a rank ends the run, whatever its main thread does.
+#[test]
+fn a_thread_beside_the_main_one_fails_the_run() {
+    for rank in [0, 1] {
+        let program = Program::start(3, &["--order", &format!("{rank}:alarm@30"), "--step-ms", "2"]);
+        program.wait_for_steps(29);
+        program.gone_with(1, rank, &["failed", ": a link is down"]);
+    }
+}
+
 #[test]
 fn ranks_make_unequal_collective_calls() {
     let program = Program::start(3, &["--order", "1:diverge@30"]);

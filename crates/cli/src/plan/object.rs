@@ -33,7 +33,6 @@ pub fn object(told: &Told<'_>) -> Value {
         "backend": compiled.target.name,
         "arena_bytes": compiled.plans.arena_bytes,
         "driver_bytes": compiled.target.driver_bytes,
-        "wire_bytes": compiled.target.wire_bytes,
         "categories": compiled.plans.categories(),
         "layers": layers.collect::<Vec<_>>(),
         "peak": forecast.peak,
@@ -57,6 +56,9 @@ pub fn object(told: &Told<'_>) -> Value {
         "auto": compiled.settled.chosen,
         "fp8": fp8_layers::sentence(&compiled.plans, &compiled.settled),
     });
+    if compiled.target.wire_bytes > 0 {
+        all["wire_bytes"] = json!(compiled.target.wire_bytes);
+    }
     if let Some(arrangement) = &compiled.settled.arrangement {
         all["layout"] = json!({
             "words": arrangement.words(),

@@ -81,9 +81,7 @@ impl Device {
             }
             Device::Cuda(device) => gpu::target(device, switches.kernels.deterministic == Toggle::On),
         };
-        let exchanges_alone = switches.compute.wire == Wire::Nccl && matches!(self, Device::Cuda(_));
-        let wire_bytes = if exchanges_alone { nccl::CEILING_BYTES } else { 0 };
-        Target { timings: calibrations::recall(self), wire_bytes, ..target }
+        Target { timings: calibrations::recall(self), wire_bytes: wire_ceiling(switches), ..target }
     }
 
     /// The device as its kernels see it; nothing to know of the CPU.
@@ -162,7 +160,12 @@ pub fn named(gpu: &str, switches: &Switches) -> Result<Target, UserError> {
         refuse!("a plan for the {gpu} and `backend=cpu` contradict each other: leave one of them out");
     }
     let target = gpus::target(found, switches.kernels.deterministic == Toggle::On);
-    Ok(Target { timings: calibrations::recall_named(gpu), ..target })
+    Ok(Target { timings: calibrations::recall_named(gpu), wire_bytes: wire_ceiling(switches), ..target })
+}
+
+/// The memory that plans of one rank leave for NCCL: some where it exchanges with itself.
+fn wire_ceiling(switches: &Switches) -> u64 {
+    if switches.compute.wire == Wire::Nccl { nccl::CEILING_BYTES } else { 0 }
 }
 
 /// How GPUs of a name are linked, in a node and between nodes: as the table has it, or by links that are named.

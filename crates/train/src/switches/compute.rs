@@ -199,3 +199,53 @@ pub const WIRE: Switch = Switch {
     ],
     ..ROW
 };
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device;
+    use crate::resolve::compile::{Compiled, compile};
+    use crate::switches::active::{Prepared, active, not_deterministic};
+    use flatout_ir::Role;
+
+    /// Plans of `tiny` for some H200s, whether or not one is here.
+    fn compiled(ranks: usize, words: &[&str]) -> Compiled {
+        let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+        let config = crate::recipes::resolve("tiny", &[], &words).unwrap();
+        let target = device::named("h200", &config.switches).unwrap();
+        compile(&config, &crate::ranks::target_among(ranks, target)).unwrap()
+    }
+
+    fn kernels(compiled: &Compiled, kind: OpKind) -> Vec<&'static str> {
+        let apply = compiled.plans.plan(Role::Apply).expect("an update");
+        let mut names: Vec<_> =
+            apply.launches.iter().filter(|l| l.op.kind() == kind).map(|l| l.kernel).collect();
+        names.dedup();
+        names
+    }
+
+    #[test]
+    fn gpus_exchange_by_nccl_in_one_order_where_bits_are_asked_for() {
+        let state = |c: &Compiled| active(&c.plans, &c.target, Prepared::settled(&c.settled))["wire"].clone();
+        let alone = compiled(1, &[]);
+        assert_eq!((state(&alone).as_str(), alone.target.wire_bytes), ("nothing to exchange", 0));
+        let free = compiled(2, &[]);
+        assert_eq!(state(&free), "nccl");
+        assert_eq!(kernels(&free, OpKind::ReduceScatter), ["cuda.reduce_scatter"]);
+        assert_eq!(kernels(&free, OpKind::AllReduce), ["cuda.all_reduce"]);
+        assert!(not_deterministic(&free.plans, &free.target).contains(&"cuda.all_reduce"));
+        assert!(free.target.wire_bytes > 0 && free.settled.choice("wire").is_some());
+        let fixed = compiled(2, &["deterministic=on"]);
+        assert_eq!(kernels(&fixed, OpKind::ReduceScatter), ["cuda.reduce_scatter_tree"]);
+        assert_eq!(kernels(&fixed, OpKind::AllReduce), ["cuda.all_reduce_tree"]);
+        assert!(not_deterministic(&fixed.plans, &fixed.target).is_empty());
+        let has_scratch = |c: &Compiled| {
+            let apply = c.plans.plan(Role::Apply).expect("an update");
+            apply.launches.iter().any(|l| l.kernel.ends_with("_tree") && l.workspace.is_some())
+        };
+        assert!(has_scratch(&fixed) && !has_scratch(&free), "terms lie in planned memory");
+        let through = compiled(1, &["wire=nccl"]);
+        assert_eq!(state(&through), "nccl");
+        assert_eq!(kernels(&through, OpKind::AllReduce), ["cuda.all_reduce"]);
+        assert!(kernels(&through, OpKind::ReduceScatter).is_empty(), "one rank divides nothing");
+    }
+}

@@ -105,11 +105,11 @@ impl Exchange {
     }
 }
 
-/// Scratch for the terms of the elements that are exchanged at once. A maximum needs none: no order changes it.
+/// Scratch for the terms of the elements that are exchanged at once. NCCL needs none for what no order changes.
 fn of_terms(shapes: &Shapes<'_>) -> usize {
     let (op, elements) = (&shapes.node.op, shapes.ins[0].elements());
     match op {
-        Op::AllReduce { by: Combine::Max, .. } => 0,
+        Op::AllReduce { by: Combine::Max, .. } | Op::AllReduce { ways: 1, .. } => 0,
         _ => op.ways().unwrap_or(1) * Exchange::of(op, elements).stride(elements) * DType::F32.bytes(),
     }
 }
@@ -137,7 +137,7 @@ fn added(launch: &Launch) -> TreeSum {
 
 fn of_tree(launch: &Launch, _: &Facts) -> Vec<Source> {
     match launch.op {
-        Op::AllReduce { by: Combine::Max, .. } => vec![],
+        Op::AllReduce { by: Combine::Max, .. } | Op::AllReduce { ways: 1, .. } => vec![],
         _ => vec![added(launch).source()],
     }
 }
@@ -287,12 +287,13 @@ fn reduce_scatter_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
 }
 
 fn all_reduce_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
-    let Op::AllReduce { by, .. } = launch.op else { unreachable!("the row is for all_reduce") };
-    if by == Combine::Max {
+    let Op::AllReduce { by, ways, .. } = launch.op else { unreachable!("the row is for all_reduce") };
+    // No order changes a maximum, or a sum of one term.
+    if by == Combine::Max || ways == 1 {
         return all_reduce(launch, p);
     }
     let Some(parts) = Parts::of(launch, p)? else { return Ok(sequence(vec![])) };
-    let (ways, all, here) = (parts.ways, parts.elements(), p.coordinate(parts.axis));
+    let (all, here) = (parts.elements(), p.coordinate(parts.axis));
     let (terms, sum) = (parts.scratch()?, added(launch));
     let longest = match Exchange::of(&launch.op, all) {
         Exchange::Blocks { longest } => longest,
