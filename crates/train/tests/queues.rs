@@ -2,7 +2,7 @@
 
 use flatout_ir::interpreter::Interpreter;
 use flatout_ir::verify::queues;
-use flatout_ir::{PlanSet, Role, Shard, Target, random};
+use flatout_ir::{PlanSet, Role, Shard, Target};
 use flatout_train::device::links;
 use flatout_train::ranks::target_among;
 use flatout_train::resolve::compile::{Compiled, compile};
@@ -28,8 +28,8 @@ fn state(plans: &PlanSet, mut run: Interpreter) -> Vec<Vec<f64>> {
     let ranks = plans.mesh.ranks();
     for (number, slot) in plans.slots.iter().enumerate().filter(|(_, slot)| !slot.is_whole) {
         for rank in 0..ranks {
-            let draw = |i: usize| random::normal(rank as u64, number as u64, i as u64) as f64;
-            let value = |i: usize| if slot.ty.dtype.is_float() { 0.1 * draw(i).abs() } else { 0.0 };
+            let drawn = |i: usize| (i * 31 + number * 7 + rank * 3) % 61 + 1;
+            let value = |i: usize| if slot.ty.dtype.is_float() { drawn(i) as f64 / 512.0 } else { 0.0 };
             run.set_at(rank, &slot.path, &(0..slot.ty.elements()).map(value).collect::<Vec<_>>());
         }
     }
@@ -65,8 +65,9 @@ fn late_exchanges_change_nothing_in_any_recipe() {
 #[test]
 fn queues_are_sound_in_every_recipe() {
     for (recipe, ranks) in different().into_iter().flat_map(|recipe| [2, 4, 8].map(|ranks| (recipe, ranks))) {
+        let overlaps = if ranks == 2 { &["on", "off"][..] } else { &["on"] };
         for (shard, overlap) in
-            Shard::ALL.iter().flat_map(|shard| ["on", "off"].map(|overlap| (*shard, overlap)))
+            Shard::ALL.iter().flat_map(|shard| overlaps.iter().map(move |overlap| (*shard, *overlap)))
         {
             let plans = compiled(recipe, ranks, shard, overlap).plans;
             for plan in &plans.plans {

@@ -6,7 +6,7 @@ use flatout_ir::{Launch, Op, Plan, Queue};
 
 use super::active::{Reading, not_deterministic, on};
 use super::value::{Autotune, Choose, Toggle, field};
-use super::{Class, Difference, GUIDES, HF, ROW, Settle, Switch, elsewhere};
+use super::{Class, DEEPSPEED, Difference, GUIDES, HF, MEGATRON, ROW, Settle, Switch, elsewhere};
 use crate::UserError;
 use crate::refuse;
 use crate::switches::settled::Settling;
@@ -127,9 +127,9 @@ pub const OVERLAP: Switch = Switch {
     active: overlap,
     guides_word: "overlap_comm",
     elsewhere: &[
-        elsewhere(GUIDES, "overlap_comm", "overlap"),
-        elsewhere(GUIDES, "overlap_grad_reduce", "overlap"),
-        elsewhere(GUIDES, "overlap_param_gather", "overlap"),
+        elsewhere(DEEPSPEED, "overlap_comm", "overlap"),
+        elsewhere(MEGATRON, "overlap_grad_reduce", "overlap"),
+        elsewhere(MEGATRON, "overlap_param_gather", "overlap"),
     ],
     ..ROW
 };
