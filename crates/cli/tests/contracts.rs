@@ -91,7 +91,7 @@ fn text_has_no_floor() {
     assert!((0.97..=1.03).contains(&epoch), "one epoch of steps ends at {epoch}");
 }
 
-const PLANNED: &str = "recipe backend arena_bytes driver_bytes wire_bytes categories layers peak parameters trained_parameters flops_per_token micro_batch \
+const PLANNED: &str = "recipe backend arena_bytes driver_bytes categories layers peak parameters trained_parameters flops_per_token micro_batch \
     step_flops step_bytes roofline_step_ms predicted_step_ms roofline_run_seconds predicted_run_seconds timed_kernels work \
     largest_micro_batch switches instead attention_kernels not_deterministic auto fp8";
 

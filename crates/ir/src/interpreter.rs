@@ -2,6 +2,7 @@
 //! right without trusting any kernel.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use crate::access::Access;
 use crate::block8::{e4m4_from_f32, e4m4_to_f32};
@@ -133,9 +134,18 @@ impl Interpreter {
     fn poison<'a>(&mut self, launch: &Launch, waiting: impl Iterator<Item = &'a Launch>) {
         let unread: Vec<_> = waiting.flat_map(|launch| Access::of(launch).reads).collect();
         for (_, bytes) in Access::of(launch).writes {
-            let is_free = |at: &usize| unread.iter().all(|(_, read)| !read.contains(at));
-            let free: Vec<usize> = bytes.filter(is_free).collect();
-            self.arenas.iter_mut().for_each(|arena| free.iter().for_each(|at| arena[*at] = 0xff));
+            let mut free = vec![bytes];
+            for (_, read) in &unread {
+                let around = |bytes: Range<usize>| {
+                    let (before, behind) =
+                        (bytes.start..bytes.end.min(read.start), bytes.start.max(read.end)..bytes.end);
+                    [before, behind].into_iter().filter(|left| !left.is_empty())
+                };
+                free = free.into_iter().flat_map(around).collect();
+            }
+            for arena in &mut self.arenas {
+                free.iter().for_each(|bytes| arena[bytes.clone()].fill(0xff));
+            }
         }
     }
 

@@ -55,6 +55,7 @@ fn measure() -> Result<(), Failure> {
         compile(&config, &target_among(gpus, Target { links: Some(links), ..target }))
     };
     let [on, off] = [compiled("on")?, compiled("off")?];
+    eprintln!("compiled");
     let mut variants = vec![];
     for (name, plans, is_wired) in
         [("no exchange", &on, false), ("overlap=on", &on, true), ("overlap=off", &off, true)]
@@ -66,9 +67,11 @@ fn measure() -> Result<(), Failure> {
         let options = device::session_options(&plans.settled);
         let mut session = Session::with_stand_in(plans.plans.clone(), &gpu, options, &times)?;
         fill(&mut session, &config)?;
+        eprintln!("session: {name}");
         variants.push((name, plans, session, f64::INFINITY));
     }
-    for _ in 0..ROUNDS {
+    for round in 1..=ROUNDS {
+        eprintln!("round {round} of {ROUNDS}");
         for (_, plans, session, best) in &mut variants {
             let runs = prediction::typical_runs(plans, config.train.batch);
             let step = |session: &mut Session| -> Result<(), Failure> {
@@ -97,38 +100,41 @@ fn measure() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Values under which a step does ordinary work: small weights, tokens of the vocabulary, every token learned.
+/// Values under which a step does ordinary work: small weights, tokens of the vocabulary, every token learned. One block of draws
+/// is repeated.
 fn fill(session: &mut Session, config: &Config) -> Result<(), Failure> {
     let plans: PlanSet = session.plans().clone();
     let context = config.model.tokens();
     let mut seed = 1u32;
     let mut draw = || {
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (seed >> 8) as f32 / (1 << 23) as f32 - 1.0
+        0.04 * ((seed >> 8) as f32 / (1 << 23) as f32 - 1.0)
+    };
+    let drawn: Vec<f32> = (0..1 << 18).map(|_| draw()).collect();
+    let f32s: Vec<u8> = drawn.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let bf16s: Vec<u8> = drawn.iter().flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect();
+    let ones: Vec<u8> = drawn.iter().flat_map(|_| 1f32.to_le_bytes()).collect();
+    let repeated = |block: &[u8], bytes: usize| {
+        let mut all = block.repeat(bytes.div_ceil(block.len()));
+        all.truncate(bytes);
+        all
     };
     for piece in plans.held(0).into_iter().filter(|piece| piece.class == Class::Weight) {
-        let scale = if piece.ty.rank() < 2 { 0.0 } else { 0.04 };
-        let base = if piece.ty.rank() < 2 { 1.0 } else { 0.0 };
-        let values = (0..piece.elements()).flat_map(|_| (base + scale * draw()).to_le_bytes());
-        session.write_range(&piece.slot, piece.at, &values.collect::<Vec<u8>>())?;
+        let block = if piece.ty.rank() < 2 { &ones } else { &f32s };
+        session.write_range(&piece.slot, piece.at, &repeated(block, 4 * piece.elements()))?;
     }
     for slot in plans.slots.iter().filter(|slot| slot.class == Class::Input) {
         let count = slot.ty.elements();
         let name = slot.path.rsplit('.').next().unwrap_or_default();
+        let i32s = |of: &dyn Fn(usize) -> usize| (0..count).map(|i| of(i) as i32).collect::<Vec<_>>();
         match (slot.ty.dtype, name) {
             (DType::F32, "weights") => session.write_f32(&slot.path, &vec![1.0; count])?,
             (DType::F32, "lr") => session.write_f32(&slot.path, &vec![1e-4; count])?,
             (DType::F32, _) => session.write_f32(&slot.path, &vec![0.0; count])?,
             (DType::I32, "tokens" | "targets") => {
-                session.write_i32(
-                    &slot.path,
-                    &(0..count).map(|i| (i * 7919 % 8192) as i32).collect::<Vec<_>>(),
-                )?;
+                session.write_i32(&slot.path, &i32s(&|i| i * 7919 % 8192))?;
             }
-            (DType::I32, "positions") => {
-                session
-                    .write_i32(&slot.path, &(0..count).map(|i| (i % context) as i32).collect::<Vec<_>>())?;
-            }
+            (DType::I32, "positions") => session.write_i32(&slot.path, &i32s(&|i| i % context))?,
             _ => {}
         }
     }
@@ -140,9 +146,7 @@ fn fill(session: &mut Session, config: &Config) -> Result<(), Failure> {
         slot.class == Class::Derived && slot.ty.dtype == DType::BF16 && slot.ty.rank() >= 2
     };
     for slot in plans.slots.iter().filter(is_copy) {
-        let bf16 = |x: f32| ((x.to_bits() >> 16) as u16).to_le_bytes();
-        let values = (0..slot.ty.elements()).flat_map(|_| bf16(0.04 * draw()));
-        session.write_slot(&slot.path, &values.collect::<Vec<u8>>())?;
+        session.write_slot(&slot.path, &repeated(&bf16s, 2 * slot.ty.elements()))?;
     }
     Ok(())
 }

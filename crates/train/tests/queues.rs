@@ -1,8 +1,10 @@
 //! Every recipe on several ranks: exchanges where they stand and at the last moment give the same state, to the bit.
 
+use std::collections::BTreeSet;
+
 use flatout_ir::interpreter::Interpreter;
 use flatout_ir::verify::queues;
-use flatout_ir::{PlanSet, Role, Shard, Target, random};
+use flatout_ir::{PlanSet, Role, Shard, Target};
 use flatout_train::device::links;
 use flatout_train::ranks::target_among;
 use flatout_train::resolve::compile::{Compiled, compile};
@@ -28,8 +30,8 @@ fn state(plans: &PlanSet, mut run: Interpreter) -> Vec<Vec<f64>> {
     let ranks = plans.mesh.ranks();
     for (number, slot) in plans.slots.iter().enumerate().filter(|(_, slot)| !slot.is_whole) {
         for rank in 0..ranks {
-            let draw = |i: usize| random::normal(rank as u64, number as u64, i as u64) as f64;
-            let value = |i: usize| if slot.ty.dtype.is_float() { 0.1 * draw(i).abs() } else { 0.0 };
+            let drawn = |i: usize| (i * 31 + number * 7 + rank * 3) % 61 + 1;
+            let value = |i: usize| if slot.ty.dtype.is_float() { drawn(i) as f64 / 512.0 } else { 0.0 };
             run.set_at(rank, &slot.path, &(0..slot.ty.elements()).map(value).collect::<Vec<_>>());
         }
     }
@@ -42,11 +44,20 @@ fn state(plans: &PlanSet, mut run: Interpreter) -> Vec<Vec<f64>> {
     roots.flat_map(|slot| (0..ranks).map(|rank| run.get_at(rank, &slot.path)).collect::<Vec<_>>()).collect()
 }
 
+/// Elements of all ranks' state that the oracle gets through in a moment.
+const MOST_ELEMENTS: usize = 1 << 21;
+
+/// Of each recipe as many ranks as the oracle has time for.
 #[test]
 fn late_exchanges_change_nothing_in_any_recipe() {
-    let (mut beside, mut ranks) = (0, [2, 4, 8].into_iter().cycle());
+    let (mut beside, mut seen) = (0, BTreeSet::new());
     for recipe in different() {
-        let of_recipe = ranks.next().expect("endless");
+        let slots = compiled(recipe, 2, Shard::None, "on").plans.slots;
+        let elements: usize = slots.iter().filter(|slot| !slot.is_whole).map(|slot| slot.ty.elements()).sum();
+        let Some(of_recipe) = [8, 4, 2].into_iter().find(|ranks| ranks * elements <= MOST_ELEMENTS) else {
+            continue;
+        };
+        seen.insert(of_recipe);
         for shard in Shard::ALL.iter().copied() {
             let plans = compiled(recipe, of_recipe, shard, "on").plans;
             let what = format!("{recipe} on {of_recipe} ranks with shard={}", shard.name());
@@ -59,14 +70,16 @@ fn late_exchanges_change_nothing_in_any_recipe() {
             beside += plans.plans.iter().map(|plan| plan.launches_beside_exchanges()).sum::<usize>();
         }
     }
-    assert!(beside > 20, "{beside} launches run beside exchanges");
+    println!("{beside} launches beside exchanges, on {seen:?} ranks");
+    assert!(beside > 20 && seen.len() > 1, "{beside} launches, on {seen:?} ranks");
 }
 
 #[test]
 fn queues_are_sound_in_every_recipe() {
     for (recipe, ranks) in different().into_iter().flat_map(|recipe| [2, 4, 8].map(|ranks| (recipe, ranks))) {
+        let overlaps = if ranks == 2 { &["on", "off"][..] } else { &["on"] };
         for (shard, overlap) in
-            Shard::ALL.iter().flat_map(|shard| ["on", "off"].map(|overlap| (*shard, overlap)))
+            Shard::ALL.iter().flat_map(|shard| overlaps.iter().map(move |overlap| (*shard, *overlap)))
         {
             let plans = compiled(recipe, ranks, shard, overlap).plans;
             for plan in &plans.plans {

@@ -6,7 +6,7 @@ use flatout_ir::{Launch, Op, Plan, Queue};
 
 use super::active::{Reading, not_deterministic, on};
 use super::value::{Autotune, Choose, Toggle, field};
-use super::{Class, Difference, GUIDES, HF, ROW, Settle, Switch, elsewhere};
+use super::{Class, DEEPSPEED, Difference, GUIDES, HF, MEGATRON, ROW, Settle, Switch, elsewhere};
 use crate::UserError;
 use crate::refuse;
 use crate::switches::settled::Settling;
@@ -127,9 +127,9 @@ pub const OVERLAP: Switch = Switch {
     active: overlap,
     guides_word: "overlap_comm",
     elsewhere: &[
-        elsewhere(GUIDES, "overlap_comm", "overlap"),
-        elsewhere(GUIDES, "overlap_grad_reduce", "overlap"),
-        elsewhere(GUIDES, "overlap_param_gather", "overlap"),
+        elsewhere(DEEPSPEED, "overlap_comm", "overlap"),
+        elsewhere(MEGATRON, "overlap_grad_reduce", "overlap"),
+        elsewhere(MEGATRON, "overlap_param_gather", "overlap"),
     ],
     ..ROW
 };
@@ -157,7 +157,8 @@ fn overlap(reading: &Reading<'_>) -> &'static str {
             is_last && next(at).is_some_and(|next| !needs(at, next))
         })
     };
-    match plans.iter().all(|plan| plan.exchanges().is_empty()) {
+    // One rank that exchanges with itself has nobody to share with either.
+    match reading.plans.mesh.ranks() == 1 {
         true => "nothing to share",
         false if plans.iter().any(|plan| plan.launches_beside_exchanges() > 0) => "on",
         false if plans.iter().any(waits_in_vain) => "off",

@@ -229,6 +229,8 @@ const fn elsewhere(tool: &'static str, name: &'static str, here: &'static str) -
 const HF: &str = "HF Trainer";
 const TITAN: &str = "torchtitan";
 const AXOLOTL: &str = "Axolotl";
+const DEEPSPEED: &str = "DeepSpeed";
+const MEGATRON: &str = "Megatron-LM";
 const GUIDES: &str = "the guides";
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ mod tests {
             assert!(of_gpu(gpu.name).is_some(), "{}", gpu.name);
         }
         let known = |gpu: &&str| gpus::find(gpu).is_some();
-        assert!(rows().iter().flat_map(|row| &row.gpus).all(|gpu| known(&gpu)));
+        assert!(rows().iter().flat_map(|row| &row.gpus).all(known));
         assert_eq!(of_gpu("h200").unwrap().name, "nvlink4");
         assert_eq!(find(NET).unwrap().bytes_per_second, 48e9);
         assert_eq!(find("nvlink9"), None);

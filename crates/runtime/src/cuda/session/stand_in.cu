@@ -20,13 +20,16 @@ extern "C" __global__ void stand_in(
     const long long mine = (moved_words + gridDim.x - 1) / gridDim.x;
     const long long first = blockIdx.x * mine;
     const long long stride = (long long)blockDim.x * TOGETHER;
+    unsigned next = to_words > 0 ? (unsigned)((first + threadIdx.x) % to_words) : 0;
     for (long long done = 0; to_words > 0 && done < mine; done += stride) {
         uint4 values[TOGETHER];
         unsigned at[TOGETHER];
 #pragma unroll
         for (int k = 0; k < TOGETHER; ++k) {
-            at[k] = (unsigned)((first + done + (long long)k * blockDim.x + threadIdx.x) % to_words);
-            values[k] = from[at[k] % from_words];
+            at[k] = next;
+            values[k] = from[next < from_words ? next : next % from_words];
+            next += blockDim.x;
+            if (next >= to_words) next %= to_words;
         }
 #pragma unroll
         for (int k = 0; k < TOGETHER; ++k)
