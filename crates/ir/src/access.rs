@@ -7,7 +7,7 @@ use crate::plan::{Launch, View};
 /// Bytes from the first to behind the last element of a tensor: of the arena, or of a storage that has no place there yet.
 type Extent = (Option<usize>, Range<usize>);
 
-/// What a launch reads and writes. Scratch is written.
+/// The memory that a launch reads and writes. Scratch is written.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
     pub reads: Vec<Extent>,

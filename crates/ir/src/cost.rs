@@ -63,7 +63,7 @@ impl AddAssign for Cost {
     }
 }
 
-/// What a plan costs, its launches one after the other.
+/// The cost of a plan, its launches one after the other.
 pub fn cost(plan: &Plan, target: &Target) -> Cost {
     let mut total = Cost::default();
     by_work(plan, target).into_iter().for_each(|(_, cost)| total += cost);

@@ -95,7 +95,7 @@ impl Links {
         (0..PROTOCOLS).map(of).fold(f64::INFINITY, f64::min)
     }
 
-    /// What a rank sends a second. Where a group has several ranks on a node, it has as many rings through as many of the node's
+    /// The bytes that a rank sends a second. Where a group has several ranks on a node, it has as many rings through as many of the node's
     /// links.
     fn bytes_per_second(&self, Group { local, nodes, .. }: Group) -> f64 {
         let (inside, outside) = (self.local.bytes_per_second, local as f64 * self.net.bytes_per_second);

@@ -5,7 +5,7 @@ use std::ops::{AddAssign, Range};
 
 use crate::plan::{Plan, Queue};
 
-/// What a run of a plan takes.
+/// The time that a run of a plan takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Played {
     pub seconds: f64,

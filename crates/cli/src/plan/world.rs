@@ -23,7 +23,7 @@ pub struct World<'a> {
     args: &'a Plan,
 }
 
-/// What is told of them.
+/// Their place, their level and their prediction, as they are told.
 pub struct Told {
     ranks: usize,
     nodes: usize,
@@ -72,7 +72,7 @@ impl<'a> World<'a> {
         Ok(Target { links, ..target_among(ranks, target) })
     }
 
-    /// What there is to tell of several ranks. `target` is the device of one that trains alone.
+    /// Tells of several ranks; `None` of one. `target` is the device of one that trains alone.
     pub fn told(&self, config: &Config, compiled: &Compiled, target: &Target) -> Option<Told> {
         let links = compiled.target.links.as_ref();
         let target_of = |ranks| self.target_of(ranks, target.clone()).expect("its links were found before");

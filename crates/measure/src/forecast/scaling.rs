@@ -23,7 +23,7 @@ pub struct Scaled {
     pub share_of_linear: f64,
 }
 
-/// What exchanges add to an update, in milliseconds.
+/// The time that exchanges add to an update, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Exchange {
     pub step_ms: f64,
@@ -118,7 +118,7 @@ mod tests {
         assert!((got / want - 1.0).abs() < part, "{got:.2}, wanted {want} within {part}");
     }
 
-    /// What exchanges take, within 6%, and the share of linear scaling that they leave beside the compute that such GPUs were
+    /// The time of exchanges, within 6%, and the share of linear scaling that they leave beside the compute that such GPUs were
     /// expected to need, within a hundredth: (GPU, a node, nodes, rows, scatter and gather, compute, share).
     #[test]
     fn exchanges_leave_the_expected_share_of_linear_scaling() {

@@ -223,7 +223,9 @@ pub fn compile_for(
         plans = Ok(smaller);
     }
     // More buckets let exchanges run beside the update.
-    if let Ok(one) = &plans {
+    if let Ok(one) = &plans
+        && settled.options.overlap
+    {
         settled.options.buckets = buckets::fastest(one, target);
         if settled.options.buckets > 1
             && let Ok(several) = compile_programs(&programs, target, &settled.options)
