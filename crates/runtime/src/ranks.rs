@@ -14,7 +14,7 @@ pub struct Ranks {
     wire: Option<Arc<dyn Wire>>,
 }
 
-/// Checks that plans can run where so many ranks are connected. Plans without collectives need no others.
+/// Checks that plans can run among the ranks that are connected. Plans without collectives need no others.
 pub fn check(plans: &PlanSet, connected: Option<usize>) -> Result<(), RuntimeError> {
     let mesh = plans.mesh;
     let launches = plans.plans.iter().flat_map(|plan| &plan.launches);

@@ -87,7 +87,7 @@ enum Exchange {
 }
 
 impl Exchange {
-    /// Of an operation whose input has so many elements on each rank.
+    /// Of an operation whose input has `elements` elements on each rank.
     fn of(op: &Op, elements: usize) -> Exchange {
         let ways = op.ways().unwrap_or(1);
         match op {
@@ -322,7 +322,7 @@ fn all_reduce_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
         if !own.is_empty() {
             works.push(sum.work(Places { terms, stride: longest, base, out }, own.len(), p)?);
         }
-        // What each has added, to all others.
+        // Each sends what it has added to all others.
         let others = || (0..ways).filter(|rank| *rank != here);
         let sent = |rank: usize| passage(rank, out, own.clone());
         let received = |rank: usize| passage(rank, behind(parts.to, block(rank).start), block(rank));
@@ -331,7 +331,7 @@ fn all_reduce_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     Ok(sequence(works))
 }
 
-/// Ranges of so many elements that follow one another.
+/// Ranges of up to `together` elements that follow one another.
 fn pieces(elements: usize, together: usize) -> impl Iterator<Item = Range<usize>> {
     let together = together.max(1);
     (0..elements).step_by(together).map(move |start| start..(start + together).min(elements))

@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(256)
     i64 whole = count / VEC * VEC, step = (i64)gridDim.x * blockDim.x * VEC;
     i64 first = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * VEC;
     for (i64 at = first; at < whole; at += step) store<VEC>(base, out, at, sum_at<VEC>(terms, stride, at));
-    // What is left of the last vector.
+    // The rest behind the last whole vector.
     if (blockIdx.x == 0 && threadIdx.x < count - whole) {
         i64 at = whole + threadIdx.x;
         store<1>(base, out, at, sum_at<1>(terms, stride, at));

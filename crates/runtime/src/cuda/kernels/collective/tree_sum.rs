@@ -43,7 +43,7 @@ impl TreeSum {
         if self.is_aligned { TOGETHER } else { 1 }
     }
 
-    /// The launch over so many elements.
+    /// The launch over a number of elements.
     pub fn work(self, at: Places, elements: usize, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
         let function = p.function(&self.source(), "tree_sum")?;
         self.launch(function, at, elements)

@@ -71,7 +71,7 @@ __device__ __forceinline__ void outline_runs(const Call& call, int first) {
 
 #endif
 
-// What a walked tile is to the 64 rows of a warpgroup: some of its pairs are seen; not all are.
+// Flags of a walked tile for the 64 rows of a warpgroup: some of its pairs are seen; not all are.
 #define MET(part) (1 << (part))
 #define MASKED(part) (8 << (part))
 #define ANY_MET (MET(0) | MET(1) | MET(2))

@@ -79,7 +79,7 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
         const int kv = HEADS * task.head / (call.heads / call.kv_heads);
 #if MASK == 3
         int low = 0x7fffffff, high = 0;
-        // What the lane's queries see.
+        // The intervals of the lane's queries.
         Seen mine[OWN / 32];
 #pragma unroll
         for (int i = 0; i < OWN / 32; i++) {
