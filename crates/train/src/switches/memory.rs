@@ -66,19 +66,21 @@ fn moments(reading: &Reading<'_>) -> &'static str {
     moments.name()
 }
 
-/// Where nothing that is trained is large enough, `resolve::settle` takes `auto` back to `none`.
+/// Where nothing that is trained is large enough, `resolve::settle` takes `auto` back to `none`; where plans do not fit otherwise,
+/// `resolve::compile` takes it on to `gradients`.
 pub const SHARD: Switch = Switch {
     name: "shard",
-    doc: "Ranks divide rows alone, or also the weights, moments and averages of large tensors.",
+    doc: "Ranks divide rows alone, or also the weights, moments and averages of large tensors, or their gradients as well.",
     field: field!(memory.shard),
     class: Class::Bounded,
     off: Some("none"),
     settle: Settle::ByModel(|s| {
         let (is_whole, ranks) = (s.settled.options.fuse_optimizer, s.target.ranks);
         s.settled.options.shard = match s.asked.memory.shard {
-            Auto::Given(Shard::Optimizer) if ranks > 1 && !is_whole => refuse!(
-                "`shard=optimizer` cannot run with `fuse.optimizer=off`: a rank's share may end inside a parameter; leave one of \
-                 them out"
+            Auto::Given(level) if level != Shard::None && ranks > 1 && !is_whole => refuse!(
+                "`shard={}` cannot run with `fuse.optimizer=off`: a rank's share may end inside a parameter; leave one of \
+                 them out",
+                level.name()
             ),
             Auto::Given(shard) => shard,
             Auto::Auto if ranks == 1 => Shard::None,
@@ -101,15 +103,18 @@ pub const SHARD: Switch = Switch {
     ..ROW
 };
 
-/// Whether gradients are exchanged in shares and weights gathered, or every rank updates everything.
+/// Whether gradients are exchanged in shares, at every update or at every micro-batch, and weights gathered, or every rank updates
+/// everything.
 fn shard(reading: &Reading<'_>) -> &'static str {
     let plans = reading.plans;
     let has = |role: Role, kind: OpKind| {
         plans.plan(role).is_some_and(|plan| plan.launches.iter().any(|l| l.op.kind() == kind))
     };
     let gathers = [Role::Apply, Role::Derive].into_iter().all(|role| has(role, OpKind::AllGather));
-    match has(Role::Apply, OpKind::ReduceScatter) && gathers {
-        true => Shard::Optimizer.name(),
+    match gathers {
+        true if has(Role::GRAD, OpKind::ReduceScatter) => Shard::Gradients.name(),
+        true if has(Role::Apply, OpKind::ReduceScatter) => Shard::Optimizer.name(),
+        true => "shares without totals",
         false if plans.mesh.ways(Axis::Shard) > 1 && may_be_divided(plans) => Shard::None.name(),
         false => "nothing to share",
     }
