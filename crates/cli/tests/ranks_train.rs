@@ -248,7 +248,10 @@ fn a_rank_that_is_killed_ends_all_and_the_run_goes_on_exactly() {
         let run = format!("run-{round}");
         let (victim, first) = ((seed >> (3 * round)) % 4, 3 + (seed >> (5 * round)) as u64 % 20);
         let ranks = ["1", "2", "4", "8"][(seed >> (2 * round)) % 4];
-        let mut child = scene.start(&long(&run));
+        // Once with gradients that are added in every micro-batch.
+        let mut command = long(&run);
+        command.extend((round == 1).then_some("shard=gradients"));
+        let mut child = scene.start(&command);
         wait_until(&mut child, || checkpoints(&scene.dir(&run)).whole >= Some(first));
         let all = children(child.id());
         assert_eq!(all.len(), 4);

@@ -390,6 +390,37 @@ fn shares_take_their_part_of_the_memory() {
     }
 }
 
+/// Gradients that are added as they are made take the memory of few layers, and are computed where they are sent from.
+#[test]
+fn gradients_in_step_are_made_where_they_are_sent_from() {
+    for tied in [false, true] {
+        let c = &DecoderConfig {
+            width: 256,
+            head_size: Some(64),
+            ffn: 512,
+            layers: 8,
+            vocab: 512,
+            tied,
+            ..dividable()
+        };
+        for precision in [Precision::F32, Precision::BF16] {
+            let mesh = Mesh::new(1, 4);
+            let of = |shard: Shard| plans_of(c, &Options { shard, precision, ..shared(mesh, 4, usize::MAX) });
+            let (apart, in_step) = (of(Shard::Optimizer), of(Shard::Gradients));
+            let grad = in_step.plan(Role::GRAD).expect("gradients");
+            let sent = grad.launches.iter().filter(|launch| launch.op.kind() == OpKind::ReduceScatter);
+            let sizes: Vec<usize> = sent.map(|launch| launch.ins[0].span_bytes()).collect();
+            let largest = sizes.iter().max().expect("buckets");
+            let bytes = |plans: &PlanSet| plans.categories()["activations"];
+            let more = bytes(&in_step).saturating_sub(bytes(&apart));
+            let copies = grad.launches.iter().filter(|l| l.path.contains(".grads.shard") && l.op.kind() == OpKind::Reshape);
+            let copied: usize = copies.map(|launch| launch.outs[0].as_ref().expect("a copy").span_bytes()).sum();
+            eprintln!("{tied} {precision:?}: {more} bytes more, largest {largest}, all {}, copied {copied}", sizes.iter().sum::<usize>());
+            assert!(more <= 3 * largest, "{more} bytes for buckets of {largest}");
+        }
+    }
+}
+
 /// One rank that exchanges with itself makes the update of one that does not, to the bit; without that it has no exchange.
 #[test]
 fn one_rank_that_exchanges_with_itself_has_the_bits_of_one_that_does_not() {

@@ -440,6 +440,40 @@ mod tests {
         }
     }
 
+    /// Ranks that run each micro-batch together have as many, in the same shapes, and the examples that they have apart.
+    #[test]
+    fn ranks_in_step_run_the_same_plans() {
+        for layout in layouts() {
+            let of = |ranks: usize, together: usize| -> Vec<ExampleUpdate> {
+                let count = 4 / ranks;
+                let first = |rank: usize| rank / together * together * count + rank % together;
+                let lanes = |rank| Lanes { first: first(rank), count, of: 4, together, batch: 5 };
+                (0..ranks).map(|rank| next(&mut updates(&layout, false, 5).of_lanes(lanes(rank)))).collect()
+            };
+            let mut empty = 0;
+            for (ranks, together) in [(2, 2), (4, 4), (4, 2)] {
+                let all = of(ranks, together);
+                let plans = |update: &ExampleUpdate| -> Vec<(usize, usize)> {
+                    update.parts.iter().map(|part| (part.lane, part.shape)).collect()
+                };
+                for update in &all[1..] {
+                    assert_eq!(plans(update), plans(&all[0]), "{ranks} ranks, {together} together");
+                    assert_eq!(update.tokens, all[0].tokens, "of all ranks");
+                }
+                let computed: usize = all.iter().flat_map(|u| &u.parts).map(|part| part.tokens.len()).sum();
+                assert_eq!(computed, all[0].tokens[1]);
+                let by_sample = |all: &[ExampleUpdate]| {
+                    let mut examples: Vec<_> = all.iter().flat_map(read).collect();
+                    examples.sort_by_key(|one| one.0);
+                    examples
+                };
+                assert_eq!(by_sample(&all), by_sample(&of(1, 1)));
+                empty += all.iter().flat_map(|u| &u.parts).filter(|part| part.samples.is_empty()).count();
+            }
+            assert!(empty > 0, "some rank has fewer examples than another");
+        }
+    }
+
     #[test]
     fn every_epoch_has_every_example_once() {
         for is_sorted in [false, true] {

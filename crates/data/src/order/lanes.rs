@@ -114,6 +114,21 @@ mod tests {
         assert_eq!(Lanes::ONE.portions(&all, 12), [(0, (0..12).collect())]);
     }
 
+    /// Eleven samples in eight lanes: three lanes have two of them.
+    #[test]
+    fn ranks_in_step_have_as_many_portions_of_lanes_side_by_side() {
+        let all: Vec<u64> = (0..11).collect();
+        let of = |first: usize| {
+            Lanes { first, count: 2, of: 8, together: 4, batch: 11 }.portions(&all, 1)
+        };
+        assert_eq!(of(0), [(0, vec![0]), (0, vec![8]), (1, vec![4])]);
+        assert_eq!(of(3), [(0, vec![3]), (0, vec![]), (1, vec![7])]);
+        // Two groups of two ranks.
+        let second = Lanes { first: 4, count: 2, of: 8, together: 2, batch: 8 };
+        assert_eq!([4, 5, 6, 7].map(|lane| second.of_unit(lane)), [Some(0), None, Some(1), None]);
+        assert_eq!(second.at_the_time_of(1).collect::<Vec<_>>(), [2, 3, 6, 7]);
+    }
+
     #[test]
     fn ranks_share_streams_only_where_they_do_not_divide_them() {
         let of = |rank: usize, ranks: usize, of: usize, batch: usize| {

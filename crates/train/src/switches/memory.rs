@@ -99,7 +99,7 @@ pub const SHARD: Switch = Switch {
         Ok(())
     }),
     active: shard,
-    guides_word: "ZeRO-1",
+    guides_word: "ZeRO-1, ZeRO-2",
     ..ROW
 };
 
@@ -269,11 +269,12 @@ mod tests {
     #[test]
     fn shards_are_read_from_plans_and_chosen_where_there_is_something_to_divide() {
         let chose = |value: &str, why: &str| Some((value.to_string(), why.to_string()));
-        for value in ["shard=auto", "shard=none", "shard=optimizer"] {
+        for value in ["shard=auto", "shard=none", "shard=optimizer", "shard=gradients"] {
             assert_eq!(shard_of(1, &[value]), ("nothing to share".into(), None), "{value} on one rank");
         }
         assert_eq!(shard_of(2, &[]), ("optimizer".into(), chose("optimizer", "each of 2")));
         assert_eq!(shard_of(2, &["shard=optimizer"]), ("optimizer".into(), None));
+        assert_eq!(shard_of(2, &["shard=gradients"]), ("gradients".into(), None));
         assert_eq!(shard_of(2, &["shard=none"]), ("none".into(), None));
         let apart = ["fuse.optimizer=off"];
         assert_eq!(
@@ -285,9 +286,31 @@ mod tests {
         assert!(compiled(1, &["fuse.optimizer=off", "shard=optimizer"]).is_ok(), "one rank divides nothing");
         let small = ["model.width=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.ffn=24"];
         assert_eq!(shard_of(2, &small), ("nothing to share".into(), chose("none", "nothing that is")));
-        let asked = [&small[..], &["shard=optimizer"]].concat();
-        assert_eq!(shard_of(2, &asked), ("nothing to share".into(), None));
+        for level in ["shard=optimizer", "shard=gradients"] {
+            let asked = [&small[..], &[level]].concat();
+            assert_eq!(shard_of(2, &asked), ("nothing to share".into(), None), "{level}");
+        }
         let trained = compiled(2, &[]).unwrap().trained();
         assert_eq!(trained, compiled(1, &[]).unwrap().trained(), "a tensor counts once, whoever has it");
+    }
+
+    /// Where the plans of `optimizer` do not fit, `auto` goes on to `gradients`, and says why.
+    #[test]
+    fn gradients_are_divided_where_memory_does_not_suffice() {
+        let words = ["model.width=256", "model.ffn=512", "train.batch=4", "train.micro_batch=1", "recompute=full"];
+        let bytes = |level: &str| compiled(4, &[&words[..], &[level]].concat()).unwrap().plans.arena_bytes;
+        let [optimizer, gradients] = ["shard=optimizer", "shard=gradients"].map(bytes);
+        assert!(gradients < optimizer, "{gradients} and {optimizer} bytes");
+        let config = crate::recipes::resolve("tiny", &[], &words.map(String::from)).unwrap();
+        let of = |memory_bytes: usize| {
+            let target = Target { ranks: 4, memory_bytes: memory_bytes as u64, ..compile::target() };
+            compile::compile(&config, &target)
+        };
+        let chosen = |compiled: Compiled| compiled.settled.choice(SHARD.name).expect("chosen").clone();
+        assert_eq!(chosen(of(optimizer).unwrap()).value, "optimizer");
+        let further = chosen(of(gradients).unwrap());
+        assert_eq!(further.value, "gradients");
+        assert!(further.why.contains("memory does not suffice"), "{}", further.why);
+        assert!(of(gradients / 2).is_err());
     }
 }
