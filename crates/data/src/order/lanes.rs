@@ -118,9 +118,7 @@ mod tests {
     #[test]
     fn ranks_in_step_have_as_many_portions_of_lanes_side_by_side() {
         let all: Vec<u64> = (0..11).collect();
-        let of = |first: usize| {
-            Lanes { first, count: 2, of: 8, together: 4, batch: 11 }.portions(&all, 1)
-        };
+        let of = |first: usize| Lanes { first, count: 2, of: 8, together: 4, batch: 11 }.portions(&all, 1);
         assert_eq!(of(0), [(0, vec![0]), (0, vec![8]), (1, vec![4])]);
         assert_eq!(of(3), [(0, vec![3]), (0, vec![]), (1, vec![7])]);
         // Two groups of two ranks.

@@ -297,7 +297,8 @@ mod tests {
     /// Where the plans of `optimizer` do not fit, `auto` goes on to `gradients`, and says why.
     #[test]
     fn gradients_are_divided_where_memory_does_not_suffice() {
-        let words = ["model.width=256", "model.ffn=512", "train.batch=4", "train.micro_batch=1", "recompute=full"];
+        let words =
+            ["model.width=256", "model.ffn=512", "train.batch=4", "train.micro_batch=1", "recompute=full"];
         let bytes = |level: &str| compiled(4, &[&words[..], &[level]].concat()).unwrap().plans.arena_bytes;
         let [optimizer, gradients] = ["shard=optimizer", "shard=gradients"].map(bytes);
         assert!(gradients < optimizer, "{gradients} and {optimizer} bytes");

@@ -268,7 +268,8 @@ impl Lowering<'_> {
             let Some(term) = pairs.filter_map(|(i, _)| node.ins.get(i)).next().copied() else {
                 return Ok(terms);
             };
-            let is_own = self.is_compute(term.node) && self.used_once(term) && !self.homes.contains_key(&term);
+            let is_own =
+                self.is_compute(term.node) && self.used_once(term) && !self.homes.contains_key(&term);
             if !is_own || self.g.ty(term) != self.g.ty(v) || !fits(self.row(term.node)?.outs, view) {
                 return Ok(terms);
             }
