@@ -14,7 +14,8 @@ pub struct Lanes {
     pub count: usize,
     /// Of all ranks together.
     pub of: usize,
-    /// How many ranks add up their gradients after every micro-batch, and so have lanes that are as many apart; 1 where each sums its own.
+    /// How many ranks add up their gradients after every micro-batch, and so have lanes that are as many apart; 1 where each sums
+    /// its own.
     pub together: usize,
     /// Samples of an update. Every cursor that training saves is a multiple of it.
     pub batch: usize,
