@@ -3,7 +3,7 @@
     cargo build --profile ship
     python bench/nccl_proof.py target/ship/flatout
     python bench/nccl_proof.py target/ship/flatout --only alone speed
-    python bench/nccl_proof.py target/ship/flatout --only ranks --kinds bf16 --ranks 2 --steps 10
+    python bench/nccl_proof.py target/ship/flatout --only ranks --kinds bf16 --ranks 2 --steps 10 --levels gradients
 
 Ranks share the GPU (`--share-gpu`): NCCL then carries their tensors over loopback, which shows that a run is right and says nothing
 about speed.
@@ -41,6 +41,7 @@ KINDS = {
     "fp8": ["precision=fp8", "train.fp8_layers=all"],
     "lora": ["model.from=base", "adapter.kind=lora", "adapter.dropout=0.1"],
 }
+LEVELS = ["none", "optimizer", "gradients"]
 # The decoder of `pretrain-226m` in an eighth of its layers: it starts in seconds, and an update has as many bytes of gradients for its
 # arithmetic.
 LARGE = ["pretrain-226m", "data.source=synthetic", "model.layers=4", "train.batch=32", "schedule.warmup_steps=5", "eval.rows=0",
@@ -151,7 +152,7 @@ def ranks(p, a):
             if failed:
                 p.say(False, f"{kind}: {count} lanes on one rank", failed)
                 continue
-            for shard in ["none", "optimizer"]:
+            for shard in a.levels:
                 run = f"{kind}-{count}-{shard}"
                 began = time.monotonic()
                 differs = p.train([*words, f"shard={shard}"], run, *shared(count)) or p.differs(run, one, a.steps)
@@ -232,6 +233,7 @@ def main():
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--levels", nargs="+", choices=LEVELS, default=LEVELS, help="what ranks divide")
     parser.add_argument("--steps", type=int, default=20, help="updates of a run that is compared")
     parser.add_argument("--turns", type=int, default=4, help="runs of each kind whose speed is compared")
     parser.add_argument("--speed-steps", type=int, default=60)

@@ -55,6 +55,29 @@ fn every_number_of_ranks_goes_on_with_what_every_other_saved() {
     scene.assert_same("unbroken", "run", steps);
 }
 
+/// Ranks that divide other things go on with what was saved, to the bit.
+#[test]
+fn every_level_of_shards_goes_on_with_what_every_other_saved() {
+    let scene = Scene::new();
+    let begin = |run: &'static str, ranks: &'static str, more: [&'static str; 2]| {
+        let mut words = words(TEXT, run, ranks);
+        words.extend(more.into_iter().chain(["schedule.horizon_steps=20", "eval.every=4"]));
+        words
+    };
+    let unbroken = begin("unbroken", "1", ["train.steps=8", "shard=auto"]);
+    assert_eq!(say(scene.folder.path(), &unbroken).code, Some(0));
+    let first = begin("run", "4", ["train.steps=2", "shard=gradients"]);
+    assert_eq!(say(scene.folder.path(), &first).code, Some(0));
+    for (steps, ranks, level) in
+        [(4, "2", "none"), (5, "8", "gradients"), (6, "4", "optimizer"), (8, "2", "gradients")]
+    {
+        let (steps, level) = (format!("train.steps={steps}"), format!("shard={level}"));
+        let said = say(scene.folder.path(), &["resume", "run", &steps, &level, "--ranks", ranks, "-q"]);
+        assert_eq!(said.code, Some(0), "{level} on {ranks} ranks: {}", said.err);
+    }
+    scene.assert_same("unbroken", "run", 8);
+}
+
 #[test]
 fn adapters_go_on_with_every_number_of_ranks() {
     for command in [LORA, DORA] {

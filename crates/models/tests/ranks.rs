@@ -147,7 +147,7 @@ fn interpreted(c: &DecoderConfig, rows: usize, options: &Options, mut run: Inter
         for lane in 0..each {
             for turn in 0..rows_a_lane {
                 for rank in 0..ranks {
-                    let own = lanes_of(rank, options).start + lane;
+                    let own = lanes_of(rank, options)[lane];
                     for (name, values) in inputs(c, &g, update, &[turn * lanes + own]) {
                         run.set_at(rank, &input_path(Role::GRAD, &name), &values);
                     }
@@ -174,7 +174,10 @@ fn interpreted(c: &DecoderConfig, rows: usize, options: &Options, mut run: Inter
             assert_eq!(stops, [0.0, 1.0, 0.0, 0.0, 0.0]);
         }
         for rank in 0..ranks {
-            assert!(run.get_at(rank, "region.0.grads").iter().all(|x| *x == 0.0), "sums are cleared");
+            let sums = ["region.0.grads.shard", "region.0.grads"];
+            let sums =
+                sums.into_iter().find(|path| run.plans.slot(path).is_some()).expect("sums of gradients");
+            assert!(run.get_at(rank, sums).iter().all(|x| *x == 0.0), "sums are cleared");
         }
     }
     for (rank, path) in (1..ranks).flat_map(|rank| kept.iter().map(move |path| (rank, path))) {
@@ -266,13 +269,17 @@ fn shared(mesh: Mesh, lanes: usize, buckets: usize) -> Options {
     Options { shard: Shard::Optimizer, buckets, ..options(mesh, lanes) }
 }
 
+/// The levels at which ranks have shares of something.
+const LEVELS: [Shard; 2] = [Shard::Optimizer, Shard::Gradients];
+
 fn plans_of(c: &DecoderConfig, options: &Options) -> PlanSet {
     let eval = LossForm { dropout: false, ..LossForm::rows(1, c.context) };
     let programs = [(Role::GRAD, graph(c, 1)), (Role::Eval, build(c, Form::Loss(eval)))];
     compile(&programs.map(|(role, graph)| Program { role, graph }), &paper(), options).expect("plans")
 }
 
-/// Ranks that have shares of the optimiser's state make the update of all rows, in any number of buckets and on any mesh.
+/// Ranks that have shares make the update of all rows, at every level, in any number of buckets and on any mesh; and where a rank
+/// has one micro-batch, all levels have the same bits.
 #[test]
 fn ranks_with_shares_make_the_update_of_all_rows() {
     let (c, how) = (&dividable(), Update::default());
@@ -286,11 +293,15 @@ fn ranks_with_shares_make_the_update_of_all_rows() {
         let want = plain(c, rows, &how);
         let ranks = mesh.ranks();
         let whole = on_ranks(c, rows, &options(mesh, ranks));
-        for buckets in [1, 2, usize::MAX] {
-            let options = shared(mesh, ranks, buckets);
-            let got = on_ranks(c, rows, &options);
-            close(&got, &want, 1e-5, &format!("{mesh}, {buckets} buckets"));
-            assert_eq!(got, whole, "{mesh}, {buckets} buckets: the bits of ranks that have everything");
+        let [optimizer, gradients] = LEVELS;
+        let cases = [(optimizer, 1), (optimizer, 2), (optimizer, usize::MAX), (gradients, usize::MAX)];
+        for (shard, buckets) in cases {
+            let what = format!("{mesh}, {}, {buckets} buckets", shard.name());
+            let got = on_ranks(c, rows, &Options { shard, ..shared(mesh, ranks, buckets) });
+            close(&got, &want, 1e-5, &what);
+            if shard == Shard::Optimizer || rows == ranks {
+                assert_eq!(got, whole, "{what}: the bits of ranks that have everything");
+            }
         }
         close(&on_ranks(c, rows, &shared(mesh, 1, 2)), &want, 1e-5, &format!("{mesh}, one lane"));
     }
@@ -298,11 +309,26 @@ fn ranks_with_shares_make_the_update_of_all_rows() {
     for change in [
         |o: Options| Options { precision: Precision::BF16, ..o },
         |o: Options| Options { update: Update { moments: Moments::Int8, ..Update::default() }, ..o },
+        |o: Options| Options { fuse_elementwise: false, fuse_loss: false, flash_attention: false, ..o },
     ] {
-        let (got, whole) =
-            (on_ranks(c, 2, &change(shared(two, 2, 2))), on_ranks(c, 2, &change(options(two, 2))));
-        assert_eq!(got, whole);
-        close(&got, &plain(c, 2, &how), 5e-2, "rounded");
+        let whole = on_ranks(c, 2, &change(options(two, 2)));
+        for shard in LEVELS {
+            let got = on_ranks(c, 2, &change(Options { shard, ..shared(two, 2, 2) }));
+            assert_eq!(got, whole, "{}", shard.name());
+            close(&got, &plain(c, 2, &how), 5e-2, "rounded");
+        }
+    }
+}
+
+/// Where ranks add their gradients in every micro-batch, they have lanes that lie side by side at a time: the bits of one rank for
+/// every number of ranks and every mesh.
+#[test]
+fn ranks_in_step_have_the_bits_of_one_rank() {
+    let c = &dividable();
+    let one = on_ranks(c, 8, &options(Mesh::ONE, 8));
+    for mesh in [Mesh::new(1, 2), Mesh::new(1, 4), Mesh::new(2, 2), Mesh::new(1, 8), Mesh::new(4, 2)] {
+        let shared = Options { shard: Shard::Gradients, ..shared(mesh, 8, usize::MAX) };
+        assert!(on_ranks(c, 8, &shared) == one, "{mesh}");
     }
 }
 
@@ -320,9 +346,10 @@ fn ranks_with_shares_quantise_whole_weights() {
     let fp8 = |o: Options| Options { precision: Precision::FP8, ..o };
     let two = Mesh::new(1, 2);
     let whole = on_ranks(c, 2, &fp8(options(two, 2)));
-    for buckets in [1, usize::MAX] {
-        assert!(!plans_of(c, &fp8(shared(two, 2, buckets))).sharded.is_empty());
-        assert_eq!(on_ranks(c, 2, &fp8(shared(two, 2, buckets))), whole, "{buckets} buckets");
+    for (shard, buckets) in LEVELS.into_iter().flat_map(|shard| [1, usize::MAX].map(|b| (shard, b))) {
+        let options = Options { shard, ..fp8(shared(two, 2, buckets)) };
+        assert!(!plans_of(c, &options).sharded.is_empty());
+        assert_eq!(on_ranks(c, 2, &options), whole, "{}, {buckets} buckets", shard.name());
     }
 }
 
@@ -339,6 +366,10 @@ fn shares_take_their_part_of_the_memory() {
         ["parameters", "gradients", "optimizer", "average"].map(of)
     };
     let average = Update { average: Some(0.9), ..Update::default() };
+    let in_step = |mesh: Mesh, lanes: usize| {
+        let options = shared(mesh, lanes, usize::MAX);
+        Options { shard: Shard::Gradients, ..options }
+    };
     for (precision, copy) in [(Precision::F32, 4.0), (Precision::BF16, 2.0)] {
         for ranks in [2, 4, 8] {
             let n = ranks as f64;
@@ -348,12 +379,48 @@ fn shares_take_their_part_of_the_memory() {
             for (got, want) in [
                 (bytes(&change(options(mesh, ranks))), [whole, 4.0, 8.0, 4.0]),
                 (bytes(&change(shared(mesh, ranks, 1))), [4.0 / n + copy, 4.0, 8.0 / n, 4.0 / n]),
+                (bytes(&change(in_step(mesh, ranks))), [4.0 / n + copy, 4.0 / n, 8.0 / n, 4.0 / n]),
             ] {
                 for (got, want) in got.iter().zip(want) {
                     // Vectors and padding.
                     assert!((got / want - 1.0).abs() < 0.1, "{ranks} ranks: {got} bytes, wanted {want}");
                 }
             }
+        }
+    }
+}
+
+/// Gradients that are added as they are made take the memory of few layers, and are computed where they are sent from.
+#[test]
+fn gradients_in_step_are_made_where_they_are_sent_from() {
+    for tied in [false, true] {
+        let c = &DecoderConfig {
+            width: 256,
+            head_size: Some(64),
+            ffn: 512,
+            layers: 8,
+            vocab: 512,
+            tied,
+            ..dividable()
+        };
+        for precision in [Precision::F32, Precision::BF16] {
+            let mesh = Mesh::new(1, 4);
+            let of = |shard: Shard| plans_of(c, &Options { shard, precision, ..shared(mesh, 4, usize::MAX) });
+            let (apart, in_step) = (of(Shard::Optimizer), of(Shard::Gradients));
+            let grad = in_step.plan(Role::GRAD).expect("gradients");
+            let sent = grad.launches.iter().filter(|launch| launch.op.kind() == OpKind::ReduceScatter);
+            let sizes: Vec<usize> = sent.map(|launch| launch.ins[0].span_bytes()).collect();
+            let largest = sizes.iter().max().expect("buckets");
+            let bytes = |plans: &PlanSet| plans.categories()["activations"];
+            let more = bytes(&in_step).saturating_sub(bytes(&apart));
+            let copies = grad
+                .launches
+                .iter()
+                .filter(|l| l.path.contains(".grads.shard") && l.op.kind() == OpKind::Reshape);
+            let copied: usize =
+                copies.map(|launch| launch.outs[0].as_ref().expect("a copy").span_bytes()).sum();
+            assert!(more <= 2 * largest, "{more} bytes for buckets of {largest}");
+            assert_eq!(copied, 0, "no gradient is made elsewhere");
         }
     }
 }
@@ -399,6 +466,21 @@ fn shares_are_exchanged_where_they_are_updated_and_gathered_where_they_are_read(
             assert_eq!(exchanges.map(|kind| count(role, kind)), [0; 3]);
         }
         assert_eq!(count(Role::Apply, OpKind::AdamW), cut + 1);
+    }
+    for (mesh, replicas) in [(mesh, 0), (Mesh::new(2, 2), 3)] {
+        let plans = plans_of(c, &average(Options { shard: Shard::Gradients, ..shared(mesh, 4, usize::MAX) }));
+        let count = |role: Role| {
+            let plan = plans.plan(role).unwrap_or_else(|| panic!("a plan {role}"));
+            [OpKind::ReduceScatter, OpKind::AllGather, OpKind::AllReduce]
+                .map(|kind| plan.launches.iter().filter(|launch| launch.op.kind() == kind).count())
+        };
+        assert_eq!(count(Role::GRAD), [3, 0, 0]);
+        // Groups add their shares of buckets, and what is small and vectors over both axes.
+        assert_eq!(count(Role::Apply), [0, 4, if replicas == 0 { 2 } else { 4 + replicas }]);
+        let grad = plans.plan(Role::GRAD).expect("gradients");
+        let is_product = |at: usize| grad.launches[at].op.kind() == OpKind::Product;
+        let mut exchanges = grad.exchanges().into_iter();
+        assert!(exchanges.any(|(at, until)| (at..until).any(is_product)), "beside the layer before");
     }
     let none = plans_of(c, &average(options(mesh, 4)));
     assert!(none.sharded.is_empty() && none.plan(Role::Average).is_none());

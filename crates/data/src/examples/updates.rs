@@ -11,7 +11,8 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::ExampleTable;
-use super::layout::{Layout, Member, MicroBatch};
+use super::layout::{Layout, Member, MicroBatch, Place};
+use super::lengths::Extent;
 use crate::error::DataError;
 use crate::order::documents::Spent;
 use crate::order::lanes::Lanes;
@@ -170,23 +171,22 @@ impl Updates {
             lanes[lane].0.push(*example);
             lanes[lane].1.push(*sample);
         }
+        let mut places: Vec<Vec<Place>> =
+            lanes.iter().map(|(examples, _)| self.layout.places(&members(&self.table, examples))).collect();
+        if self.lanes.are_in_step() {
+            (0..self.lanes.count).for_each(|time| in_step(&mut places, self.lanes.at_the_time_of(time)));
+        }
         let (mut parts, mut tokens) = (vec![], [0; 2]);
-        for (lane, (examples, samples)) in lanes.into_iter().enumerate() {
-            let Some(own) = self.lanes.of_unit(lane) else {
-                let members: Vec<Member> =
-                    examples.iter().map(|example| self.table.member(*example)).collect();
-                for place in self.layout.places(&members) {
-                    tokens[0] += place.used.tokens;
-                    tokens[1] += self.layout.shapes()[place.shape].tokens();
-                }
-                continue;
-            };
-            for mut part in laid_out(&self.table, &examples, &samples, &self.layout, &self.class_weights) {
-                part.lane = own;
-                tokens[0] += part.real_tokens();
-                tokens[1] += part.tokens.len();
-                parts.push(part);
-            }
+        for place in places.iter().flatten() {
+            tokens[0] += place.used.tokens;
+            tokens[1] += self.layout.shapes()[place.shape].tokens();
+        }
+        for (lane, ((examples, samples), places)) in lanes.iter().zip(places).enumerate() {
+            let Some(own) = self.lanes.of_unit(lane) else { continue };
+            let mut filled =
+                filled(&self.table, (examples, samples), places, &self.layout, &self.class_weights);
+            filled.iter_mut().for_each(|part| part.lane = own);
+            parts.extend(filled);
         }
         (parts, tokens)
     }
@@ -257,14 +257,45 @@ fn laid_out(
     layout: &Layout,
     class_weights: &[f32],
 ) -> Vec<MicroBatch> {
-    let members: Vec<Member> = examples.iter().map(|example| table.member(*example)).collect();
-    let places = layout.places(&members);
-    let fill = |place: crate::examples::layout::Place| {
+    let places = layout.places(&members(table, examples));
+    filled(table, (examples, samples), places, layout, class_weights)
+}
+
+fn members(table: &ExampleTable, examples: &[usize]) -> Vec<Member> {
+    examples.iter().map(|example| table.member(*example)).collect()
+}
+
+/// Lets lanes that are computed at the same time have as many micro-batches as the one that has most, each in the largest shape
+/// that one of them needs: ranks run the same plans.
+fn in_step(places: &mut [Vec<Place>], lanes: impl Iterator<Item = usize>) {
+    let lanes: Vec<usize> = lanes.collect();
+    let most = lanes.iter().map(|lane| places[*lane].len()).max().unwrap_or(0);
+    for number in 0..most {
+        let shapes = lanes.iter().filter_map(|lane| Some(places[*lane].get(number)?.shape));
+        let shape = shapes.min().expect("a lane has as many");
+        for lane in &lanes {
+            match places[*lane].get_mut(number) {
+                Some(place) => place.shape = shape,
+                None => places[*lane].push(Place { shape, used: Extent::default(), trees: vec![] }),
+            }
+        }
+    }
+}
+
+/// Micro-batches with the examples that have a place in them.
+fn filled(
+    table: &ExampleTable,
+    (examples, samples): (&[usize], &[u64]),
+    places: Vec<Place>,
+    layout: &Layout,
+    class_weights: &[f32],
+) -> Vec<MicroBatch> {
+    let fill = |place: Place| {
         let extents = layout.shapes()[place.shape];
         let mut batch = MicroBatch::empty(layout, place.shape);
         for tree in place.trees {
             let of_tree: Vec<_> = tree.iter().map(|i| (table.get(examples[*i]), samples[*i])).collect();
-            let prefix = if tree.len() > 1 { members[tree[0]].prefix.tokens } else { 0 };
+            let prefix = if tree.len() > 1 { table.member(examples[tree[0]]).prefix.tokens } else { 0 };
             batch.push(extents, &of_tree, prefix, class_weights);
             batch.numbers.extend(tree.iter().map(|i| examples[*i]));
         }
@@ -385,7 +416,7 @@ mod tests {
             let of = |ranks: usize| -> Vec<(usize, MicroBatch)> {
                 let of_rank = |rank: usize| {
                     let count = 4 / ranks;
-                    let lanes = Lanes { first: rank * count, count, of: 4, batch: 5 };
+                    let lanes = Lanes { first: rank * count, count, of: 4, together: 1, batch: 5 };
                     let mut updates = updates(&layout, false, 5).of_lanes(lanes);
                     let update = next(&mut updates);
                     assert_eq!((updates.cursor().sample, update.numbers.len()), (10, 5));
@@ -406,6 +437,40 @@ mod tests {
             }
             samples.sort_unstable();
             assert_eq!(samples, [5, 6, 7, 8, 9]);
+        }
+    }
+
+    /// Ranks that run each micro-batch together have as many, in the same shapes, and the examples that they have apart.
+    #[test]
+    fn ranks_in_step_run_the_same_plans() {
+        for layout in layouts() {
+            let of = |ranks: usize, together: usize| -> Vec<ExampleUpdate> {
+                let count = 8 / ranks;
+                let first = |rank: usize| rank / together * together * count + rank % together;
+                let lanes = |rank| Lanes { first: first(rank), count, of: 8, together, batch: 5 };
+                (0..ranks).map(|rank| next(&mut updates(&layout, false, 5).of_lanes(lanes(rank)))).collect()
+            };
+            let mut empty = 0;
+            for (ranks, together) in [(2, 2), (4, 4), (4, 2)] {
+                let all = of(ranks, together);
+                let plans = |update: &ExampleUpdate| -> Vec<(usize, usize)> {
+                    update.parts.iter().map(|part| (part.lane, part.shape)).collect()
+                };
+                for update in &all[1..] {
+                    assert_eq!(plans(update), plans(&all[0]), "{ranks} ranks, {together} together");
+                    assert_eq!(update.tokens, all[0].tokens, "of all ranks");
+                }
+                let computed: usize = all.iter().flat_map(|u| &u.parts).map(|part| part.tokens.len()).sum();
+                assert_eq!(computed, all[0].tokens[1]);
+                let by_sample = |all: &[ExampleUpdate]| {
+                    let mut examples: Vec<_> = all.iter().flat_map(read).collect();
+                    examples.sort_by_key(|one| one.0);
+                    examples
+                };
+                assert_eq!(by_sample(&all), by_sample(&of(1, 1)));
+                empty += all.iter().flat_map(|u| &u.parts).filter(|part| part.samples.is_empty()).count();
+            }
+            assert!(empty > 0, "eight lanes have five examples");
         }
     }
 

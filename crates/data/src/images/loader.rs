@@ -420,7 +420,7 @@ mod tests {
         let whole = next(&mut alone, 24);
         let bytes = VIEW.width * VIEW.height * CHANNELS;
         for rank in 0..3 {
-            let lanes = Lanes { first: rank, count: 1, of: 3, batch: 12 };
+            let lanes = Lanes { first: rank, count: 1, of: 3, together: 1, batch: 12 };
             let options = LoaderOptions { lanes, ..LoaderOptions::default() };
             let mut shared = loader(31, None, options);
             let parts = [next(&mut shared, 15), next(&mut shared, 9)];

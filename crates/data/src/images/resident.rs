@@ -127,7 +127,7 @@ mod tests {
         assert_eq!((table.width, table.height, table.pixels.len()), (16, 14, 40 * 16 * 14 * 3));
         let augment = Augment::Train { scale: (0.3, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5 };
         let view = View { width: 9, height: 11, augment, filter: Filter::Bilinear };
-        let lanes = crate::Lanes { first: 1, count: 1, of: 2, batch: 30 };
+        let lanes = crate::Lanes { first: 1, count: 1, of: 2, together: 1, batch: 30 };
         let options = LoaderOptions { lanes, ..LoaderOptions::default() };
         let cursor = PartLoader::start(&set, 3);
         assert_eq!(cursor, ImageLoader::start(&set, 3));

@@ -1,7 +1,8 @@
 //! Lanes: which samples of an update a rank computes, and in which order.
 //!
-//! The samples of an update are dealt to lanes one after another, and lanes are summed apart. A rank has lanes that follow one
-//! another. So the sums of a lane do not depend on how many ranks the lanes lie on.
+//! The samples of an update are dealt to lanes one after another, and lanes are summed apart. So the sums of a lane do not depend
+//! on how many ranks the lanes lie on. A rank has lanes that follow one another; where several ranks add up their gradients after
+//! every micro-batch, they compute neighbouring lanes at a time, and as many micro-batches as the one that has most.
 
 use super::pack::STREAMS;
 
@@ -13,18 +14,34 @@ pub struct Lanes {
     pub count: usize,
     /// Of all ranks together.
     pub of: usize,
+    /// How many ranks add up their gradients after every micro-batch, and so have lanes that are as many apart; 1 where each sums
+    /// its own.
+    pub together: usize,
     /// Samples of an update. Every cursor that training saves is a multiple of it.
     pub batch: usize,
 }
 
 impl Lanes {
     /// One lane that has every sample.
-    pub const ONE: Lanes = Lanes { first: 0, count: 1, of: 1, batch: 1 };
+    pub const ONE: Lanes = Lanes { first: 0, count: 1, of: 1, together: 1, batch: 1 };
 
     /// The number among this rank's lanes of the one that has a unit of an update, by the unit's place; `None` where it is
     /// another rank's.
     pub fn of_unit(&self, place: usize) -> Option<usize> {
-        (place % self.of).checked_sub(self.first).filter(|lane| *lane < self.count)
+        let behind = (place % self.of).checked_sub(self.first)?;
+        let lane = behind / self.together;
+        (behind.is_multiple_of(self.together) && lane < self.count).then_some(lane)
+    }
+
+    /// Whether ranks run each micro-batch together, so that all have as many of them as the one that has most.
+    pub fn are_in_step(&self) -> bool {
+        self.together > 1
+    }
+
+    /// The lanes of all ranks that are computed at the time of one of this rank's.
+    pub fn at_the_time_of(&self, lane: usize) -> impl Iterator<Item = usize> {
+        let Lanes { together, count, .. } = *self;
+        (0..self.of).filter(move |other| other / together % count == lane)
     }
 
     /// The same of a sample, by its place in the series of all samples.
@@ -56,7 +73,8 @@ impl Lanes {
         (0..self.period()).filter(|row| self.of_sample(*row as u64).is_some())
     }
 
-    /// The places of an update's own samples lane by lane, each lane in portions of at most `most` with its number.
+    /// The places of an update's own samples lane by lane, each lane in portions of at most `most` with its number. Where ranks
+    /// are in step, a lane with fewer portions than others of its time ends with empty ones.
     pub fn portions(&self, samples: &[u64], most: usize) -> Vec<(usize, Vec<usize>)> {
         let of_lane = |lane: usize| -> Vec<usize> {
             let is_own = |place: &usize| self.of_sample(samples[*place]) == Some(lane);
@@ -64,7 +82,13 @@ impl Lanes {
         };
         let of_lane = |lane: usize| {
             let places = of_lane(lane);
-            places.chunks(most).map(|portion| (lane, portion.to_vec())).collect::<Vec<_>>()
+            let mut portions: Vec<_> = places.chunks(most).map(|portion| (lane, portion.to_vec())).collect();
+            if self.are_in_step() {
+                let samples = |lane: usize| self.batch.saturating_sub(lane).div_ceil(self.of);
+                let longest = self.at_the_time_of(lane).map(samples).max().unwrap_or(0);
+                portions.resize(longest.div_ceil(most), (lane, vec![]));
+            }
+            portions
         };
         (0..self.count).flat_map(of_lane).collect()
     }
@@ -77,12 +101,12 @@ mod tests {
     #[test]
     fn every_sample_belongs_to_one_lane_however_many_ranks_there_are() {
         let all: Vec<u64> = (24..36).collect();
-        let whole = Lanes { first: 0, count: 4, of: 4, batch: 12 }.portions(&all, 2);
+        let whole = Lanes { first: 0, count: 4, of: 4, together: 1, batch: 12 }.portions(&all, 2);
         assert_eq!(whole[..3], [(0, vec![0, 4]), (0, vec![8]), (1, vec![1, 5])]);
         for ranks in [1, 2, 4] {
             let count = 4 / ranks;
             let shared = (0..ranks).flat_map(|rank| {
-                let lanes = Lanes { first: rank * count, count, of: 4, batch: 12 };
+                let lanes = Lanes { first: rank * count, count, of: 4, together: 1, batch: 12 };
                 let portions = lanes.portions(&all, 2).into_iter();
                 portions.map(move |(lane, places)| (rank * count + lane, places))
             });
@@ -91,11 +115,24 @@ mod tests {
         assert_eq!(Lanes::ONE.portions(&all, 12), [(0, (0..12).collect())]);
     }
 
+    /// Eleven samples in eight lanes: three lanes have two of them.
+    #[test]
+    fn ranks_in_step_have_as_many_portions_of_lanes_side_by_side() {
+        let all: Vec<u64> = (0..11).collect();
+        let of = |first: usize| Lanes { first, count: 2, of: 8, together: 4, batch: 11 }.portions(&all, 1);
+        assert_eq!(of(0), [(0, vec![0]), (0, vec![8]), (1, vec![4])]);
+        assert_eq!(of(3), [(0, vec![3]), (0, vec![]), (1, vec![7])]);
+        // Two groups of two ranks.
+        let second = Lanes { first: 4, count: 2, of: 8, together: 2, batch: 8 };
+        assert_eq!([4, 5, 6, 7].map(|lane| second.of_unit(lane)), [Some(0), None, Some(1), None]);
+        assert_eq!(second.at_the_time_of(1).collect::<Vec<_>>(), [2, 3, 6, 7]);
+    }
+
     #[test]
     fn ranks_share_streams_only_where_they_do_not_divide_them() {
         let of = |rank: usize, ranks: usize, of: usize, batch: usize| {
             let count = of / ranks;
-            let lanes = Lanes { first: rank * count, count, of, batch };
+            let lanes = Lanes { first: rank * count, count, of, together: 1, batch };
             (lanes.streams(), lanes.packed_for_one())
         };
         assert_eq!(of(0, 1, 1, 5), ((0..8).collect(), 1.0));

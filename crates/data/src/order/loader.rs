@@ -459,7 +459,7 @@ mod tests {
             let mut tokens = vec![Vec::new(); 60];
             let mut cursors = Vec::new();
             for first in 0..ranks {
-                let lanes = Lanes { first, count: 1, of: ranks, batch: 20 };
+                let lanes = Lanes { first, count: 1, of: ranks, together: 1, batch: 20 };
                 let options = LoaderOptions { lanes, ..LoaderOptions::default() };
                 let mut loader = loader(37, start(), options);
                 for _ in 0..3 {
@@ -504,7 +504,7 @@ mod tests {
             let (count, batch) = (lanes / ranks, 48);
             for rank in 0..ranks {
                 let documents = Arc::new(Counted { length: CONTEXT - 2, read: Default::default() });
-                let lanes = Lanes { first: rank * count, count, of: lanes, batch };
+                let lanes = Lanes { first: rank * count, count, of: lanes, together: 1, batch };
                 let options = LoaderOptions { lanes, threads: 2, queue_bytes: 1 };
                 let mut loader = loader_of(documents.clone(), start(), options, false);
                 let kept: usize = (0..UPDATES).map(|_| next(&mut loader, batch).count()).sum();
@@ -528,7 +528,7 @@ mod tests {
         // Tokens are not counted, so documents are.
         let read = |ranks: usize| {
             let documents = Arc::new(Counted { length: 100, read: Default::default() });
-            let lanes = Lanes { first: 0, count: 8 / ranks, of: 8, batch: 16 };
+            let lanes = Lanes { first: 0, count: 8 / ranks, of: 8, together: 1, batch: 16 };
             let options = LoaderOptions { lanes, ..LoaderOptions::default() };
             next(&mut loader_of(documents, start(), options, false), 8000).epoch
         };

@@ -45,6 +45,7 @@ pub mod gradient {
     pub mod one_pass_loss;
     pub mod recompute;
     pub mod rejoin;
+    mod scatter;
     pub mod score_gradients;
     pub(crate) mod shards;
     pub mod totals;

@@ -69,6 +69,9 @@ named! {
         /// Weights, moments and averages of large regions: a rank has a share of them, updates it, and gathers from the others
         /// the copies that layers read.
         Optimizer = "optimizer",
+        /// Sums of gradients as well: a micro-batch's gradients are added over ranks as they are made, and a rank keeps the sums
+        /// of its share.
+        Gradients = "gradients",
     }
 }
 
@@ -184,7 +187,12 @@ impl Options {
 
     /// Whether ranks have shares of the optimiser's state.
     pub fn shards_optimizer(&self) -> bool {
-        self.shard == Shard::Optimizer && self.mesh.ways(Axis::Shard) > 1
+        self.shard != Shard::None && self.mesh.ways(Axis::Shard) > 1
+    }
+
+    /// Whether ranks have shares of the sums of gradients, so that every plan of gradients exchanges them.
+    pub fn shards_gradients(&self) -> bool {
+        self.shard == Shard::Gradients && self.mesh.ways(Axis::Shard) > 1
     }
 }
 

@@ -48,8 +48,9 @@ pub struct Refused {
 pub fn exchange(compiled: &Compiled, batch: usize) -> Exchange {
     let (predicted, roofline) = prediction::step_played(compiled, batch);
     let played = if prediction::is_calibrated(compiled) { predicted } else { roofline };
-    let apply = compiled.plans.plan(Role::Apply);
-    let scatters = apply.iter().flat_map(|plan| &plan.launches);
+    // Sums are scattered once an update, or in every micro-batch.
+    let plans = [Role::Apply, Role::GRAD].into_iter().filter_map(|role| compiled.plans.plan(role));
+    let scatters = plans.flat_map(|plan| &plan.launches);
     Exchange {
         step_ms: 1e3 * played.seconds,
         compute_ms: 1e3 * played.compute_seconds,

@@ -180,7 +180,7 @@ fn train(
     let mut told = vec![];
     for update in 0..UPDATES {
         for lane in 0..each {
-            let own = lanes_of(rank, o).start + lane;
+            let own = lanes_of(rank, o)[lane];
             let of_lane: Vec<usize> = (own..batch).step_by(lanes).collect();
             for part in of_lane.chunks_exact(rows) {
                 feed(&mut session, update, part);
@@ -260,6 +260,25 @@ fn every_number_of_ranks_has_the_bits_of_one() {
     // Without a decay of matrices, vectors and matrices share their rule.
     let equal = |o: Options| Options { update: Update { weight_decay: 0.0, ..o.update }, ..o };
     same_bits(&[[1, 4]], Moments::BF16, equal);
+}
+
+/// Where gradients are added over ranks in every micro-batch too, if a lane has one.
+#[test]
+fn ranks_in_step_have_the_bits_of_one() {
+    for (moments, precision, meshes) in [
+        (Moments::F32, Precision::F32, &[[1, 2], [2, 2], [1, 8]][..]),
+        (Moments::BF16, Precision::BF16, &[[1, 4]]),
+        (Moments::Int8, Precision::F32, &[[1, 4]]),
+    ] {
+        let of = |mesh: Mesh| Options { precision, ..options(mesh, 8, moments) };
+        let one = on_ranks(&of(Mesh::ONE), 8, 1);
+        for [replicas, shards] in meshes {
+            let mesh = Mesh::new(*replicas, *shards);
+            let in_step = Options { shard: Shard::Gradients, buckets: usize::MAX, ..of(mesh) };
+            let ran = on_ranks(&in_step, 8, 1);
+            assert_eq!(ran.parts_from(&one), None, "{mesh}, {moments:?}, {}", precision.name());
+        }
+    }
 }
 
 /// How many buckets shares are exchanged in changes no bit.

@@ -39,8 +39,8 @@ const TOWER: &str = "model.vision.kind";
 const TOWER_FROM: &str = "model.vision.from";
 const CLASSES: &str = "model.classes";
 
-/// What `flatout resume` may change.
-const MAY_CHANGE: [&str; 8] = [
+/// What `flatout resume` may change. Ranks divide their state anew at every start, and another number of them may need to divide more.
+const MAY_CHANGE: [&str; 9] = [
     "train.steps",
     "train.epochs",
     "train.on_nonfinite",
@@ -49,6 +49,7 @@ const MAY_CHANGE: [&str; 8] = [
     "eval.",
     "checkpoint.",
     "log.",
+    "switches.shard",
 ];
 
 /// Whether a key, by its full path, may have another value when a run goes on.
@@ -371,7 +372,7 @@ impl Config {
             if !may_change(&found.path) {
                 refuse!(
                     "`{}` cannot change when a run is resumed; what can is train.steps, train.epochs, \
-                     train.on_nonfinite, train.max_skipped, train.patience, eval.*, checkpoint.* and log.*",
+                     train.on_nonfinite, train.max_skipped, train.patience, eval.*, checkpoint.*, log.* and shard",
                     found.path
                 );
             }

@@ -10,7 +10,13 @@ use flatout_ir::cost::of_launch;
 use flatout_ir::passes::recompute::layer_of;
 use flatout_ir::plan::Launch;
 use flatout_ir::schedule::play;
-use flatout_ir::{Class, OpKind, Plan, PlanSet, Queue, Role, Target};
+use flatout_ir::{Class, OpKind, Options, Plan, PlanSet, Queue, Role, Target};
+
+/// The number of buckets that plans are first made with: one, or one a layer where gradients are exchanged as they are made, so that
+/// those of few layers are in memory at a time.
+pub fn at_first(options: &Options) -> usize {
+    if options.shards_gradients() { usize::MAX } else { 1 }
+}
 
 /// The number of buckets with the shortest update, of plans that were made with one; 1 where nothing is known of links.
 pub fn fastest(plans: &PlanSet, target: &Target) -> usize {

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 
 use flatout_data::Arrangement;
 use flatout_ir::cost::{Part, training_flops};
-use flatout_ir::passes::lanes::lanes_of;
-use flatout_ir::{Class, PlanSet, Program, Role, Target, compile as compile_programs};
+use flatout_ir::passes::lanes::{lanes_of, ranks_in_step};
+use flatout_ir::{Class, PlanSet, Program, Role, Shard, Target, compile as compile_programs};
 use flatout_runtime::cpu;
 
 use crate::Failure;
@@ -23,6 +23,7 @@ use crate::resolve::recompute_layers;
 use crate::resolve::settle::settle;
 use crate::resolve::tower;
 use crate::switches::active;
+use crate::switches::memory::SHARD;
 use crate::switches::{Auto, Settled};
 use crate::tasks::capacities::Capacities;
 use crate::tasks::dataset::Feeding;
@@ -63,6 +64,7 @@ impl Compiled {
             arrangement: arrangement.as_ref(),
             lanes: lanes_of(rank, options),
             of_lanes: options.lanes,
+            together: ranks_in_step(options),
         }
     }
 
@@ -115,8 +117,27 @@ pub fn target() -> Target {
 const AUTO_TOKENS_CPU: usize = 2048;
 const AUTO_TOKENS_GPU: usize = 65536;
 
-/// Compiles for training: `grad`, `apply` and, where something is held out, `eval`.
+/// Compiles for training: `grad`, `apply` and, where something is held out, `eval`. Several ranks also divide sums of gradients
+/// where `shard=auto` fits no other way.
 pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
+    let refused = match compile_as_asked(config, target) {
+        Err(refused) if target.ranks > 1 && config.switches.memory.shard == Auto::Auto => refused,
+        compiled => return compiled,
+    };
+    let mut further = config.clone();
+    further.switches.memory.shard = Auto::Given(Shard::Gradients);
+    match compile_as_asked(&further, target) {
+        Ok(mut compiled) if !compiled.plans.sharded.is_empty() => {
+            let reason =
+                "each rank then keeps a share of gradients too, without which memory does not suffice";
+            compiled.settled.choose(SHARD.name, Shard::Gradients.name(), reason);
+            Ok(compiled)
+        }
+        _ => Err(refused),
+    }
+}
+
+fn compile_as_asked(config: &Config, target: &Target) -> Result<Compiled, Failure> {
     // A micro-batch has rows of one lane.
     let batch = lanes::rows_a_lane(config, lanes::lanes(config, target.ranks)?);
     let tokens = config.model.tokens() * config.together();
@@ -213,6 +234,7 @@ pub fn compile_for(
     let mut settled = settle(config, target, &programs[0].graph)?.with_lengths(arranged);
     settled.chosen.extend(of_images.clone());
     fp8_layers::settle(config, &programs[0], target, &mut settled)?;
+    settled.options.buckets = buckets::at_first(&settled.options);
     let mut plans = compile_programs(&programs, target, &settled.options);
     // `auto` goes further only where memory forces it.
     let may_go_on = may_recompute_all && config.switches.memory.recompute == Auto::Auto;
@@ -225,6 +247,7 @@ pub fn compile_for(
     // More buckets let exchanges run beside the update.
     if let Ok(one) = &plans
         && settled.options.overlap
+        && settled.options.buckets == 1
     {
         settled.options.buckets = buckets::fastest(one, target);
         if settled.options.buckets > 1

@@ -30,6 +30,10 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     options.lanes = lanes::lanes(config, target.ranks)?;
     options.mesh = target.mesh();
     let may_divide = layout::may_divide(model, options);
+    // Gradients that no rank divides are added once an update.
+    if options.shard == Shard::Gradients && !may_divide {
+        options.shard = Shard::Optimizer;
+    }
     if settled.choice(SHARD.name).is_some_and(|chosen| chosen.value != Shard::None.name()) && !may_divide {
         settled.options.shard = Shard::None;
         settled.choose(SHARD.name, Shard::None.name(), "nothing that is trained is large enough to share");

@@ -66,19 +66,21 @@ fn moments(reading: &Reading<'_>) -> &'static str {
     moments.name()
 }
 
-/// Where nothing that is trained is large enough, `resolve::settle` takes `auto` back to `none`.
+/// Where nothing that is trained is large enough, `resolve::settle` takes `auto` back to `none`; where plans do not fit otherwise,
+/// `resolve::compile` takes it on to `gradients`.
 pub const SHARD: Switch = Switch {
     name: "shard",
-    doc: "Ranks divide rows alone, or also the weights, moments and averages of large tensors.",
+    doc: "Ranks divide rows alone, or also the weights, moments and averages of large tensors, or their gradients as well.",
     field: field!(memory.shard),
     class: Class::Bounded,
     off: Some("none"),
     settle: Settle::ByModel(|s| {
         let (is_whole, ranks) = (s.settled.options.fuse_optimizer, s.target.ranks);
         s.settled.options.shard = match s.asked.memory.shard {
-            Auto::Given(Shard::Optimizer) if ranks > 1 && !is_whole => refuse!(
-                "`shard=optimizer` cannot run with `fuse.optimizer=off`: a rank's share may end inside a parameter; leave one of \
-                 them out"
+            Auto::Given(level) if level != Shard::None && ranks > 1 && !is_whole => refuse!(
+                "`shard={}` cannot run with `fuse.optimizer=off`: a rank's share may end inside a parameter; leave one of \
+                 them out",
+                level.name()
             ),
             Auto::Given(shard) => shard,
             Auto::Auto if ranks == 1 => Shard::None,
@@ -97,19 +99,22 @@ pub const SHARD: Switch = Switch {
         Ok(())
     }),
     active: shard,
-    guides_word: "ZeRO-1",
+    guides_word: "ZeRO-1, ZeRO-2",
     ..ROW
 };
 
-/// Whether gradients are exchanged in shares and weights gathered, or every rank updates everything.
+/// Whether gradients are exchanged in shares, at every update or at every micro-batch, and weights gathered, or every rank updates
+/// everything.
 fn shard(reading: &Reading<'_>) -> &'static str {
     let plans = reading.plans;
     let has = |role: Role, kind: OpKind| {
         plans.plan(role).is_some_and(|plan| plan.launches.iter().any(|l| l.op.kind() == kind))
     };
     let gathers = [Role::Apply, Role::Derive].into_iter().all(|role| has(role, OpKind::AllGather));
-    match has(Role::Apply, OpKind::ReduceScatter) && gathers {
-        true => Shard::Optimizer.name(),
+    match gathers {
+        true if has(Role::GRAD, OpKind::ReduceScatter) => Shard::Gradients.name(),
+        true if has(Role::Apply, OpKind::ReduceScatter) => Shard::Optimizer.name(),
+        true => "shares without totals",
         false if plans.mesh.ways(Axis::Shard) > 1 && may_be_divided(plans) => Shard::None.name(),
         false => "nothing to share",
     }
@@ -264,11 +269,12 @@ mod tests {
     #[test]
     fn shards_are_read_from_plans_and_chosen_where_there_is_something_to_divide() {
         let chose = |value: &str, why: &str| Some((value.to_string(), why.to_string()));
-        for value in ["shard=auto", "shard=none", "shard=optimizer"] {
+        for value in ["shard=auto", "shard=none", "shard=optimizer", "shard=gradients"] {
             assert_eq!(shard_of(1, &[value]), ("nothing to share".into(), None), "{value} on one rank");
         }
         assert_eq!(shard_of(2, &[]), ("optimizer".into(), chose("optimizer", "each of 2")));
         assert_eq!(shard_of(2, &["shard=optimizer"]), ("optimizer".into(), None));
+        assert_eq!(shard_of(2, &["shard=gradients"]), ("gradients".into(), None));
         assert_eq!(shard_of(2, &["shard=none"]), ("none".into(), None));
         let apart = ["fuse.optimizer=off"];
         assert_eq!(
@@ -280,9 +286,32 @@ mod tests {
         assert!(compiled(1, &["fuse.optimizer=off", "shard=optimizer"]).is_ok(), "one rank divides nothing");
         let small = ["model.width=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.ffn=24"];
         assert_eq!(shard_of(2, &small), ("nothing to share".into(), chose("none", "nothing that is")));
-        let asked = [&small[..], &["shard=optimizer"]].concat();
-        assert_eq!(shard_of(2, &asked), ("nothing to share".into(), None));
+        for level in ["shard=optimizer", "shard=gradients"] {
+            let asked = [&small[..], &[level]].concat();
+            assert_eq!(shard_of(2, &asked), ("nothing to share".into(), None), "{level}");
+        }
         let trained = compiled(2, &[]).unwrap().trained();
         assert_eq!(trained, compiled(1, &[]).unwrap().trained(), "a tensor counts once, whoever has it");
+    }
+
+    /// Where the plans of `optimizer` do not fit, `auto` goes on to `gradients`, and says why.
+    #[test]
+    fn gradients_are_divided_where_memory_does_not_suffice() {
+        let words =
+            ["model.width=256", "model.ffn=512", "train.batch=4", "train.micro_batch=1", "recompute=full"];
+        let bytes = |level: &str| compiled(4, &[&words[..], &[level]].concat()).unwrap().plans.arena_bytes;
+        let [optimizer, gradients] = ["shard=optimizer", "shard=gradients"].map(bytes);
+        assert!(gradients < optimizer, "{gradients} and {optimizer} bytes");
+        let config = crate::recipes::resolve("tiny", &[], &words.map(String::from)).unwrap();
+        let of = |memory_bytes: usize| {
+            let target = Target { ranks: 4, memory_bytes: memory_bytes as u64, ..compile::target() };
+            compile::compile(&config, &target)
+        };
+        let chosen = |compiled: Compiled| compiled.settled.choice(SHARD.name).expect("chosen").clone();
+        assert_eq!(chosen(of(optimizer).unwrap()).value, "optimizer");
+        let further = chosen(of(gradients).unwrap());
+        assert_eq!(further.value, "gradients");
+        assert!(further.why.contains("memory does not suffice"), "{}", further.why);
+        assert!(of(gradients / 2).is_err());
     }
 }

@@ -1,7 +1,5 @@
 //! An open set of data of any task, and what plans must know to be fed from it.
 
-use std::ops::Range;
-
 use flatout_data::{Arrangement, Description, Floor, Lanes, Layout, Vocabulary};
 use flatout_ir::{PlanSet, Role};
 use flatout_runtime::Session;
@@ -23,14 +21,17 @@ pub struct Feeding<'a> {
     pub micro_batch: usize,
     pub arrangement: Option<&'a Arrangement>,
     /// The lanes that are fed, and how many there are on all ranks.
-    pub lanes: Range<usize>,
+    pub lanes: Vec<usize>,
     pub of_lanes: usize,
+    /// How many ranks run the plans of gradients together, because these exchange something; 1 where each runs its own.
+    pub together: usize,
 }
 
 impl Feeding<'_> {
     /// The lanes that are fed of updates of `batch` samples.
     pub fn lanes(&self, batch: usize) -> Lanes {
-        Lanes { first: self.lanes.start, count: self.lanes.len(), of: self.of_lanes, batch }
+        let Feeding { of_lanes: of, together, .. } = *self;
+        Lanes { first: self.lanes[0], count: self.lanes.len(), of, together, batch }
     }
 
     pub fn inputs(&self) -> Inputs {

@@ -298,6 +298,8 @@ struct Maker {
     capacity: usize,
     /// Tokens of an image.
     tokens: usize,
+    /// Bytes of an image's pixels.
+    image_bytes: usize,
     /// The factor of each class's images in the loss.
     class_weights: Vec<f32>,
     mixing: Option<Mixing>,
@@ -320,6 +322,7 @@ impl Maker {
         Maker {
             capacity,
             tokens: config.model.tokens(),
+            image_bytes: config.model.image_sides().map_or(0, |[height, width]| height * width * CHANNELS),
             class_weights: vec![1.0; classes],
             mixing: None,
             seed: config.train.seed,
@@ -348,7 +351,7 @@ impl Maker {
             (
                 "pixels",
                 Box::new(|| {
-                    pixels.resize(capacity * (pixels.len() / count.max(1)), 0);
+                    pixels.resize(capacity * self.image_bytes, 0);
                     HostTensor::U8(pixels)
                 }),
             ),

@@ -5,9 +5,15 @@
 //! first of a row of bad steps is computed again: micro-batch by micro-batch into the cleared sums, which are then read.
 //! On the CPU that is with the same weights. On a GPU one more update may have been made by then, and where the rows give
 //! finite gradients with the weights there are now, this says so.
+//!
+//! Where ranks add their gradients in every micro-batch, each computes all of its own, whatever it found: what it sees are sums of
+//! these ranks' samples.
 
-use flatout_ir::Class;
-use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
+use std::ops::Range;
+
+use flatout_ir::passes::differentiate::LOSS_SUM;
+use flatout_ir::passes::layout;
+use flatout_ir::{Class, Piece};
 use flatout_runtime::{RuntimeError, Session};
 
 use crate::run::state::{held, leaves};
@@ -18,55 +24,71 @@ use crate::training::update::accumulate;
 /// afterwards.
 pub fn diagnose(session: &mut Session, parts: &[Batch], draw: Draw) -> Result<String, RuntimeError> {
     let pieces = held(session, |class| class == Class::Weight);
+    let mut found = None;
     for piece in &pieces {
-        let values = session.read_range_f32(&piece.slot, piece.within())?;
-        if !values.iter().all(|value| value.is_finite()) {
-            return Ok(format!("the weight `{}` is not finite itself", piece.path));
+        if !is_finite(session, &piece.slot, piece.within())? {
+            found = Some(format!("the weight `{}` is not finite itself", piece.path));
+            break;
         }
     }
-    let weights: Vec<String> = pieces.into_iter().map(|piece| piece.path).collect();
-    let found = blame(session, parts, draw, &weights);
-    clear(session)?;
-    found
-}
-
-fn blame(
-    session: &mut Session,
-    parts: &[Batch],
-    draw: Draw,
-    weights: &[String],
-) -> Result<String, RuntimeError> {
+    let exchanges = |batch: &Batch| {
+        let plan = session.plans().plan(batch.role);
+        plan.is_some_and(|plan| plan.launches.iter().any(|launch| launch.op.ways().is_some()))
+    };
+    let in_step = parts.iter().any(exchanges);
     for batch in parts {
+        if found.is_some() && !in_step {
+            break;
+        }
         accumulate(session, batch, draw)?;
-        // The backward pass goes from the last parameter to the first, and what is not finite goes on with it: the one
-        // it reached first is where to look.
-        let mut bad = vec![];
-        for path in weights.iter().rev() {
-            if !is_finite(session, &gradient_path(path))? {
-                bad.push(path);
-            }
-        }
-        let loss = if is_finite(session, LOSS_SUM)? { "finite" } else { "not finite" };
-        let what = batch.unit;
-        let samples = match (batch.samples.iter().min(), batch.samples.iter().max()) {
-            (Some(first), Some(last)) => format!("{what} {first} to {last}"),
-            _ => format!("no {what}"),
-        };
-        if let Some(first) = bad.first() {
-            return Ok(format!(
-                "in {samples} the loss is {loss}, and the gradient of `{first}` is the first that is not, going back from \
-                 the loss ({} of {} are not)",
-                bad.len(),
-                weights.len()
-            ));
-        }
-        if loss == "not finite" {
-            return Ok(format!("in {samples} the loss is not finite, and every gradient is"));
+        if found.is_none() {
+            found = blame(session, batch, &pieces, in_step)?;
         }
     }
-    Ok(ALL_FINITE.into())
+    clear(session)?;
+    Ok(found.unwrap_or_else(|| ALL_FINITE.into()))
 }
 
+/// The words about sums that are not finite behind a micro-batch, where there are some.
+fn blame(
+    session: &Session,
+    batch: &Batch,
+    weights: &[Piece],
+    in_step: bool,
+) -> Result<Option<String>, RuntimeError> {
+    // The backward pass goes from the last parameter to the first, and what is not finite goes on with it: the one it reached
+    // first is where to look.
+    let mut bad = vec![];
+    for piece in weights.iter().rev() {
+        let (slot, range) = layout::gradient_of(session.plans(), piece);
+        if !is_finite(session, &slot, range)? {
+            bad.push(&piece.path);
+        }
+    }
+    let is_loss_finite = is_finite(session, LOSS_SUM, 0..1)?;
+    let loss = if is_loss_finite { "finite" } else { "not finite" };
+
+    let what = batch.unit;
+    let samples = match (batch.samples.iter().min(), batch.samples.iter().max()) {
+        (Some(first), Some(last)) if in_step => {
+            format!("{what} {first} to {last} and those that other ranks had at the time")
+        }
+        (Some(first), Some(last)) => format!("{what} {first} to {last}"),
+        _ => format!("no {what}"),
+    };
+    Ok(match bad.first() {
+        Some(first) => Some(format!(
+            "in {samples} the loss is {loss}, and the gradient of `{first}` is the first that is not, going back from \
+             the loss ({} of {} are not)",
+            bad.len(),
+            weights.len()
+        )),
+        None if !is_loss_finite => {
+            Some(format!("in {samples} the loss is not finite, and every gradient is"))
+        }
+        None => None,
+    })
+}
 const ALL_FINITE: &str = "each of its micro-batches is finite with the weights there are now";
 
 /// Whether a diagnosis found nothing.
@@ -74,8 +96,8 @@ pub fn is_all_finite(found: &str) -> bool {
     found == ALL_FINITE
 }
 
-fn is_finite(session: &Session, path: &str) -> Result<bool, RuntimeError> {
-    Ok(session.read_f32(path)?.iter().all(|value| value.is_finite()))
+fn is_finite(session: &Session, slot: &str, range: Range<usize>) -> Result<bool, RuntimeError> {
+    Ok(session.read_range_f32(slot, range)?.iter().all(|value| value.is_finite()))
 }
 
 /// Everything that crosses the micro-batches of a step: sums, and the largest magnitudes of 8-bit tensors.

@@ -82,6 +82,7 @@ fn with_changes(own: &Config, asked: &Config) -> Config {
     config.train.patience = asked.train.patience;
     (config.eval, config.checkpoint, config.log) =
         (asked.eval.clone(), asked.checkpoint.clone(), asked.log.clone());
+    config.switches.memory.shard = asked.switches.memory.shard;
     config
 }
 

@@ -1,16 +1,17 @@
 //! Lanes: a step's rows are dealt to lanes and summed lane by lane, and the sums of lanes are added by one balanced tree
 //! over all of them. So the bits of an update do not depend on how many ranks the lanes lie on.
 //!
-//! A rank has the lanes of a subtree. It computes them one after the other and counts them in binary: the sums of a lane that
+//! A rank has the lanes of a subtree; ranks that add their gradients as they make them have those of a subtree together, and at
+//! any time lanes side by side. It computes them one after the other and counts them in binary: the sums of a lane that
 //! is done are put aside (`keep`), and those of a lane, or of several, that complete a pair are added to what was put aside
 //! at their level (`fold`). That takes another copy of the sums for each level.
 
-use std::ops::Range;
-
 use crate::builder::Builder;
 use crate::graph::{Class, Graph, Init, Slot};
+use crate::mesh::Axis;
 use crate::passes::gradient::differentiate::{CARRIED_SUM, LOSS_SUM, WEIGHT_SUM};
 use crate::passes::gradient::layout::is_gradient_region;
+use crate::passes::gradient::shards::shard_path;
 use crate::passes::options::Options;
 use crate::plan::{Refusal, Role};
 
@@ -41,10 +42,23 @@ pub fn lanes_a_rank(o: &Options) -> usize {
     (o.lanes / o.mesh.ranks_of_rows()).max(1)
 }
 
-/// The lanes of a rank. Row i of a step belongs to lane i modulo the number of all ranks' lanes.
-pub fn lanes_of(rank: usize, o: &Options) -> Range<usize> {
-    let each = lanes_a_rank(o);
-    rank * each..(rank + 1) * each
+/// How many ranks add their gradients as they make them. What they compute at a time are neighbouring lanes, so that the sum is
+/// that of a subtree.
+pub fn ranks_in_step(o: &Options) -> usize {
+    if o.shards_gradients() { o.mesh.ways(Axis::Shard) } else { 1 }
+}
+
+/// Whether those ranks add all their sums in every micro-batch, also of what they do not divide: a rank's lanes are no subtree then.
+pub(super) fn sum_in_step(o: &Options) -> bool {
+    o.shards_gradients() && lanes_a_rank(o) > 1
+}
+
+/// The lanes of a rank, in the order in which it computes them. Row i of a step belongs to lane i modulo the number of all ranks'
+/// lanes.
+pub fn lanes_of(rank: usize, o: &Options) -> Vec<usize> {
+    let (each, together) = (lanes_a_rank(o), ranks_in_step(o));
+    let first = rank / together * together * each + rank % together;
+    (0..each).map(|lane| first + lane * together).collect()
 }
 
 /// The plans to run, in order, when the gradients of one of a rank's lanes are summed: the n-th of `each`, from 0. Behind the
@@ -59,7 +73,9 @@ pub fn roles_after(lane: usize, each: usize) -> Vec<Role> {
 pub fn lanes(apply: &Graph, o: &Options) -> Vec<(Role, Graph)> {
     let is_sum = |slot: &&Slot| {
         let is_small = slot.path == LOSS_SUM || slot.path == WEIGHT_SUM || slot.path.starts_with(CARRIED_SUM);
-        slot.class == Class::Carry && (is_small || is_gradient_region(&slot.path))
+        // Of sums that ranks divide, each has its share.
+        let is_divided = || apply.find_slot(&shard_path(&slot.path)).is_some();
+        slot.class == Class::Carry && (is_small || (is_gradient_region(&slot.path) && !is_divided()))
     };
     let sums: Vec<&Slot> = apply.slots.iter().filter(is_sum).collect();
     let levels = lanes_a_rank(o).ilog2() as usize;
@@ -91,6 +107,7 @@ mod tests {
     use super::*;
     use crate::mesh::Mesh;
     use crate::ops::collective::tree;
+    use crate::passes::options::Shard;
 
     /// Sums written down as the plans of a rank add them.
     fn counted(lanes: usize) -> String {
@@ -129,7 +146,33 @@ mod tests {
         for (lanes, ranks) in [(0, 1), (8, 3), (6, 3), (6, 1), (4, 8)] {
             assert!(check(&options(lanes, ranks)).is_err(), "{lanes} on {ranks}");
         }
-        assert_eq!(lanes_of(1, &options(8, 4)), 2..4);
-        assert_eq!(lanes_of(2, &options(3, 3)), 2..3);
+        assert_eq!(lanes_of(1, &options(8, 4)), [2, 3]);
+        assert_eq!(lanes_of(2, &options(3, 3)), [2]);
+    }
+
+    /// Ranks that add as they go: every sum over a group is one of neighbours, and counting these is the tree.
+    #[test]
+    fn lanes_of_ranks_in_step_are_the_same_tree() {
+        for (replicas, shards, lanes) in [(1, 2, 8), (1, 4, 8), (2, 2, 16), (1, 8, 8), (4, 2, 8)] {
+            let o = Options {
+                lanes,
+                mesh: Mesh::new(replicas, shards),
+                shard: Shard::Gradients,
+                ..Options::default()
+            };
+            let summed = |mut terms: Vec<String>| {
+                tree(terms.len(), |onto, term| terms[onto] = format!("({}+{})", terms[onto], terms[term]));
+                terms.swap_remove(0)
+            };
+            let of_group = |group: usize| {
+                let ranks: Vec<Vec<usize>> =
+                    (0..shards).map(|rank| lanes_of(group * shards + rank, &o)).collect();
+                let each = lanes_a_rank(&o);
+                let at_once = |turn: usize| summed(ranks.iter().map(|own| own[turn].to_string()).collect());
+                summed((0..each).map(at_once).collect())
+            };
+            let all = summed((0..replicas).map(of_group).collect());
+            assert_eq!(all, summed((0..lanes).map(|lane| lane.to_string()).collect()), "{}", o.mesh);
+        }
     }
 }

@@ -5,6 +5,8 @@
 //! chunk. A region that ranks divide (`buckets`) has padding in its slots, and beside each slot of state one of a rank's share,
 //! which alone is in memory: `shards` takes the whole ones away in the end, and keeps the names of what lies in them.
 
+use std::ops::Range;
+
 use crate::graph::{Class, Graph, Init, Part, Slot, SlotId};
 use crate::mesh::Axis;
 use crate::optimizers::{self, Group, Optimizer, align, moment_path, scales_path};
@@ -13,8 +15,11 @@ use crate::passes::gradient::average::average_path;
 use crate::passes::gradient::buckets::{Bucket, buckets};
 use crate::passes::gradient::differentiate::{flat, gradient_path};
 use crate::passes::gradient::recompute::layer_of;
-use crate::passes::gradient::shards::{Divided, bucket_path, shard_path};
+use crate::passes::gradient::scatter::Scattered;
+use crate::passes::gradient::shards::{self, Divided, bucket_path, shard_path};
 use crate::passes::options::{Options, Rule, Update};
+use crate::pieces::Piece;
+use crate::plan::PlanSet;
 use crate::types::{DType, TensorType};
 
 /// Elements whose squares are summed together where a step has several lanes. A reduction of this many elements is one piece
@@ -27,10 +32,23 @@ pub const LEAST_BYTES: usize = 64 << 10;
 /// The prefix of the slots of regions.
 pub const REGION: &str = "region.";
 const GRADIENTS: &str = ".grads";
+const WEIGHTS: &str = ".weights";
 
-/// Whether a slot holds the gradient sums of a region.
+/// Whether a slot holds the gradient sums of a region, or a rank's share of them.
 pub(super) fn is_gradient_region(path: &str) -> bool {
-    path.starts_with(REGION) && path.ends_with(GRADIENTS)
+    let is_sum = |path: &str| path.starts_with(REGION) && path.ends_with(GRADIENTS);
+    is_sum(path) || shards::whole_path(path).is_some_and(is_sum)
+}
+
+/// The elements of a slot that hold the sums of the gradient of what a rank has of a weight.
+pub fn gradient_of(plans: &PlanSet, weight: &Piece) -> (String, Range<usize>) {
+    let path = gradient_path(&weight.path);
+    match shards::whole_path(&weight.slot).and_then(|whole| whole.strip_suffix(WEIGHTS)) {
+        Some(region) if plans.slot(&path).is_none() => {
+            (shard_path(&format!("{region}{GRADIENTS}")), weight.within())
+        }
+        _ => (path, 0..weight.ty.elements()),
+    }
 }
 
 /// Whether regions are laid out in chunks, which several lanes or ranks share.
@@ -96,9 +114,12 @@ pub(super) struct Laid {
     pub whole: Slots,
     /// Of each member.
     pub members: Vec<Slots>,
-    /// A rank's share of each bucket; the gradient is the bucket's, of which all ranks have sums of their own.
+    /// A rank's share of each bucket; the gradient is the bucket's, of which all ranks have sums of their own, or the share's
+    /// where they divide these too.
     pub shares: Vec<Slots>,
     pub divided: Vec<Divided>,
+    /// The buckets whose gradients are added over ranks as they are made; none where ranks have sums of their own.
+    pub scattered: Vec<Scattered>,
 }
 
 pub(super) fn slot(path: &str, ty: TensorType, class: Class) -> Slot {
@@ -165,6 +186,17 @@ impl Region {
         self.buckets.iter().position(|bucket| bucket.layout.contains(&member.start))
     }
 
+    /// The gradients of each bucket, by where they lie in it, and the slot of a rank's share of their sums.
+    fn scattered(&self, sums: &[SlotId], ways: usize) -> Vec<Scattered> {
+        let of_bucket = |(bucket, sums): (&Bucket, &SlotId)| {
+            let lies_in = |member: &&Member| bucket.layout.contains(&member.start);
+            let members = self.members.iter().filter(lies_in);
+            let gradients = members.map(|member| (member.gradient, member.start - bucket.layout.start));
+            Scattered { sums: *sums, elements: bucket.share * ways, gradients: gradients.collect() }
+        };
+        self.buckets.iter().zip(sums).map(of_bucket).collect()
+    }
+
     /// Elements of its slots, padding among them.
     fn placed_elements(&self, ways: usize) -> usize {
         self.buckets.last().map_or(self.elements, |last| last.place + last.share * ways)
@@ -183,7 +215,7 @@ pub(super) fn lay_out(g: &mut Graph, index: usize, region: &Region, o: &Options)
     let mut add = |name: &str, dtype: DType, class: Class| {
         g.add_slot(slot(&format!("{REGION}{index}.{name}"), flat(elements).with(dtype), class))
     };
-    let weight = add("weights", DType::F32, Class::Weight);
+    let weight = add(&WEIGHTS[1..], DType::F32, Class::Weight);
     let gradient = add(&GRADIENTS[1..], DType::F32, Class::Carry);
     let values: Vec<SlotId> =
         state.iter().map(|state| add(state.of_region, state.dtype, Class::Moment)).collect();
@@ -218,11 +250,19 @@ pub(super) fn lay_out(g: &mut Graph, index: usize, region: &Region, o: &Options)
         let average = whole.average.map(|of| beside(g, weight, lies_in(of), average_path));
         members.push(Slots { weight, gradient, values, scales, average });
     }
-    let (shares, divided) = match region.buckets.is_empty() {
+    let (mut shares, mut divided) = match region.buckets.is_empty() {
         true => (vec![], vec![]),
         false => divide(g, region, &whole, &in_bucket[1], &scaled(&whole.values), ways),
     };
-    Laid { whole, members, shares, divided }
+    let mut scattered = vec![];
+    if o.shards_gradients() && !region.buckets.is_empty() {
+        let shard = shard_path(&g.slot(whole.gradient).path);
+        let (sums, of) = shares_of(g, whole.gradient, &shard, &region.buckets, ways);
+        divided.push(of);
+        shares.iter_mut().zip(&sums).for_each(|(share, sum)| share.gradient = *sum);
+        scattered = region.scattered(&sums, ways);
+    }
+    Laid { whole, members, shares, divided, scattered }
 }
 
 /// Adds the slots of a rank's share of a region: one for each slot of state, in which the buckets' lie.
@@ -238,11 +278,8 @@ fn divide(
     // The share of each bucket of a slot that has one number for a block of elements.
     let mut shares_of = |g: &mut Graph, of: SlotId, shard: &str, block: usize| {
         let buckets: Vec<Bucket> = region.buckets.iter().map(|bucket| bucket.by(block)).collect();
-        let Slot { path, ty, class, .. } = g.slot(of).clone();
-        let ty = TensorType::new(ty.dtype, [ty.elements() / ways]);
-        let root = g.add_slot(slot(shard, ty, class));
-        let shares = parts(g, root, &buckets, |bucket| (bucket.at, bucket.share));
-        divided.push(Divided { whole: path, shard: shard.into(), buckets });
+        let (shares, of) = shares_of(g, of, shard, &buckets, ways);
+        divided.push(of);
         shares
     };
     let path = |g: &Graph, of: SlotId| shard_path(&g.slot(of).path);
@@ -266,6 +303,21 @@ fn divide(
         average: whole.average.map(|_| own[own.len() - 1][b]),
     });
     (shares.collect(), divided)
+}
+
+/// Adds the slot of a rank's share of a slot, and those of its shares of buckets in it.
+fn shares_of(
+    g: &mut Graph,
+    of: SlotId,
+    shard: &str,
+    buckets: &[Bucket],
+    ways: usize,
+) -> (Vec<SlotId>, Divided) {
+    let Slot { path, ty, class, .. } = g.slot(of).clone();
+    let ty = TensorType::new(ty.dtype, [ty.elements() / ways]);
+    let root = g.add_slot(slot(shard, ty, class));
+    let shares = parts(g, root, buckets, |bucket| (bucket.at, bucket.share));
+    (shares, Divided { whole: path, shard: shard.into(), buckets: buckets.to_vec() })
 }
 
 /// The slots of the buckets in a slot; one bucket is the slot itself.

@@ -35,9 +35,16 @@ pub(crate) struct Divided {
     pub buckets: Vec<Bucket>,
 }
 
+const SHARD: &str = ".shard";
+
 /// The slot of a rank's share of a slot.
 pub(super) fn shard_path(whole: &str) -> String {
-    format!("{whole}.shard")
+    format!("{whole}{SHARD}")
+}
+
+/// The slot of which another one holds a rank's share.
+pub(super) fn whole_path(shard: &str) -> Option<&str> {
+    shard.strip_suffix(SHARD)
 }
 
 /// The slot of one of several buckets of a slot; one bucket is the slot itself.
@@ -54,11 +61,11 @@ impl Divided {
 /// Refuses what shards cannot be updated by.
 pub fn check(o: &Options) -> Result<(), Refusal> {
     match o.shards_optimizer() && !o.fuse_optimizer {
-        true => Err(Refusal(
+        true => Err(Refusal(format!(
             "a rank updates its share of a whole region, which may end inside a parameter: \
-             `shard=optimizer` cannot run with `fuse.optimizer=off`"
-                .into(),
-        )),
+             `shard={}` cannot run with `fuse.optimizer=off`",
+            o.shard.name()
+        ))),
         false => Ok(()),
     }
 }
@@ -168,8 +175,9 @@ pub(crate) fn take_wholes(graphs: &mut [(Role, Graph)], divided: &[Divided], o: 
 
 fn table(apply: &Graph, known: &HashMap<String, &Divided>) -> Vec<Sharded> {
     let wholes: HashSet<SlotId> = apply.slots.iter().filter_map(|slot| Some(slot.part?.of)).collect();
-    // Scales belong to the moments that they scale, and lie beside them.
-    let is_named = |id: &SlotId| !wholes.contains(id) && apply.slot(*id).class != Class::Scale;
+    // Scales belong to the moments that they scale, and lie beside them; sums of gradients end with an update.
+    let is_kept = |class: Class| !matches!(class, Class::Scale | Class::Carry);
+    let is_named = |id: &SlotId| !wholes.contains(id) && is_kept(apply.slot(*id).class);
     let leaves = apply.slot_ids().filter(is_named);
     let sharded = leaves.filter_map(|id| {
         let divided = known.get(&apply.slot(id).path)?;

@@ -11,6 +11,7 @@ use crate::graph::SlotId;
 use crate::mesh::Axis;
 use crate::ops::Op;
 use crate::ops::collective::Combine;
+use crate::passes::gradient::lanes::sum_in_step;
 use crate::passes::input_path;
 use crate::passes::options::Options;
 use crate::plan::Role;
@@ -28,17 +29,29 @@ pub fn stop_path(flag: &str) -> String {
 
 /// The sum, or the maximum, of a flat tensor over all ranks that have rows of their own.
 pub fn total<'g>(x: Tensor<'g>, by: Combine, o: &Options) -> Tensor<'g> {
+    total_over(o.exchanged_axes(), x, by, o)
+}
+
+fn total_over<'g>(axes: Vec<Axis>, x: Tensor<'g>, by: Combine, o: &Options) -> Tensor<'g> {
     let over = |x: Tensor<'g>, axis| {
         x.b.op(Op::AllReduce { axis, ways: o.mesh.ways(axis), by, order: o.order }, &[x])
     };
-    o.exchanged_axes().into_iter().fold(x, over)
+    axes.into_iter().fold(x, over)
 }
 
-/// The same sum, of which each rank of a shard group gets a share: by the same tree, so its bits are the same.
+/// The total of sums that every rank has: those of its group, where `scatter` adds them in every micro-batch, or its own.
+fn total_of_sums<'g>(x: Tensor<'g>, o: &Options) -> Tensor<'g> {
+    let is_left = |axis: &Axis| *axis != Axis::Shard || !sum_in_step(o);
+    total_over(o.exchanged_axes().into_iter().filter(is_left).collect(), x, Combine::Sum, o)
+}
+
+/// The same sum, of which each rank of a shard group gets a share: by the same tree, so its bits are the same. Shares of
+/// gradients that were added over the group as they were made are only added to those of other groups.
 fn scattered<'g>(x: Tensor<'g>, o: &Options) -> Tensor<'g> {
     let over = |x: Tensor<'g>, axis| {
         let (ways, order) = (o.mesh.ways(axis), o.order);
         let op = match axis {
+            Axis::Shard if o.shards_gradients() => return x,
             Axis::Shard => Op::ReduceScatter { axis, ways, order, base: false },
             _ => Op::AllReduce { axis, ways, by: Combine::Sum, order },
         };
@@ -70,8 +83,14 @@ impl<'g> Totals<'g> {
             return totals;
         }
         let flags = b.input(&input_path(Role::Apply, STOP), DType::F32, &[STOP_FLAGS.len()]);
-        let own: Vec<Tensor<'g>> = small.iter().map(|slot| flat(b.read(*slot))).chain([flags]).collect();
-        let all = total(b.concat(&own, 0), Combine::Sum, o);
+        let own: Vec<Tensor<'g>> = small.iter().map(|slot| flat(b.read(*slot))).collect();
+        let all = match sum_in_step(o) {
+            true => {
+                let sums = total_of_sums(b.concat(&own, 0), o);
+                b.concat(&[sums, total(flags, Combine::Sum, o)], 0)
+            }
+            false => total(b.concat(&[&own[..], &[flags]].concat(), 0), Combine::Sum, o),
+        };
         let mut at = 0;
         for (slot, own) in small.iter().zip(&own) {
             let (dims, extent) = (b.with_graph(|g| g.slot(*slot).ty.dims.clone()), own.dims()[0]);
@@ -80,7 +99,7 @@ impl<'g> Totals<'g> {
         }
         totals.stops = (0..STOP_FLAGS.len()).map(|flag| all.slice(0, at + flag, 1)).collect();
         for slot in gradients {
-            totals.by_slot.insert(*slot, total(b.read(*slot), Combine::Sum, o));
+            totals.by_slot.insert(*slot, total_of_sums(b.read(*slot), o));
         }
         for slot in buckets {
             totals.by_slot.insert(*slot, scattered(b.read(*slot), o));

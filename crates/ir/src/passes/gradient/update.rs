@@ -14,6 +14,7 @@ use crate::optimizers::{self, Step};
 use crate::passes::gradient::average;
 use crate::passes::gradient::differentiate::{CARRIED_SUM, LOSS_SUM, SUM, Trained, WEIGHT_SUM};
 use crate::passes::gradient::layout::{CHUNK, Region, Slots, is_chunked, lay_out, regions, slot};
+use crate::passes::gradient::scatter::{Scattered, scatter};
 use crate::passes::gradient::shards::{Divided, all_gather};
 use crate::passes::gradient::totals::Totals;
 use crate::passes::input_path;
@@ -53,6 +54,7 @@ pub(crate) struct Updated {
 pub(crate) fn update(trained: &mut Trained, o: &Options, fused: bool) -> Updated {
     let regions = regions(&trained.graph, &trained.weights, o);
     let (mut sums, mut pieces, mut divided, mut first) = (vec![], vec![], vec![], 0);
+    let mut scattered: Vec<Scattered> = vec![];
     for (i, region) in regions.iter().enumerate() {
         let laid = lay_out(&mut trained.graph, i, region, o);
         let elements = region.buckets.iter().map(|bucket| bucket.layout.len());
@@ -69,7 +71,11 @@ pub(crate) fn update(trained: &mut Trained, o: &Options, fused: bool) -> Updated
         let piece = |(slots, start)| Piece { region, slots, first: first + start, is_shared };
         pieces.extend(at.into_iter().map(piece));
         divided.extend(laid.divided);
+        scattered.extend(laid.scattered);
         first += region.elements;
+    }
+    if o.shards_gradients() {
+        scatter(trained, &scattered, o);
     }
     let launches = pieces.len();
     for path in [UPDATES, SKIPPED] {
@@ -139,7 +145,12 @@ fn apply(slots: Graph, sums: &[Sums], pieces: &[Piece<'_>], o: &Options) -> Grap
             b.result(name, totals.of(*slot) * per_weight);
         }
         totals.give_stops();
-        for slot in sums.iter().map(|sums| sums.slot).chain(small) {
+        // A total may lie where the sum did that is cleared, so each is cleared as it is exchanged.
+        let clears = |sums: &Sums| match o.shards_gradients() && !sums.buckets.is_empty() {
+            true => sums.buckets.iter().map(|(slot, _)| *slot).collect(),
+            false => vec![sums.slot],
+        };
+        for slot in sums.iter().flat_map(clears).chain(small) {
             let ty = b.with_graph(|g| g.slot(slot).ty.clone());
             b.write(slot, b.fill(0.0, ty.dtype, &ty.dims));
         }

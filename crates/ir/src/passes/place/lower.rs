@@ -246,10 +246,36 @@ impl Lowering<'_> {
             let is_half = |v: Value| 2 * self.g.ty(v).elements() >= whole;
             let halves = parts.iter().filter(|(v, _)| is_half(*v)).map(|(v, _)| last(*v));
             let until = halves.fold(last(id.out(0)), usize::max);
-            let short: Vec<_> = parts.into_iter().filter(|(v, _)| last(*v) <= until).collect();
+            let mut short: Vec<_> = parts.into_iter().filter(|(v, _)| last(*v) <= until).collect();
+            let is_sent = |reader: &NodeId| self.g.node(*reader).op.ways().is_some();
+            if users.get(&id.out(0)).is_some_and(|readers| readers.iter().all(is_sent)) {
+                let below = short.iter().map(|(v, view)| self.terms_below(*v, view));
+                let below = below.collect::<Result<Vec<_>, Refusal>>()?;
+                short.extend(below.into_iter().flatten());
+            }
             self.homes.extend(short.into_iter().map(|(v, view)| (v, Home::Inside(id, view))));
         }
         Ok(())
+    }
+
+    /// The terms that a value is added to in place one after the other, which can lie where it does: a gradient of two terms, of a
+    /// tied head and the embedding, needs no memory but that it is sent from.
+    fn terms_below(&self, mut v: Value, view: &View) -> Result<Vec<(Value, View)>, Refusal> {
+        let mut terms = vec![];
+        loop {
+            let node = self.g.node(v.node);
+            let pairs = node.op.in_place().into_iter().filter(|(_, out)| *out == v.out as usize);
+            let Some(term) = pairs.filter_map(|(i, _)| node.ins.get(i)).next().copied() else {
+                return Ok(terms);
+            };
+            let is_own =
+                self.is_compute(term.node) && self.used_once(term) && !self.homes.contains_key(&term);
+            if !is_own || self.g.ty(term) != self.g.ty(v) || !fits(self.row(term.node)?.outs, view) {
+                return Ok(terms);
+            }
+            terms.push((term, view.clone()));
+            v = term;
+        }
     }
 
     /// The values behind a concat's inputs that can be computed inside its output, and where.

@@ -2,8 +2,13 @@
 //!
 //! A launch waits for an exchange that writes what it touches or reads what it writes. That is decided by storages, before
 //! these have offsets: a join is how long an exchange holds its memory.
+//!
+//! Nothing reads the sums of a bucket of gradients in the plan that adds them over ranks, and what is sent would be held to the end.
+//! So launches behind such an exchange wait for the one before it, which has had a layer's time: a bucket is sent while the next
+//! is made, and no more of them are in memory.
 
 use crate::access::Access;
+use crate::ops::Op;
 use crate::passes::place::lower::{Draft, Lowered, Place, Storage};
 use crate::plan::Queue;
 
@@ -12,16 +17,31 @@ pub fn join(lowered: &mut Lowered, overlaps: bool) {
     let Lowered { storages, drafts, .. } = lowered;
     // Exchanges that no launch so far waits for.
     let mut running: Vec<(usize, Access)> = vec![];
+    // The last exchange that sends a bucket of gradients, and the one before it, which the next launch waits for.
+    let (mut sent, mut due) = (None, None);
     for (at, draft) in drafts.iter_mut().enumerate() {
         let own = access(draft, storages);
         if draft.launch.queue == Queue::Wire {
             running.push((at, own));
-        } else if let Some(last) = running.iter().rposition(|(_, exchange)| !overlaps || exchange.meets(&own))
-        {
+            if sends_bucket(draft, storages) {
+                due = sent.replace(at);
+            }
+            continue;
+        }
+        let meets = running.iter().rposition(|(_, exchange)| !overlaps || exchange.meets(&own));
+        let waits = due.take().and_then(|due| running.iter().position(|(at, _)| *at == due));
+        if let Some(last) = meets.max(waits) {
             draft.launch.joins = Some(running[last].0);
             running.drain(..=last);
         }
     }
+}
+
+/// Whether an exchange adds what was computed for it to a slot.
+fn sends_bucket(draft: &Draft, storages: &[Storage]) -> bool {
+    let is_slot = |place: &Place| storages[place.storage].fixed.is_some();
+    let writes_slot = draft.outs.iter().flatten().all(is_slot);
+    matches!(draft.launch.op, Op::ReduceScatter { base: true, .. }) && !is_slot(&draft.ins[0]) && writes_slot
 }
 
 fn access(draft: &Draft, storages: &[Storage]) -> Access {

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use crate::graph::{Class, Graph, NodeId, Part, Slot, SlotId, Value};
+use crate::graph::{Class, Graph, Node, NodeId, Part, Slot, SlotId, Value};
 use crate::ops::Op;
 use crate::ops::attention;
 use crate::ops::elementwise::Elementwise as E;
@@ -143,7 +143,12 @@ fn stays_wide(g: &Graph) -> HashSet<NodeId> {
         }
         let node = g.node(id);
         match node.op {
-            Op::Map { f: E::Add } | Op::Reshape { .. } | Op::Slice { .. } | Op::Concat { .. } => {
+            Op::Map { f: E::Add }
+            | Op::Reshape { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::ReduceScatter { .. }
+            | Op::AllReduce { .. } => {
                 open.extend(node.ins.iter().map(|v| v.node));
             }
             // The gradient of a weight that a scale went into.
@@ -268,6 +273,8 @@ fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
             (vec![0, 1], narrow(replay, &ins[..2]))
         }
         Op::RowScatter {} => (vec![0, 1], dtype(replay, ins[0])),
+        // Gradients that are added over ranks are sums whose digits must be kept.
+        Op::Concat { .. } if is_summed(replay.old, id) => ((0..ins.len()).collect(), DType::F32),
         ref op if op.has_one_type() => ((0..ins.len()).collect(), narrow(replay, ins)),
         _ => return,
     };
@@ -276,6 +283,12 @@ fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
             ins[i] = cast(replay, ins[i], to, id);
         }
     }
+}
+
+/// Whether ranks add what is joined. The exchange is the next node.
+fn is_summed(g: &Graph, concat: NodeId) -> bool {
+    let sends = |node: &Node| node.op.ways().is_some() && node.ins[0] == concat.out(0);
+    g.nodes.get(concat.0 as usize + 1).is_some_and(sends)
 }
 
 /// A cast where the value is computed, not behind what only lays it out: the elementwise pass that computes it then

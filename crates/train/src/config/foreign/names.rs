@@ -296,7 +296,7 @@ pub(super) const OTHER_VALUES: &[(&[&str], &str)] = &[
     (&["use_gqa"], ": fewer of them than model.heads"),
 ];
 
-const LEVELS: &str = ": every rank has all gradients and all that layers read, so far";
+const LEVELS: &str = ": every rank has all that layers read, so far";
 
 /// (our key, a value it has elsewhere, what to write here, a remark)
 pub(super) const VALUES: &[(&str, &str, &str, &str)] = &[
@@ -321,12 +321,11 @@ pub(super) const VALUES: &[(&str, &str, &str, &str)] = &[
     ("compile", "true", "compile=default", ""),
     ("preference.loss", "sigmoid", "preference.loss=dpo", ""),
     ("preference.loss", "kto_pair", "preference.loss=kto", ", of rows with one answer and a label"),
-    ("shard", "gradients", "shard=optimizer", LEVELS),
-    ("shard", "parameters", "shard=optimizer", LEVELS),
-    ("shard", "full", "shard=optimizer", LEVELS),
+    ("shard", "parameters", "shard=gradients", LEVELS),
+    ("shard", "full", "shard=gradients", LEVELS),
     ("shard", "zero1", "shard=optimizer", ""),
-    ("shard", "zero2", "shard=optimizer", LEVELS),
-    ("shard", "zero3", "shard=optimizer", LEVELS),
+    ("shard", "zero2", "shard=gradients", ""),
+    ("shard", "zero3", "shard=gradients", LEVELS),
     ("recompute", "true", "recompute=full", ""),
     ("recompute", "false", "recompute=none", ""),
     ("recompute", "selective", "recompute=cheap", ""),

@@ -250,6 +250,7 @@ fn a_resumed_run_changes_only_what_may_change() {
     let longer = config.resumed(&["steps=200".into(), "eval.every=7".into(), "log.every=5".into()]).unwrap();
     assert_eq!((longer.train.steps, longer.schedule.horizon_steps), (Some(200), Some(100)));
     assert_eq!((longer.eval.every, longer.log.every), (7, 5));
+    assert!(config.resumed(&["shard=gradients".into()]).is_ok(), "ranks divide anew at every start");
     let again = longer.resumed(&["steps=300".into()]).unwrap();
     assert_eq!(again.schedule.horizon_steps, Some(100), "the horizon is the first run's");
     for argument in ["lr=1", "precision=bf16", "compile=off", "batch=64", "horizon_steps=5"] {
