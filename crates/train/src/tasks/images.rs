@@ -203,7 +203,7 @@ impl Dataset for ImageSets {
     ) -> Result<Box<dyn BatchSource>, Failure> {
         let (cursor, lanes) = (read_cursor(cursor)?, feeding.lanes(config.train.batch));
         let loader = match feeding.plans.slot(TABLE) {
-            Some(_) => Images::OnDevice(part_loader(config, &self.train, cursor, lanes)?),
+            Some(_) => Images::OnDevice(Box::new(part_loader(config, &self.train, cursor, lanes)?)),
             None => Images::Loaded(Box::new(loader(config, &self.train, cursor, lanes)?)),
         };
         Ok(Box::new(ImageBatches {
@@ -232,7 +232,7 @@ impl Dataset for ImageSets {
 /// Training images, decoded ahead of their update, or parts of those that lie on the device.
 enum Images {
     Loaded(Box<ImageLoader>),
-    OnDevice(PartLoader),
+    OnDevice(Box<PartLoader>),
 }
 
 struct ImageBatches {
