@@ -97,13 +97,15 @@ fn check(config: &Config, ranks: usize) -> Result<(), UserError> {
 pub fn device(config: &Config, args: &launch::Ranks, ranks: &Ranks) -> Result<Device, Failure> {
     check(config, ranks.count())?;
     let device = Device::open_local(backend(config, args)?, ranks.local_rank(), args.share_gpu)?;
-    let Device::Cuda(gpu) = &device else { return Ok(device) };
-    if ranks.are_many() || config.switches.compute.wire == Wire::Nccl {
+    let gpu = match &device {
+        Device::Cuda(gpu) => Some(gpu.pci_address().map_err(|why| Failure::Environment(why.to_string()))?),
+        Device::Cpu { .. } => None,
+    };
+    if gpu.is_some() && (ranks.are_many() || config.switches.compute.wire == Wire::Nccl) {
         device::check_nccl()?;
     }
-    if ranks.are_many() && !args.share_gpu {
-        ranks.check_apart(&gpu.pci_address().map_err(|why| Failure::Environment(why.to_string()))?)?;
-    }
+    ranks.check_apart(gpu, args.share_gpu)?;
+    ranks.agree_on_memory(device.target(&config.switches).memory_bytes)?;
     Ok(device)
 }
 

@@ -31,6 +31,8 @@ pub struct Ranks {
     /// All ranks know why the run cannot begin, and each of them leaves.
     is_refused: Cell<bool>,
     has_begun: Cell<bool>,
+    /// The least memory of a rank's device: plans must be equal, and some choices depend on what fits.
+    memory_bytes: Cell<u64>,
 }
 
 impl Ranks {
@@ -55,7 +57,8 @@ impl Ranks {
     }
 
     fn over(world: World, wire: Option<Arc<Watched>>) -> Ranks {
-        Ranks { world, wire, is_refused: Cell::new(false), has_begun: Cell::new(false) }
+        let [is_refused, has_begun] = [false; 2].map(Cell::new);
+        Ranks { world, wire, is_refused, has_begun, memory_bytes: Cell::new(u64::MAX) }
     }
 
     pub fn rank(&self) -> usize {
@@ -101,8 +104,18 @@ impl Ranks {
 
     /// A device's target, for as many of them as there are ranks.
     pub fn target(&self, target: Target) -> Target {
+        let memory_bytes = target.memory_bytes.min(self.memory_bytes.get());
+        let target = Target { memory_bytes, ..target };
         let ranks_a_node = self.world.ranks.div_ceil(self.world.nodes);
         target_among(self.world.ranks, linked(target, ranks_a_node))
+    }
+
+    /// Agrees on the least memory that a device of the ranks has.
+    pub fn agree_on_memory(&self, own: u64) -> Result<(), Failure> {
+        if self.are_many() {
+            self.memory_bytes.set(self.gather(&own)?.into_iter().min().unwrap_or(own));
+        }
+        Ok(())
     }
 
     /// Runs a part of the start in which ranks wait for one another where no word reaches them: a failure in it ends all ranks at
@@ -132,21 +145,38 @@ impl Ranks {
         self.meet()
     }
 
-    /// Refuses ranks of one host that compute on the same device, named by where it is on its host.
-    pub fn check_apart(&self, device: &str) -> Result<(), Failure> {
-        let places: Vec<String> = self.gather(&device.to_string())?;
+    /// Refuses ranks of which some compute on GPUs and others on CPUs, and, unless they may share one, ranks of one host that have
+    /// the same GPU, named by where it is on its host.
+    pub fn check_apart(&self, gpu: Option<String>, may_share: bool) -> Result<(), Failure> {
+        if !self.are_many() {
+            return Ok(());
+        }
+        // A CPU is nowhere.
+        let places: Vec<String> = self.gather(&gpu.unwrap_or_default())?;
         let members = self.world.members();
         let place = |rank: usize| (&members[rank].host, &places[rank]);
-        let taken = |rank: &usize| (0..*rank).any(|other| place(other) == place(*rank));
-        let Some(second) = (0..places.len()).find(taken) else { return Ok(()) };
-        let first = (0..second).find(|other| place(*other) == place(second)).expect("it was found");
+        let is_mixed = |rank: &usize| places[*rank].is_empty() != places[0].is_empty();
+        let why = if let Some(other) = (1..places.len()).find(is_mixed) {
+            let [on_gpu, on_cpu] = if places[0].is_empty() { [other, 0] } else { [0, other] };
+            format!(
+                "{} has a GPU and {} has none: give backend=cpu, or start ranks on hosts with GPUs alone",
+                self.named(on_gpu),
+                self.named(on_cpu)
+            )
+        } else {
+            let taken = |rank: &usize| (0..*rank).any(|other| place(other) == place(*rank));
+            let is_free = may_share || places[0].is_empty();
+            let Some(second) = (0..places.len()).find(taken).filter(|_| !is_free) else { return Ok(()) };
+            let first = (0..second).find(|other| place(*other) == place(second)).expect("it was found");
+            format!(
+                "{} and {} have one GPU ({}): start at most as many ranks as there are GPUs, or give --share-gpu to test on one",
+                self.named(first),
+                self.named(second),
+                places[second]
+            )
+        };
         self.is_refused.set(true);
-        Err(Failure::User(UserError(format!(
-            "{} and {} have one GPU ({}): start at most as many ranks as there are GPUs, or give --share-gpu to test on one",
-            self.named(first),
-            self.named(second),
-            places[second]
-        ))))
+        Err(Failure::User(UserError(why)))
     }
 
     /// Says where this rank is, for whoever finds it standing still.
@@ -343,6 +373,14 @@ impl Ranks {
         let is_first = self.is_first();
         self.world.finish().map_err(failed)?;
         if is_first { result.map(Some) } else { Ok(result.ok()) }
+    }
+
+    /// Ends the run on all ranks at once, because this one failed while others may wait for it where no word reaches them.
+    pub fn tell(&self, failure: &Failure) {
+        if self.are_many() && !self.is_refused.get() {
+            self.waits_inside(true);
+            self.fail(failure);
+        }
     }
 
     /// Ends the run on all ranks, because this one failed. Their watchers end the processes.

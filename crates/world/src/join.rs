@@ -321,7 +321,7 @@ fn ask(stream: TcpStream, place: &Place, joining: &Joining<'_>, core: &Core) -> 
     }
 }
 
-/// Waits until the hub says that everyone is there. It sends heartbeats meanwhile.
+/// Waits until the hub says that everyone is there. The hub sends heartbeats meanwhile; this rank sends none before.
 fn wait(mut stream: &TcpStream, core: &Core, hub: Option<&Hub>) -> Result<(), Why> {
     let rank = core.rank;
     loop {

@@ -148,7 +148,7 @@ struct Trainer<'a, 'n, 's> {
     run: &'a Run,
     compiled: &'a Compiled,
     data: &'a dyn Dataset,
-    session: Session,
+    session: &'a mut Session,
     source: Box<dyn BatchSource>,
     held_out: Option<Box<dyn EvalSet>>,
     /// How the plan `eval` is laid out, where examples have lengths.
@@ -221,7 +221,7 @@ impl Trainer<'_, '_, '_> {
         }
         if is_resumed {
             self.say(Event::Resume { step: self.progress.step })?;
-            let autotune = active::Prepared::session(&self.session, &self.compiled.settled).autotune;
+            let autotune = active::Prepared::session(self.session, &self.compiled.settled).autotune;
             if let Some(message) = active::resumed(&self.not_deterministic(), autotune) {
                 self.say(Event::Warning { message })?;
             }
@@ -302,7 +302,7 @@ impl Trainer<'_, '_, '_> {
         self.source.begin_update();
         if let Some(compared) = self.data.compared() {
             let (of, layout) = ((Side::Train, &*self.source.numbers()), self.layout.as_ref());
-            baseline::take_among(self.ranks, &mut self.session, compared, of, layout)?;
+            baseline::take_among(self.ranks, self.session, compared, of, layout)?;
         }
         let wire = self.ranks.take_wire_time();
         let (mut batches, mut warnings) = (vec![], vec![]);
@@ -316,15 +316,17 @@ impl Trainer<'_, '_, '_> {
             real_tokens += batch.real_tokens;
             computed_tokens += batch.computed_tokens;
             warnings.extend(batch.left_out.iter().cloned());
-            end_lanes(&mut self.session, lane..batch.lane, lanes)?;
+            end_lanes(self.session, lane..batch.lane, lanes)?;
             lane = batch.lane;
-            accumulate(&mut self.session, &batch, self.draw)?;
+            accumulate(self.session, &batch, self.draw)?;
             batches.push(batch);
         }
-        end_lanes(&mut self.session, lane..lanes, lanes)?;
+        end_lanes(self.session, lane..lanes, lanes)?;
         let own_tokens = real_tokens;
         let [real_tokens, computed_tokens] = self.source.of_all_ranks([real_tokens, computed_tokens]);
         let (spent, data) = (since.elapsed(), waited.total);
+        // Exchanges inside `grad` are no work of this rank's either.
+        let wire = wire + self.ranks.take_wire_time();
         self.pass_on_stop()?;
         let has_lengths = self.compiled.settled.arrangement.is_some();
         let padding = has_lengths.then(|| 1.0 - real_tokens as f64 / computed_tokens as f64);
@@ -332,7 +334,7 @@ impl Trainer<'_, '_, '_> {
         self.progress.tokens += real_tokens as u64;
         self.progress.samples += self.config.train.batch as u64;
         let rates = learning_rates(self.config, self.horizon, self.progress.step);
-        let posted = apply(&mut self.session, &rates)?;
+        let posted = apply(self.session, &rates)?;
         let ms = |time: Duration| 1e3 * time.as_secs_f64();
         let times = StepTimes {
             step: self.progress.step,
@@ -376,7 +378,7 @@ impl Trainer<'_, '_, '_> {
         let Pending { progress, epoch, waited, rates, posted, span, real_tokens, .. } = update;
         let Pending { own_tokens, padding, batches, .. } = update;
         let Progress { step, tokens, samples } = progress;
-        let Results { loss, grad_norm, is_applied, rewards, stop } = collect(&mut self.session, posted)?;
+        let Results { loss, grad_norm, is_applied, rewards, stop } = collect(self.session, posted)?;
         self.agreed_stop = self.agreed_stop.or(stop);
         let [began, ended] = &span;
         let seconds = self.session.between(began, ended)?.as_secs_f64();
@@ -462,14 +464,14 @@ impl Trainer<'_, '_, '_> {
         if let Some(compared) = self.data.compared() {
             let numbers: Vec<usize> = (0..held_out.samples()).collect();
             let (of, layout) = ((Side::HeldOut, &*numbers), self.layout.as_ref());
-            baseline::take_among(self.ranks, &mut self.session, compared, of, layout)?;
+            baseline::take_among(self.ranks, self.session, compared, of, layout)?;
         }
         let mut counted = Counted::new(self.config.model.classes());
         let (set, capacity, draw) = (&**held_out, self.compiled.eval_batch, self.draw);
         let (stop, within) = (self.stop, self.time_to_stop());
         let sums = evaluate_among(
             self.ranks,
-            &mut self.session,
+            self.session,
             (set, capacity, draw),
             self.progress.step,
             &mut || stop.asked(within),

@@ -1,7 +1,7 @@
 //! NCCL, which moves tensors between GPUs: its entry points, and the communicators of a rank.
 //!
 //! Written against nccl.h of 2.27 and 2.28. A communicator is made before the arena, so that the memory it takes is known, and
-//! is used by the stream of exchanges alone. After every plan was captured the host calls nothing here but `failure`.
+//! is used by one stream at a time. After every plan was captured the host calls nothing here but `failure`.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;

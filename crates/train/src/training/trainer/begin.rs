@@ -138,8 +138,30 @@ pub fn train_on(
     train_on_among(&Worker { ranks: &Ranks::alone(), run, device }, asked, opened, stop, sinks, notice)
 }
 
-/// The same as one of several ranks.
+/// The same as one of several ranks. Between GPUs others may wait for this rank inside an exchange, and a session that is dropped
+/// waits for them: a failure is told while the session is alive.
 fn train_on_among(
+    worker: &Worker<'_>,
+    asked: &Config,
+    opened: Opened,
+    stop: &StopFlag,
+    sinks: &mut [&mut dyn Sink],
+    notice: &mut dyn FnMut(Notice<'_>),
+) -> Result<Outcome, Failure> {
+    let mut session = None;
+    let outcome = train_in(&mut session, worker, asked, opened, stop, sinks, notice);
+    let exchanges = |session: &Session| session.as_cuda().is_some_and(|cuda| cuda.wire().is_some());
+    if let Err(failure) = &outcome
+        && session.as_ref().is_some_and(exchanges)
+    {
+        worker.ranks.tell(failure);
+    }
+    outcome
+}
+
+/// Trains in a session that is kept in `kept`, for who calls this.
+fn train_in(
+    kept: &mut Option<Session>,
     worker: &Worker<'_>,
     asked: &Config,
     opened: Opened,
@@ -213,16 +235,16 @@ fn train_on_among(
     let say = &mut |said: String| notice(Notice::Data(said));
     let scores = reference::by_another(ranks, config, data, run.dir(), layout.as_ref(), device, say)?;
     laps.lap("data");
-    let mut session = device.session_among(compiled.plans.clone(), &compiled.settled, ranks)?;
+    let session = kept.insert(device.session_among(compiled.plans.clone(), &compiled.settled, ranks)?);
     match session.as_cuda() {
         Some(cuda) => laps.take(cuda.laps()),
         None => laps.lap("session"),
     }
-    data.prepare(&mut session)?;
+    data.prepare(session)?;
     let mut origin = None;
     let (progress, source, skips, patience) = match &found.whole {
         Some(whole) => {
-            let (progress, cursor, skips, patience) = resume(config, &mut session, run.dir(), &whole.path)?;
+            let (progress, cursor, skips, patience) = resume(config, session, run.dir(), &whole.path)?;
             (
                 progress,
                 data.source(config, compiled.feeding_rank(ranks.rank()), Some(cursor))?,
@@ -231,7 +253,7 @@ fn train_on_among(
             )
         }
         None => {
-            origin = pretrained::begin(config, &mut session)?;
+            origin = pretrained::begin(config, session)?;
             // The run depends on its tower although no plan has it.
             if let (Some(origin), Some(tower)) = (&mut origin, tower) {
                 origin.frozen.extend(tower.hashes);
@@ -291,7 +313,7 @@ fn train_on_among(
         ranks.at(progress.step, "scoring answers by the reference", scored);
         notice(Notice::Data(said));
     };
-    let scoring = (&mut session, layout.as_ref());
+    let scoring = (&mut *session, layout.as_ref());
     reference::give((ranks, run.dir()), config, data, scoring, scores, !is_resumed, say)?;
     if config.has_reference() {
         laps.lap("reference");

@@ -34,7 +34,7 @@ impl Trainer<'_, '_, '_> {
         let count = self.skips.in_a_row;
         if count == 1 {
             let draw = Draw { step: step - 1, ..self.draw };
-            let found = diagnose(&mut self.session, parts, draw)?;
+            let found = diagnose(self.session, parts, draw)?;
             let all = self.ranks.gather(&found)?;
             // Of the first rank whose rows are not finite.
             let found = all.iter().find(|found| !is_all_finite(found)).unwrap_or(&all[0]);
@@ -101,7 +101,7 @@ impl Trainer<'_, '_, '_> {
     /// offending ones among them, are not read again.
     fn go_back(&mut self, whole: checkpoint::Whole, what: &str) -> Result<(), Failure> {
         let (state, file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
-        load(&mut self.session, &file, Class::is_saved)?;
+        load(self.session, &file, Class::is_saved)?;
         self.ended = None;
         let folder = self.run.checkpoints_dir();
         self.ranks.meet()?;

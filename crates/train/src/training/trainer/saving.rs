@@ -129,7 +129,7 @@ impl Trainer<'_, '_, '_> {
         ];
         let counters = counters.into_iter().chain(self.patience.counters());
         let counters = counters.map(|(name, count)| (name.to_string(), count)).collect();
-        Snapshot::begin(&mut self.session, State { step, cursor, counters }, self.saving.begun)
+        Snapshot::begin(self.session, State { step, cursor, counters }, self.saving.begun)
     }
 
     /// Whether the state as it is was evaluated and never better. What was saved before it is known when that save has ended,

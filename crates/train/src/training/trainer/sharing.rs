@@ -47,7 +47,7 @@ impl Trainer<'_, '_, '_> {
     pub(super) fn pass_on_stop(&mut self) -> Result<(), Failure> {
         if self.ranks.are_many() {
             let asked = self.stop.asked(self.time_to_stop());
-            ask_to_stop(&mut self.session, asked)?;
+            ask_to_stop(self.session, asked)?;
             self.ranks.at(self.progress.step + 1, "training", 0);
             self.ranks.called("apply");
         }

@@ -1,6 +1,6 @@
 // What attention over ragged segments reads from their starts and lengths before its kernels run, in one launch:
 //
-//   the tiles: rows of every segment cut into tiles of `height`, for queries and for keys, in the order that `class_of` says
+//   the tiles: rows of every segment cut into tiles of `height`, for queries and for keys, in the order that `list_tiles` says
 //   the rows of outputs that lie in no segment: zeros, and an lse of minus infinity
 //
 // Grid: block 0 lists tiles of queries, block 1 tiles of keys, the others look at SPAN tokens each: first those of the
@@ -74,28 +74,31 @@ template <bool KEYS> __device__ __forceinline__ int work(const Call& call, const
 #endif
 }
 
-// The place of a tile in the order, by classes. Sections of segments, whose walked rows stay in L2 together, come one after
-// another; tiles with more than half of the most work come first, and the others of a section behind the next section's heavy
-// ones: the list ends with light tiles, and no block is left alone. The heaviest of either kind come first. Where tiles of a segment
-// weigh alike they come together in any case, and the heaviest of all come first: with a full mask sections took 2 to 4% longer.
-__device__ __forceinline__ int class_of(int work, int most, int section, int sections) {
-#if MASK == 0 || MASK == 2
-    // Classes are as wide as the most work wants.
-    const int shift = max(24 - __clz(most), 0);
-    return CLASSES - 1 - min(max(work, 0) >> shift, CLASSES - 1);
-#else
-    const int wide = CLASSES / (2 * sections + 2), half = (most + 1) / 2;
-    const bool is_heavy = work > half;
-    const int rest = max(min(is_heavy ? work - half : work, half), 0);
-    return (2 * section + (is_heavy ? 0 : 3)) * wide + wide - 1 - (int)((wide - 1) * (float)rest / half);
-#endif
-}
-
 // `span` rows of the other side are a section.
 template <bool KEYS> __device__ void list_tiles(const Call& call, Tile* list, int height, int span) {
     __shared__ int counts[CLASSES], places[CLASSES];
     const int lane = threadIdx.x % 32, capacity = KEYS ? call.k_tile_count : call.q_tile_count;
-    const int longest = KEYS ? call.q_longest : call.k_longest, sections = ((KEYS ? call.tq : call.tk) + span - 1) / span;
+    const int longest = KEYS ? call.q_longest : call.k_longest;
+    // The class of a tile, which is its place in the order.
+#if MASK == 0 || MASK == 2
+    // Tiles of a segment weigh alike and come together in any case: the heaviest of all come first. (With a full mask the order
+    // below took 2 to 4% longer.) Classes are as wide as the longest segment wants.
+    int shift = 0;
+    while (longest >> shift >= CLASSES) shift++;
+    auto class_of = [&](const Segment&, int work) { return CLASSES - 1 - min(max(work, 0) >> shift, CLASSES - 1); };
+#else
+    // Sections of segments, whose walked rows stay in L2 together, come one after another; tiles with more than half of the most work
+    // come first, and the others of a section behind the next section's heavy ones: the list ends with light tiles, and no block is
+    // left alone. The heaviest of either kind come first.
+    const int rows = KEYS ? call.tq : call.tk, sections = (rows + span - 1) / span;
+    const int wide = CLASSES / (2 * sections + 2), half = (longest + 1) / 2;
+    auto class_of = [&](const Segment& g, int work) {
+        const int section = min(KEYS ? g.q0 : g.k0, rows - 1) / span;
+        const bool is_heavy = work > half;
+        const int rest = max(min(is_heavy ? work - half : work, half), 0);
+        return (2 * section + (is_heavy ? 0 : 3)) * wide + wide - 1 - (int)((wide - 1) * (float)rest / half);
+    };
+#endif
     for (int i = threadIdx.x; i < CLASSES; i += THREADS) counts[i] = 0;
     __syncthreads();
     const int groups = min(max((call.segments + 31) / 32, 1), WARPS), share = WARPS / groups;
@@ -106,10 +109,7 @@ template <bool KEYS> __device__ void list_tiles(const Call& call, Tile* list, in
     for (int pass = 0; pass < 2; pass++) {
         // All lanes together; those without a tile have a segment below 0.
         auto put = [&](const Segment& g, Tile tile) {
-            const int section = min(KEYS ? g.q0 : g.k0, (KEYS ? call.tq : call.tk) - 1) / span;
-            const int of = tile.segment < 0
-                               ? CLASSES
-                               : class_of(work<KEYS>(call, g, tile.first, height), longest, section, sections);
+            const int of = tile.segment < 0 ? CLASSES : class_of(g, work<KEYS>(call, g, tile.first, height));
             if (pass == 0) {
                 if (tile.segment >= 0) atomicAdd(&counts[of], 1);
                 return;

@@ -10,7 +10,7 @@
 // PACK query heads of one key head lie side by side, so a tile of 64 GROUPS rows is OWN tokens of PACK heads, and short
 // or causal segments waste fewer rows. The producer goes from task to task (tile, key head), tells each to the consumers
 // in shared memory, and loads the queries and a ring of STAGES tiles of WALK keys and values. Blocks stay until all tasks
-// are taken, heaviest first, so the next task's tiles come while this one's sums are written and no block is left alone.
+// are taken, in the order of the list, so the next task's tiles come while this one's sums are written and no block is left alone.
 // A consumer holds scores [64, WALK], probabilities and sums [64, SIZE] in registers. With OVERLAP the product of the
 // next scores and that of the last probabilities are both under way before it computes the softmax; with PINGPONG
 // warpgroups also take turns issuing, so one's softmax meets the other's products. Without OVERLAP a block needs few
