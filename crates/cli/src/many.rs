@@ -61,7 +61,7 @@ impl Advice {
     }
 }
 
-/// What the flags ask to compute on: `--gpus` wants GPUs.
+/// The backend that config and flags ask for: `--gpus` wants GPUs.
 fn backend(config: &Config, args: &launch::Ranks) -> Result<Backend, UserError> {
     match (config.switches.compute.backend, args.gpus) {
         (Backend::Cpu, Some(_)) => Err(UserError(

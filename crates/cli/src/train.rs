@@ -107,7 +107,7 @@ pub fn begin_or_continue(
     begin_or_continue_as(&rank, config, compiled, entered, stop, screen)
 }
 
-/// One process of a run: its place among the ranks, what it computes on, and how a run of so many is continued.
+/// One process of a run: its place among the ranks, what it computes on, and how a run of that many ranks is continued.
 struct Rank<'a> {
     ranks: &'a Ranks,
     advice: &'a Advice,

@@ -109,7 +109,7 @@ fn text_that_is_tokenised_as_it_is_read_is_the_same_for_every_number_of_ranks() 
     for (one, three) in one.iter().zip(&three) {
         assert!((three.loss / one.loss - 1.0).abs() < 1e-5, "{} and {}", one.loss, three.loss);
     }
-    // What is tokenised already costs a rank next to nothing to pass over.
+    // Tokens that are prepared cost a rank next to nothing to pass over.
     train(&scene, "tiny data.path=tokens model.context=32 eval.rows=4", "prepared", "3", "1");
     assert_eq!(warned(&scene, "prepared"), Vec::<String>::new());
 }

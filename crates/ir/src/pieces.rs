@@ -187,7 +187,7 @@ fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
         });
         assert_eq!(first.range, piece.range, "ranks have other ranges of {}", piece.path);
     }
-    // What fewer ranks have alike first: they have no choice.
+    // State that fewer ranks have alike comes first: they have no choice.
     let mut groups: Vec<(&[usize], usize)> = totals.into_iter().collect();
     groups.sort_unstable_by_key(|(ranks, _)| (ranks.len(), *ranks));
     let mut loads = vec![0; held.len()];

@@ -220,6 +220,10 @@ impl Plan {
         self.launches.iter().enumerate().filter_map(of).collect()
     }
 
+    pub fn has_exchanges(&self) -> bool {
+        self.launches.iter().any(|launch| launch.queue == Queue::Wire)
+    }
+
     /// How many compute launches may run beside an exchange: those between one and the launch that waits for it.
     pub fn launches_beside_exchanges(&self) -> usize {
         let exchanges = self.exchanges();

@@ -90,7 +90,7 @@ pub struct Target {
     pub memory_bytes: u64,
     /// What the driver takes beside the arena: context, modules, graphs.
     pub driver_bytes: u64,
-    /// What the library that moves tensors between ranks takes beside it; 0 where nothing is exchanged.
+    /// Bytes that the library that moves tensors between ranks takes beside it; 0 where nothing is exchanged.
     pub wire_bytes: u64,
     pub cores: usize,
     /// Devices like this one that train together, each a rank with rows of its own.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use flatout_ir::interpreter::Interpreter;
 use flatout_ir::verify::queues;
-use flatout_ir::{PlanSet, Role, Shard, Target};
+use flatout_ir::{Plan, PlanSet, Role, Shard, Target};
 use flatout_train::device::links;
 use flatout_train::ranks::target_among;
 use flatout_train::resolve::compile::{Compiled, compile};
@@ -40,7 +40,7 @@ fn state(plans: &PlanSet, mut run: Interpreter) -> Vec<Vec<f64>> {
         }
     }
     for role in ROLES {
-        if plans.plan(role).is_some_and(|plan| !plan.exchanges().is_empty()) {
+        if plans.plan(role).is_some_and(Plan::has_exchanges) {
             run.run(role);
         }
     }

@@ -210,7 +210,7 @@ impl Problem {
     }
 }
 
-/// What queries of trees see, [tokens, 4]: a third of each tree is a prompt, its two answers are about equally long. Rows of no
+/// Intervals of the queries of trees, [tokens, 4]: a third of each tree is a prompt, its two answers are about equally long. Rows of no
 /// tree see nothing.
 pub(super) fn tree_intervals(tokens: usize, trees: &[Range<usize>]) -> Vec<f64> {
     let mut edges = vec![0.0; 4 * tokens];

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flatout_ir::PlanSet;
+use flatout_ir::{Plan, PlanSet};
 use flatout_runtime::cuda::nccl::{Communicators, nccl};
 use flatout_runtime::cuda::session::{Options, compile_ahead};
 use flatout_runtime::{RuntimeError, Session, cuda};
@@ -77,8 +77,7 @@ fn connect(
     device: &cuda::Device,
     ranks: &Ranks,
 ) -> Result<Option<Arc<Communicators>>, Failure> {
-    let mut launches = plans.plans.iter().flat_map(|plan| &plan.launches);
-    if !launches.any(|launch| launch.op.ways().is_some()) {
+    if !plans.plans.iter().any(Plan::has_exchanges) {
         return Ok(None);
     }
     check()?;

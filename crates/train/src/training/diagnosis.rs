@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use flatout_ir::passes::differentiate::LOSS_SUM;
 use flatout_ir::passes::layout;
-use flatout_ir::{Class, Piece};
+use flatout_ir::{Class, Piece, Plan};
 use flatout_runtime::{RuntimeError, Session};
 
 use crate::run::state::{held, leaves};
@@ -33,7 +33,7 @@ pub fn diagnose(session: &mut Session, parts: &[Batch], draw: Draw) -> Result<St
     }
     let exchanges = |batch: &Batch| {
         let plan = session.plans().plan(batch.role);
-        plan.is_some_and(|plan| plan.launches.iter().any(|launch| launch.op.ways().is_some()))
+        plan.is_some_and(Plan::has_exchanges)
     };
     let in_step = parts.iter().any(exchanges);
     for batch in parts {
@@ -89,6 +89,7 @@ fn blame(
         None => None,
     })
 }
+
 const ALL_FINITE: &str = "each of its micro-batches is finite with the weights there are now";
 
 /// Whether a diagnosis found nothing.

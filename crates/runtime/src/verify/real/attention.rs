@@ -40,7 +40,7 @@ pub(in crate::verify) struct Problem {
     pub segments: Vec<Pair>,
     pub q: Segments,
     pub k: Segments,
-    /// What queries see, [tokens, 4]; empty but for two intervals.
+    /// Intervals of the queries, [tokens, 4]; empty with every other mask.
     pub intervals: Vec<f64>,
 }
 
