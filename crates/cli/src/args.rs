@@ -285,6 +285,10 @@ pub struct Eval {
     /// Where predictions go: a .jsonl or .csv file.
     #[arg(long, value_name = "FILE", requires = "predict")]
     pub out: Option<PathBuf>,
+    /// Asks the questions of a file as HellaSwag, ARC, MMLU or PIQA write them, or with `prompt`, `choices` and `answer`: how
+    /// often the right answer is the likeliest, as the lm-evaluation-harness counts. May be given several times.
+    #[arg(long, value_name = "FILE", conflicts_with = "predict")]
+    pub choices: Vec<String>,
 }
 
 #[derive(Parser)]

@@ -1,5 +1,7 @@
-//! `eval`: loss and perplexity, how well classes are predicted, or how far preferred answers lie above others.
+//! `eval`: loss and perplexity, how well classes are predicted, how far preferred answers lie above others, or how many
+//! questions are answered rightly.
 
+mod choices;
 mod classes;
 
 use std::process::ExitCode;
@@ -18,6 +20,9 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
         return classes::predict(args, file, out, screen);
     }
     let mut loaded = model::open(&args.model, &args.overrides)?;
+    if !args.choices.is_empty() {
+        return choices::ask(args, loaded, screen);
+    }
     if loaded.config.model.classes().is_some() {
         return classes::judge(args, loaded, screen);
     }

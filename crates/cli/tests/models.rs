@@ -50,12 +50,19 @@ fn a_run_is_evaluated_exported_and_continued() {
 
     // On a text of its own, all of it is read: every token but the first is predicted.
     let other: String = (0..200).map(|i| format!("{i} is the square of nothing.\n")).collect();
-    fs::write(dir.join("other.txt"), other).expect("a file");
+    fs::write(dir.join("other.txt"), &other).expect("a file");
     let on_other = json(&say(dir, &["eval", "run", "data.path=other.txt", "--json"]));
     assert_eq!(on_other["on"], "all");
     assert!(on_other["tokens"].as_u64().unwrap() > 2000, "{on_other}");
     let few = json(&say(dir, &["eval", "run", "data.path=other.txt", "eval.rows=3", "--json"]));
     assert_eq!((few["rows"].as_u64(), few["tokens"].as_u64()), (Some(3), Some(48)));
+
+    // Bits a byte are those of all tokens over the bytes of the file.
+    let bits = |found: &Value| found["metrics"]["bits_per_byte"].as_f64().expect("bits a byte");
+    assert!((bits(&found) - bits(&last)).abs() < 1e-5, "{found} {last}");
+    let [loss_on_other, tokens] = ["loss", "tokens"].map(|name| on_other[name].as_f64().unwrap());
+    let of_file = loss_on_other * tokens / 2f64.ln() / other.len() as f64;
+    assert!((bits(&on_other) / of_file - 1.0).abs() < 0.02, "{on_other}, and by the file {of_file}");
 
     // The exported folder is the same model.
     let exported = json(&say(dir, &["export", "run", "--to", "out", "--json"]));
@@ -101,6 +108,45 @@ fn a_run_is_evaluated_exported_and_continued() {
     assert!(dir.join("out/model.safetensors.index.json").is_file());
     let said = say(dir, &["export", "run@4", "--to", "more"]);
     assert!(said.code == Some(2) && said.err.contains("no checkpoint of step 4: there is 3, 6"), "{said:?}");
+}
+
+/// One short answer is likelier than one of many tokens, whatever the model has learned.
+#[test]
+fn questions_with_choices_are_asked() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path();
+    text_run(dir);
+    let row = |prompt: &str, right: usize| {
+        format!("{{\"prompt\": \"{prompt}\", \"choices\": [\"9\", \"z q x w k\"], \"answer\": {right}}}\n")
+    };
+    // One prompt is longer than the model's context, and loses its beginning.
+    let long = "4 is the square of 2. ".repeat(30);
+    let rows: String = [("81 is the square of", 0), ("", 0), (&long, 0), ("1 is", 1)]
+        .map(|(prompt, right)| row(prompt, right))
+        .concat();
+    fs::write(dir.join("plain.jsonl"), rows).expect("a file");
+    let arc = r#"{"question": "1?", "choices": {"text": ["9", "z q x w k"], "label": ["A", "B"]}, "answerKey": "A"}"#;
+    fs::write(dir.join("arc.jsonl"), arc).expect("a file");
+    let words = ["eval", "run", "--choices", "plain.jsonl", "--choices", "arc.jsonl"];
+    let found = json(&say(dir, &[&words[..], &["--json"]].concat()));
+    let plain = &found["choices"][0];
+    assert_eq!((plain["questions"].as_u64(), plain["acc"].as_f64()), (Some(4), Some(0.75)), "{found}");
+    assert!((plain["acc_stderr"].as_f64().unwrap() - 0.25).abs() < 1e-12, "{found}");
+    assert_eq!(
+        (found["choices"][1]["form"].as_str(), found["choices"][1]["acc"].as_f64()),
+        (Some("arc"), Some(1.0))
+    );
+    assert!(done(say(dir, &words)).out.contains("acc 0.7500 ± 0.2500"));
+
+    fs::write(dir.join("bad.jsonl"), format!("{arc}\n{{\"question\": \"x\"}}\n")).expect("a file");
+    let refused = say(dir, &["eval", "run", "--choices", "bad.jsonl"]);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(
+        refused.err.contains("bad.jsonl, line 2") && refused.err.contains("data.on_error=skip"),
+        "{refused:?}"
+    );
+    let skipped = json(&say(dir, &["eval", "run", "--choices", "bad.jsonl", "data.on_error=skip", "--json"]));
+    assert_eq!(skipped["choices"][0]["questions"], 1);
 }
 
 #[test]

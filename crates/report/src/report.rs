@@ -227,6 +227,10 @@ fn result(history: &History) -> Rows {
         }
         match history.metrics.last() {
             None => rows.push(("perplexity", format!("{:.3}", (*loss as f64).exp()))),
+            Some((_, Metrics::Text(metrics))) => {
+                rows.push(("perplexity", format!("{:.3}", (*loss as f64).exp())));
+                rows.push(("bits a byte", format!("{:.4}", metrics.bits_per_byte)));
+            }
             Some((_, Metrics::Classes(metrics))) => rows.extend(classes::rows(history, metrics)),
             Some((_, Metrics::Answers(metrics))) => {
                 rows.push(("perplexity", format!("{:.3}", (*loss as f64).exp())));

@@ -134,7 +134,8 @@ fn eval_scalars(loss: f32, metrics: Option<&Metrics>) -> Vec<(&'static str, f32)
         ("eval/token_accuracy", Metric::TokenAccuracy),
     ];
     let value = |(tag, metric): (&'static str, Metric)| Some((tag, metric.of(loss, metrics)? as f32));
-    tags.into_iter().filter_map(value).chain(rewards(metrics, EVAL_REWARDS)).collect()
+    let text = metrics.and_then(Metrics::text).map(|text| ("eval/bits_per_byte", text.bits_per_byte as f32));
+    tags.into_iter().filter_map(value).chain(rewards(metrics, EVAL_REWARDS)).chain(text).collect()
 }
 
 /// Tags of what the rewards of preferences come to, in an evaluation and in training.

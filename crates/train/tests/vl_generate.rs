@@ -157,7 +157,7 @@ fn generation_and_evaluation_show_the_same_part_of_an_image() {
     let set = LaidOut { parts: once(&table, usize::MAX, &layout, &[]), images, compared: None };
     let program = [Program { role: Role::Eval, graph }];
     let mut session = loaded.session(&Device::Cpu { threads: 2 }, &program).expect("a session");
-    let mut counted = Counted::new(None);
+    let mut counted = Counted::new(None, None);
     let see = &mut |_: Batch, results: &EvalResults| counted.see(results);
     evaluate_all(&mut session, &set, 1, see).expect("an evaluation");
     let Some(Metrics::Answers(found)) = counted.metrics() else { panic!("answers are counted") };

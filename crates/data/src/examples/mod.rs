@@ -29,6 +29,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) mod arrangement;
+pub mod choices;
 mod conversation;
 pub(crate) mod drawn;
 mod encoder;

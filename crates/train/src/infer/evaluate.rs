@@ -29,7 +29,7 @@ pub struct Evaluation {
     /// Tokens that were predicted.
     pub tokens: u64,
     pub rows: u64,
-    /// Of answers, where there are some.
+    /// Of text, or of answers where there are some.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics: Option<Metrics>,
 }
@@ -122,7 +122,7 @@ pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &Rows) -> Result<Eva
         let numbers: Vec<usize> = (0..count).collect();
         baseline::take(&mut session, compared, side, &numbers, rows.layout.as_ref())?;
     }
-    let mut counted = Counted::new(None);
+    let mut counted = Counted::new(None, rows.set.bytes_per_token(rows.data.vocabulary()));
     let see = &mut |_: Batch, results: &EvalResults| counted.see(results);
     let sums = evaluate_all(&mut session, &*rows.set, at_once, see)?;
     let (loss, metrics) = (sums.mean(), counted.metrics());

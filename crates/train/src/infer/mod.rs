@@ -1,5 +1,6 @@
 //! Inference with a trained model: text, classes, logits, and its metrics.
 
+pub mod choices;
 pub mod classify;
 pub mod evaluate;
 pub mod generate;

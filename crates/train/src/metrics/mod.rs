@@ -4,6 +4,7 @@
 //! classes   a confusion matrix, and the numbers that follow from it
 //! answers   how many answers a model would give as they are written
 //! rewards   how much likelier the preferred answers are made than the others
+//! text      how many bits a byte of text takes
 //! goal      the number that the best checkpoint and the early stop follow
 //! ```
 
@@ -11,10 +12,12 @@ mod answers;
 mod classes;
 pub mod goal;
 mod rewards;
+mod text;
 
 pub use answers::{AnswerMetrics, AnswerTally};
 pub use classes::{ClassMetrics, Confusion, Score, Tally, likeliest, probabilities};
 pub use rewards::RewardMetrics;
+pub use text::TextMetrics;
 
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +28,7 @@ pub enum Metrics {
     Classes(ClassMetrics),
     Answers(AnswerMetrics),
     Rewards(RewardMetrics),
+    Text(TextMetrics),
 }
 
 impl Metrics {
@@ -34,6 +38,7 @@ impl Metrics {
             Metrics::Classes(classes) => classes.words(),
             Metrics::Answers(answers) => answers.words(),
             Metrics::Rewards(rewards) => rewards.words(),
+            Metrics::Text(text) => text.words(),
         }
     }
 
@@ -57,6 +62,14 @@ impl Metrics {
     pub fn rewards(&self) -> Option<&RewardMetrics> {
         match self {
             Metrics::Rewards(rewards) => Some(rewards),
+            _ => None,
+        }
+    }
+
+    /// Where text is predicted.
+    pub fn text(&self) -> Option<&TextMetrics> {
+        match self {
+            Metrics::Text(text) => Some(text),
             _ => None,
         }
     }

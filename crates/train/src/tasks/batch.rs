@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use flatout_data::Waited;
+use flatout_data::{Vocabulary, Waited};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Class, PlanSet, Role};
 use flatout_runtime::{RuntimeError, Session};
@@ -184,4 +184,9 @@ pub trait EvalSet {
     fn batches(&self, capacity: usize) -> usize;
 
     fn batch(&self, number: usize, capacity: usize, inputs: &Inputs) -> Result<Batch, Failure>;
+
+    /// The bytes of text that a predicted token stands for in the mean, where it is text and the vocabulary tells.
+    fn bytes_per_token(&self, _vocabulary: Option<&Vocabulary>) -> Option<f64> {
+        None
+    }
 }

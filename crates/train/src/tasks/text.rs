@@ -235,6 +235,18 @@ impl EvalSet for Rows {
     fn batch(&self, number: usize, capacity: usize, inputs: &Inputs) -> Result<Batch, Failure> {
         Ok(batch(Role::Eval, self, number * capacity, capacity, inputs))
     }
+
+    fn bytes_per_token(&self, vocabulary: Option<&Vocabulary>) -> Option<f64> {
+        let lengths = vocabulary?.byte_lengths()?;
+        let predicted =
+            self.targets.iter().zip(&self.weights).filter(|(target, weight)| **target >= 0 && **weight > 0.0);
+        let (mut tokens, mut bytes) = (0u64, 0u64);
+        for (target, _) in predicted {
+            tokens += 1;
+            bytes += u64::from(*lengths.get(*target as usize).unwrap_or(&0));
+        }
+        (bytes > 0).then(|| bytes as f64 / tokens as f64)
+    }
 }
 
 /// Rows `from..` for a plan of `capacity` rows. Those that are missing at the end get weight 0.

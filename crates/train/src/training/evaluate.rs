@@ -8,7 +8,7 @@ use flatout_models::objectives::next_token::{BEST_LOGP, LOGP};
 use flatout_runtime::Session;
 
 use crate::Failure;
-use crate::metrics::{AnswerTally, Metrics, RewardMetrics, Tally};
+use crate::metrics::{AnswerTally, Metrics, RewardMetrics, Tally, TextMetrics};
 use crate::tasks::batch::{self, Batch, Draw, EvalSet, Inputs};
 use crate::training::update;
 
@@ -143,13 +143,15 @@ pub struct Counted {
     /// Sums by name, and the weight that they are of.
     sums: BTreeMap<String, f64>,
     weight: f64,
+    loss: f64,
+    bytes_per_token: Option<f64>,
 }
 
 impl Counted {
-    /// Of a model of classes, or of one that predicts tokens.
-    pub fn new(classes: Option<usize>) -> Counted {
+    /// Of a model of classes, or of one that predicts tokens, which stand for this many bytes of text in the mean.
+    pub fn new(classes: Option<usize>, bytes_per_token: Option<f64>) -> Counted {
         let (answers, sums) = (AnswerTally::default(), BTreeMap::new());
-        Counted { classes: classes.map(Tally::new), answers, sums, weight: 0.0 }
+        Counted { classes: classes.map(Tally::new), answers, sums, weight: 0.0, loss: 0.0, bytes_per_token }
     }
 
     pub fn see(&mut self, results: &EvalResults) {
@@ -161,6 +163,7 @@ impl Counted {
             *self.sums.entry(name.clone()).or_default() += *sum as f64;
         }
         self.weight += results.weight as f64;
+        self.loss += results.loss as f64;
     }
 
     /// `None` where there is nothing but a loss.
@@ -170,7 +173,9 @@ impl Counted {
             None => {
                 let mean = |name: &str| self.sums.get(name).map(|sum| sum / self.weight);
                 let rewards = RewardMetrics::of(mean).map(Metrics::Rewards);
-                rewards.or_else(|| self.answers.metrics().map(Metrics::Answers))
+                let text =
+                    || Some(Metrics::Text(TextMetrics::of(self.loss / self.weight, self.bytes_per_token?)));
+                rewards.or_else(|| self.answers.metrics().map(Metrics::Answers)).or_else(text)
             }
         }
     }

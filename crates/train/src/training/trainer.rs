@@ -466,7 +466,8 @@ impl Trainer<'_, '_, '_> {
             let (of, layout) = ((Side::HeldOut, &*numbers), self.layout.as_ref());
             baseline::take_among(self.ranks, self.session, compared, of, layout)?;
         }
-        let mut counted = Counted::new(self.config.model.classes());
+        let mut counted =
+            Counted::new(self.config.model.classes(), held_out.bytes_per_token(self.data.vocabulary()));
         let (set, capacity, draw) = (&**held_out, self.compiled.eval_batch, self.draw);
         let (stop, within) = (self.stop, self.time_to_stop());
         let sums = evaluate_among(

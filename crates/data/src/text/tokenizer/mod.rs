@@ -1,11 +1,13 @@
 //! Text to tokens and back: a trained byte-level BPE, a list of words, or any `tokenizer.json`.
 
 mod byte_level;
+mod bytes;
 mod frame;
 pub(crate) mod guarded;
 pub(crate) mod sample;
 
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::models::wordlevel::WordLevel;
@@ -39,6 +41,8 @@ pub struct Vocabulary {
     fast: Option<ByteLevelEncoder>,
     size: usize,
     frame: Frame,
+    /// The bytes of every token, once they are asked for.
+    bytes: Arc<OnceLock<Option<Vec<u32>>>>,
 }
 
 impl Vocabulary {
@@ -258,6 +262,11 @@ impl Vocabulary {
         self.library().id_to_token(token)
     }
 
+    /// The bytes of text that every token stands for, and 0 for special ones. `None` where tokens do not say it.
+    pub fn byte_lengths(&self) -> Option<&[u32]> {
+        self.bytes.get_or_init(|| bytes::byte_lengths(self.library())).as_deref()
+    }
+
     /// One more than the largest token: a model's vocabulary must not be smaller.
     pub fn size(&self) -> usize {
         self.size
@@ -307,7 +316,13 @@ impl Vocabulary {
         tokenizer.set_encode_special_tokens(true);
         let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
         let fast = ByteLevelEncoder::of(&tokenizer);
-        Ok(Self { tokenizer: Guarded::new(tokenizer)?, fast, size: largest as usize + 1, frame })
+        Ok(Self {
+            tokenizer: Guarded::new(tokenizer)?,
+            fast,
+            size: largest as usize + 1,
+            frame,
+            bytes: Arc::default(),
+        })
     }
 
     /// Encodes and decodes a few characters: a tokeniser that fails on these fails on every text.
