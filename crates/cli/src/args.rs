@@ -179,6 +179,8 @@ pub struct Ablate {
     /// Also write ablate.md, ablate.json and bars as SVG into this folder.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub meeting: launch::Meeting,
 }
 
 #[derive(Parser)]
@@ -198,6 +200,8 @@ pub struct Profile {
     /// Also write trace events, which ui.perfetto.dev shows.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub meeting: launch::Meeting,
 }
 
 #[derive(Parser)]
@@ -217,6 +221,8 @@ pub struct Tune {
     /// The preset to write; `tuned-RECIPE-DEVICE.toml` where not given.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub meeting: launch::Meeting,
 }
 
 #[derive(Parser)]

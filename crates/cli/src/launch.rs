@@ -1,6 +1,6 @@
 //! Several processes of one command: starts copies of it, or joins those that someone else started.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +39,16 @@ pub struct Ranks {
     /// How long the ranks wait for one another at the start.
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = time_limit::parse)]
     join_timeout: Duration,
+}
+
+/// Ranks that have no run's folder to meet by.
+#[derive(Args)]
+pub struct Meeting {
+    #[command(flatten)]
+    pub ranks: Ranks,
+    /// A folder that all ranks share, by which they meet where nothing names the address of rank 0.
+    #[arg(long, value_name = "DIR")]
+    pub run: Option<PathBuf>,
 }
 
 impl Ranks {

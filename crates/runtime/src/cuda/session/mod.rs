@@ -376,7 +376,8 @@ impl Session {
         let launches = || plans.iter().map(|(_, plan)| plan.launches.len());
         let mut samples = Samples::new(launches(), passes);
         self.time_exchanges(plans, passes, &timer, &mut samples)?;
-        let computes: Vec<Vec<usize>> = plans.iter().map(|(_, plan)| of_queue(plan, Queue::Compute)).collect();
+        let computes: Vec<Vec<usize>> =
+            plans.iter().map(|(_, plan)| of_queue(plan, Queue::Compute)).collect();
         // How often each runs between its events: once, until its first time says.
         let mut repeats: Vec<Vec<Option<usize>>> = launches().map(|count| vec![None; count]).collect();
         // A late host costs a pass; one that is late this often has other work.

@@ -40,6 +40,11 @@ impl Sharing {
     pub fn new(ranks: usize) -> Sharing {
         Sharing { own: Told::default(), told_at: None, stragglers: Stragglers::new(ranks), newest: None }
     }
+
+    /// Takes up the times of an update of this rank, which are told with the next.
+    pub fn take(&mut self, times: StepTimes) {
+        self.own.times.push(times);
+    }
 }
 
 impl Trainer<'_, '_, '_> {
