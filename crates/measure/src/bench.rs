@@ -254,6 +254,11 @@ impl Bench {
         }
     }
 
+    /// Waits until every rank is here.
+    pub fn meet(&self) -> Result<(), Failure> {
+        if self.ranks.are_many() { self.ranks.meet() } else { Ok(()) }
+    }
+
     fn made(&mut self, count: usize) -> Result<Vec<f64>, Failure> {
         let mut times = Vec::with_capacity(count);
         let mut clock = Instant::now();

@@ -488,3 +488,6 @@ impl Wire for Watched {
         exchanged
     }
 }
+
+#[cfg(test)]
+mod tests;

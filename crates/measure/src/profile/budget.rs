@@ -80,13 +80,18 @@ pub struct Round {
 /// Measures a round: so many updates of each kind, and the launches one by one.
 pub fn round(bench: &mut Bench, updates: usize) -> Result<Round, Failure> {
     let before = bench.waited();
+    // Ranks begin each part together: one that came early would count its wait for the others.
+    bench.meet()?;
     let step = median(&bench.steps(updates)?) / 1e3;
     let data = bench.waited().since(before).total.as_secs_f64() / updates as f64;
-    let (runs, session) = (bench.runs(), bench.session());
-    let unfed = median(&unfed(session, &runs, updates)?);
-    let plans = median(&plans(session, &runs, updates)?);
+    let runs = bench.runs();
+    bench.meet()?;
+    let unfed = median(&unfed(bench.session(), &runs, updates)?);
+    bench.meet()?;
+    let plans = median(&plans(bench.session(), &runs, updates)?);
     let roles: Vec<Role> = runs.iter().map(|(role, _)| *role).collect();
-    Ok(Round { step, data, unfed, plans, launches: session.time(&roles, PASSES)? })
+    bench.meet()?;
+    Ok(Round { step, data, unfed, plans, launches: bench.session().time(&roles, PASSES)? })
 }
 
 /// The rounds as if their updates had all taken the median's time.

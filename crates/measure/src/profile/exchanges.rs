@@ -108,7 +108,7 @@ pub fn table(
             row.launches += times;
             row.ms += ms;
             row.exposed_ms += exposed_ms;
-            row.hidden_ms += ms - exposed_ms;
+            row.hidden_ms += (ms - exposed_ms).max(0.0);
             row.bytes += times * sent_bytes(launch);
         }
     }

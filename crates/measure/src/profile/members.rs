@@ -76,7 +76,7 @@ pub fn gathered(
             step_ms: 1e3 * told.step_seconds,
             kernels_ms: 1e3 * sum(false),
             exposed_ms: 1e3 * exposed,
-            hidden_ms: 1e3 * (sum(true) - exposed),
+            hidden_ms: 1e3 * (sum(true) - exposed).max(0.0),
         };
         Member { times, timelines, host: told.host }
     };

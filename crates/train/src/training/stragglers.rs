@@ -6,7 +6,7 @@ use std::time::Duration;
 use flatout_runtime::cuda::session::clock::PlanTimes;
 use serde::{Deserialize, Serialize};
 
-use crate::run::events::RankTimes;
+use crate::run::events::{GpuSample, RankTimes};
 
 /// A rank is slow where its own computing takes this much longer than the median rank's,
 const BEHIND: f64 = 1.1;
@@ -67,12 +67,21 @@ pub struct Slow {
 }
 
 impl Slow {
-    /// The warning; `named` is the rank with its host.
-    pub fn sentence(&self, named: &str) -> String {
+    /// The warning; `named` is the rank with its host, and `gpu` the newest sample of its GPU, where it has one.
+    pub fn sentence(&self, named: &str, gpu: Option<&GpuSample>) -> String {
+        let clock = gpu.and_then(|gpu| {
+            let held = match &gpu.throttled[..] {
+                [] => String::new(),
+                why => format!(", held down by {}", why.join(" and ")),
+            };
+            Some(format!("; its GPU runs at {} MHz{held}", gpu.clock_mhz?))
+        });
         format!(
             "{named} is slow: in each of the last {STEPS} steps its own rows took at least 10% longer than the median rank's, in the \
-             mean {:.1} ms against {:.1} ms; the others wait for it",
-            self.own_ms, self.median_ms
+             mean {:.1} ms against {:.1} ms; the others wait for it{}",
+            self.own_ms,
+            self.median_ms,
+            clock.unwrap_or_default()
         )
     }
 }
@@ -159,11 +168,15 @@ mod tests {
         assert_eq!(warned(&mut stragglers, &long), [], "so it is not said again");
         assert_eq!(warned(&mut stragglers, &[105.0; 20]), []);
         assert_eq!(warned(&mut stragglers, &long), [(20, slow)], "it had recovered");
-        let words = slow.sentence("rank 2 (gpu-b, process 7)");
+        let words = slow.sentence("rank 2 (gpu-b, process 7)", None);
         assert!(
             words.starts_with("rank 2 (gpu-b, process 7) is slow: ")
                 && words.contains("120.0 ms against 100.0 ms")
+                && words.ends_with("the others wait for it")
         );
+        let hot = GpuSample { clock_mhz: Some(1110), throttled: vec!["heat".into()], ..GpuSample::default() };
+        let words = slow.sentence("rank 2 (gpu-b, GPU 1, process 7)", Some(&hot));
+        assert!(words.ends_with("the others wait for it; its GPU runs at 1110 MHz, held down by heat"));
     }
 
     #[test]

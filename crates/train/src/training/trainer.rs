@@ -402,6 +402,7 @@ impl Trainer<'_, '_, '_> {
         }
         let batch = self.config.train.batch;
         let seen = self.watch.see(own_tokens, seconds);
+        self.sharing.see(seen.gpu.as_ref().filter(|_| self.ranks.are_many()));
         if let Some(message) = self.watch.doubt(&seen, waited.total.as_secs_f64() / seconds) {
             self.say(Event::Warning { message })?;
         }
