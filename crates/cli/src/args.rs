@@ -28,6 +28,10 @@ pub fn key_meant(error: &clap::Error) -> Option<String> {
         return None;
     }
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
+    let starts_ranks = ["--ranks", "--gpus", "--nodes"].contains(&option.split('=').next().unwrap_or(option));
+    if starts_ranks && words.iter().any(|word| word == "sweep") {
+        return Some(launch::one_process("sweep", option));
+    }
     let at = words.iter().position(|word| word.split('=').next() == option.split('=').next())?;
     option_as_key(&words[at], words.get(at + 1).map(String::as_str))
 }

@@ -105,6 +105,23 @@ pub fn start(ranks: &Ranks) -> Result<Start, Failure> {
     start.map_err(|sentence| Failure::User(UserError(said(sentence))))
 }
 
+/// Refuses to be one of several ranks that someone started, for a command that one process runs.
+pub fn check_alone(command: &str) -> Result<(), UserError> {
+    let env = |name: &str| std::env::var(name).ok();
+    match flatout_world::place(&Flags::default(), &env, std::os::unix::process::parent_id()) {
+        Ok(Start::Rank(place)) if place.ranks > 1 => Err(UserError(one_process(
+            command,
+            &format!("{} of the {} processes", place.ranks - 1, place.ranks),
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// The sentence about ranks of a command that one process runs.
+pub fn one_process(command: &str, what: &str) -> String {
+    format!("`{command}` trains one run after another in one process so far: leave {what} out")
+}
+
 /// Starts ranks and waits for them. `command` is what a rank runs; `about` takes what rank 0 tells of the run.
 pub fn look_after(
     copies: Copies,

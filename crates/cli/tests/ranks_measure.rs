@@ -165,6 +165,23 @@ fn a_rank_that_cannot_open_its_data_ends_all_with_one_sentence() {
 }
 
 #[test]
+fn a_sweep_is_one_process() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let told = |command: &mut Command| {
+        let output = command.output().expect("the program starts");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let said = "flatout: `sweep` trains one run after another in one process so far: leave";
+    let flags = told(&mut command(folder.path(), "sweep", &["--ranks", "2"]));
+    assert_eq!(flags, (Some(2), format!("{said} --ranks out\n")));
+    let variables =
+        [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")];
+    let started = told(command(folder.path(), "sweep", &["lr=1e-3,2e-3"]).envs(variables));
+    assert_eq!(started, (Some(2), format!("{said} 1 of the 2 processes out\n")));
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "nothing is made");
+}
+
+#[test]
 fn a_rank_that_is_killed_ends_the_measurement() {
     let folder = tempfile::tempdir().expect("a folder");
     let words = ["--steps", "100000", "--ranks", "2"];
