@@ -67,6 +67,8 @@ impl Stage {
             refuse_cache()?;
         }
         let data = ranks.in_turn(|| OpenData::open(config, &device))?.map(Rc::new).into_iter().collect();
+        // A rank that could not open it leaves, which is no failure of the first attempt of all.
+        ranks.meet()?;
         Ok(Stage { device, ranks, data: RefCell::new(data), moved: Cell::new(0) })
     }
 

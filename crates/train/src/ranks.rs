@@ -372,7 +372,8 @@ impl Ranks {
     }
 
     /// Tries something that every rank tries, and goes on whether or not it worked: it did where it worked on all of them, and the
-    /// failure of the first that gave one up is that of all. A failure while ranks wait inside an exchange ends them all.
+    /// failure of the first that gave one up is that of all. No rank may leave the run while others attempt something. A failure
+    /// while ranks wait inside an exchange ends them all.
     pub fn attempt<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         let tried = work().and_then(|done| self.meet().map(|()| done));
         let Err(failure) = &tried else { return tried };

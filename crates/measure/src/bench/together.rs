@@ -58,7 +58,7 @@ impl Stage {
         while let Some(order) = self.ranks.of_first(None::<Order>)? {
             let Order { config, beside, warmup, steps } = order;
             let read = |text: String| Config::parse(&text, "the settings of rank 0");
-            let (config, beside) = (read(config)?, beside.map(read).transpose()?);
+            let (config, beside) = self.in_step(|| Ok((read(config)?, beside.map(read).transpose()?)))?;
             let _ = self.made(&Visit { config: &config, beside: beside.as_ref(), warmup, steps });
         }
         Ok(())
