@@ -1,6 +1,7 @@
 //! `ablate`, `tune` and `profile` on ranks that are processes: started by the program and by others, killed, and refused.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +10,6 @@ use serde_json::Value;
 
 use crate::program::{SMALL, flatout};
 use crate::ranks_train::{children, send_to};
-use crate::scene::wait_until;
 
 /// A small decoder of which ranks divide something.
 const WIDER: [&str; 2] = ["model.width=64", "train.lanes=2"];
@@ -184,20 +184,17 @@ fn a_sweep_is_one_process() {
 #[test]
 fn a_rank_that_is_killed_ends_the_measurement() {
     let folder = tempfile::tempdir().expect("a folder");
-    let words = ["--steps", "100000", "--ranks", "2"];
+    let words = ["--steps", "100000", "--ranks", "2", "-v"];
     let mut parent = command(folder.path(), "profile", &words).spawn().expect("the program starts");
-    let id = parent.id();
-    wait_until(&mut parent, || children(id).len() == 2);
-    // Anywhere: while ranks join, open their data or exchange.
-    std::thread::sleep(std::time::Duration::from_millis(700));
-    let victim = children(id).into_iter().max().expect("a rank");
-    send_to("-9", victim);
-    let end = parent.wait_with_output().expect("an end");
-    let told = String::from_utf8_lossy(&end.stderr).into_owned();
-    assert_eq!((end.status.code(), told.lines().count()), (Some(1), 1), "{told}");
+    let mut told = BufReader::new(parent.stderr.take().expect("captured")).lines().map_while(Result::ok);
+    assert!(told.any(|line| line.ends_with("round 1 of 8")), "it begins");
+    let all = children(parent.id());
+    send_to("-9", *all.last().expect("a rank"));
+    let told: Vec<String> = told.filter(|line| line.starts_with("flatout: ")).collect();
+    assert_eq!((parent.wait().expect("an end").code(), told.len()), (Some(1), 1), "{told:?}");
     assert!(
-        told.starts_with("flatout: rank ") && told.contains("was killed by signal 9 (SIGKILL)"),
-        "{told}"
+        told[0].starts_with("flatout: rank ") && told[0].contains("was killed by signal 9 (SIGKILL)"),
+        "{told:?}"
     );
-    assert!(children(id).is_empty());
+    assert!(children(parent.id()).is_empty() && all.len() == 2);
 }
