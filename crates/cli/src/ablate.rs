@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use flatout_measure::ablate::variants::{Fate, Wanted};
 use flatout_measure::ablate::{Options, Report, Said, page};
+use flatout_measure::bench::Stage;
+use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::recipes;
 
 use crate::args::{Ablate, recipe_and_overrides};
+use crate::measuring::measure;
 use crate::runs::print_table;
 use crate::screen::{Screen, bytes, count, duration};
 
@@ -17,9 +20,23 @@ pub fn ablate(args: &Ablate, screen: &Screen) -> Result<ExitCode, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     let options = options(args)?;
+    measure(&args.meeting, &config, screen, |stage, config, screen| match stage.is_first() {
+        true => first(args, config, &options, stage, screen),
+        false => stage.follow().map(|()| ExitCode::SUCCESS),
+    })
+}
+
+/// Decides, measures with the other ranks and reports.
+fn first(
+    args: &Ablate,
+    config: &Config,
+    options: &Options,
+    stage: &Stage,
+    screen: &Screen,
+) -> Result<ExitCode, Failure> {
     let bar = screen.bar("{wide_bar} {pos}/{len}  {msg}", 1);
     let line = |text: String| screen.note_above(bar.as_ref(), text);
-    let report = flatout_measure::ablate::ablate(&config, &options, &mut |said| match said {
+    let report = flatout_measure::ablate::ablate(config, options, stage, &mut |said| match said {
         Said::Ready { variants, budget, kept, visits_before } => {
             let measured = variants.iter().filter(|v| matches!(v.fate, Fate::Measured { .. })).count();
             line(format!(
@@ -93,13 +110,14 @@ fn options(args: &Ablate) -> Result<Options, UserError> {
 fn print(report: &Report, screen: &Screen) {
     let base = &report.base;
     screen.result(format!(
-        "{} on {}, {}: {} tokens an update, {} tokens/s, {}, {} launches",
+        "{} on {}, {}: {} tokens an update, {} tokens/s, {}{}, {} launches",
         report.recipe,
         report.device,
         report.precision,
         count(report.tokens_per_update as u64),
         count(base.tokens_per_second as u64),
         bytes(base.arena_bytes + base.driver_bytes),
+        if report.ranks.is_some() { " on each" } else { "" },
         count(base.launches as u64)
     ));
     for part in page::parts(report) {

@@ -28,6 +28,10 @@ pub fn key_meant(error: &clap::Error) -> Option<String> {
         return None;
     }
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
+    let starts_ranks = ["--ranks", "--gpus", "--nodes"].contains(&option.split('=').next().unwrap_or(option));
+    if starts_ranks && words.iter().any(|word| word == "sweep") {
+        return Some(launch::one_process("sweep", option));
+    }
     let at = words.iter().position(|word| word.split('=').next() == option.split('=').next())?;
     option_as_key(&words[at], words.get(at + 1).map(String::as_str))
 }
@@ -179,6 +183,8 @@ pub struct Ablate {
     /// Also write ablate.md, ablate.json and bars as SVG into this folder.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub meeting: launch::Meeting,
 }
 
 #[derive(Parser)]
@@ -198,6 +204,8 @@ pub struct Profile {
     /// Also write trace events, which ui.perfetto.dev shows.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub meeting: launch::Meeting,
 }
 
 #[derive(Parser)]
@@ -217,6 +225,8 @@ pub struct Tune {
     /// The preset to write; `tuned-RECIPE-DEVICE.toml` where not given.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub meeting: launch::Meeting,
 }
 
 #[derive(Parser)]

@@ -1,6 +1,6 @@
 //! Several processes of one command: starts copies of it, or joins those that someone else started.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +39,16 @@ pub struct Ranks {
     /// How long the ranks wait for one another at the start.
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = time_limit::parse)]
     join_timeout: Duration,
+}
+
+/// Ranks that have no run's folder to meet by.
+#[derive(Args)]
+pub struct Meeting {
+    #[command(flatten)]
+    pub ranks: Ranks,
+    /// A folder that all ranks share, by which they meet where nothing names the address of rank 0.
+    #[arg(long, value_name = "DIR")]
+    pub run: Option<PathBuf>,
 }
 
 impl Ranks {
@@ -93,6 +103,23 @@ pub fn start(ranks: &Ranks) -> Result<Start, Failure> {
     let said =
         |sentence: String| if gpus.is_some() { sentence.replace("--ranks", "--gpus") } else { sentence };
     start.map_err(|sentence| Failure::User(UserError(said(sentence))))
+}
+
+/// Refuses to be one of several ranks that someone started, for a command that one process runs.
+pub fn check_alone(command: &str) -> Result<(), UserError> {
+    let env = |name: &str| std::env::var(name).ok();
+    match flatout_world::place(&Flags::default(), &env, std::os::unix::process::parent_id()) {
+        Ok(Start::Rank(place)) if place.ranks > 1 => Err(UserError(one_process(
+            command,
+            &format!("{} of the {} processes", place.ranks - 1, place.ranks),
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// The sentence about ranks of a command that one process runs.
+pub fn one_process(command: &str, what: &str) -> String {
+    format!("`{command}` trains one run after another in one process so far: leave {what} out")
 }
 
 /// Starts ranks and waits for them. `command` is what a rank runs; `about` takes what rank 0 tells of the run.

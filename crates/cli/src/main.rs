@@ -18,6 +18,7 @@ mod images;
 mod launch;
 mod logits;
 mod many;
+mod measuring;
 mod model;
 mod plan;
 mod profile;

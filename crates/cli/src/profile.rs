@@ -2,11 +2,14 @@
 
 use std::process::ExitCode;
 
+use flatout_measure::bench::Stage;
 use flatout_measure::profile::{Options, Report, page, trace};
+use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::recipes;
 
 use crate::args::{Profile, recipe_and_overrides};
+use crate::measuring::{is_writer, measure};
 use crate::runs::print_table;
 use crate::screen::Screen;
 
@@ -18,20 +21,31 @@ const SHOWN: usize = 12;
 pub fn profile(args: &Profile, screen: &Screen) -> Result<ExitCode, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
-    if let Some(path) = &args.trace {
+    if let Some(path) = &args.trace
+        && is_writer(&args.meeting)?
+    {
         trace::check(path)?;
     }
+    measure(&args.meeting, &config, screen, |stage, config, screen| on_stage(args, config, stage, screen))
+}
+
+/// Measures as every rank does, and reports where this is the first.
+fn on_stage(args: &Profile, config: &Config, stage: &Stage, screen: &Screen) -> Result<ExitCode, Failure> {
     let bar = screen.bar("{wide_bar} round {pos} of {len}", ROUNDS as u64);
     let options = Options { steps: args.steps as usize, rounds: ROUNDS };
-    let report = flatout_measure::profile::profile(&config, &options, &mut |round, of| match &bar {
+    let mut say = |round, of| match &bar {
         Some(bar) => bar.set_position(round as u64 + 1),
         None if screen.verbose => screen.note(format!("round {} of {of}", round + 1)),
         None => {}
-    });
+    };
+    let report = flatout_measure::profile::profile(config, &options, stage, &mut say);
     if let Some(bar) = &bar {
         bar.finish_and_clear();
     }
     let report = report?;
+    if !stage.is_first() {
+        return Ok(ExitCode::SUCCESS);
+    }
     if let Some(path) = &args.trace {
         trace::write(&report, path)?;
     }

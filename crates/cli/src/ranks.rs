@@ -1,6 +1,5 @@
 //! `ranks`: who joins when the command is started as several ranks, and how fast they exchange.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -18,10 +17,7 @@ const EXCHANGES: [(usize, usize); 3] = [(4 << 10, 1000), (64 << 10, 500), (1 << 
 #[derive(Parser)]
 pub struct CheckRanks {
     #[command(flatten)]
-    ranks: launch::Ranks,
-    /// A folder that all ranks share, by which they meet where nothing names the address of rank 0.
-    #[arg(long, value_name = "DIR")]
-    run: Option<PathBuf>,
+    meeting: launch::Meeting,
 }
 
 #[derive(Serialize)]
@@ -48,12 +44,13 @@ struct Exchange {
 }
 
 pub fn ranks(args: &CheckRanks, screen: &Screen) -> Result<ExitCode, Failure> {
-    if args.ranks.gpus.is_some() || args.ranks.share_gpu {
+    let launch::Meeting { ranks, run } = &args.meeting;
+    if ranks.gpus.is_some() || ranks.share_gpu {
         return Err(Failure::User(UserError(
             "`ranks` times the sockets between processes and opens no GPU: give --ranks".into(),
         )));
     }
-    let world = match launch::begin(&args.ranks, args.run.as_deref(), screen, || None)? {
+    let world = match launch::begin(ranks, run.as_deref(), screen, || None)? {
         Begun::Ended(code) => return Ok(code),
         Begun::Rank(world) => world,
     };

@@ -25,6 +25,8 @@ struct State {
     /// Once this process joins other ranks, or is left before it does.
     others: OnceLock<Option<Stopper>>,
     is_quiet: AtomicBool,
+    /// It makes no run, but measures.
+    measures: AtomicBool,
     screen: Screen,
 }
 
@@ -34,7 +36,10 @@ impl State {
         let run: Option<Arc<Run>> = self.run.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let left = left(run.as_deref());
         if !self.is_quiet.load(Ordering::SeqCst) {
-            self.screen.note(format!("{reason} before the first step: {left}"));
+            self.screen.note(match self.measures.load(Ordering::SeqCst) {
+                true => format!("{reason}: nothing more is measured"),
+                false => format!("{reason} before the first step: {left}"),
+            });
         }
         signal::leave(3)
     }
@@ -49,6 +54,7 @@ pub fn watch(max_time: Option<Duration>, screen: &Screen) -> Result<(StopFlag, S
         run: Mutex::new(None),
         others: OnceLock::new(),
         is_quiet: AtomicBool::new(false),
+        measures: AtomicBool::new(false),
         screen: *screen,
     });
     let starting = Starting(Arc::clone(&state));
@@ -81,6 +87,11 @@ impl Starting {
     /// Lets go of a run that has ended, so that it is free for whoever reads it.
     pub fn leave(&self) {
         *self.0.run.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// There is no run to save.
+    pub fn measures(&self) {
+        self.0.measures.store(true, Ordering::SeqCst);
     }
 
     /// Of several ranks the first alone speaks.

@@ -22,6 +22,7 @@ use flatout_train::weights::pretrained;
 use serde_json::json;
 
 use crate::args::{self, recipe_and_overrides};
+use crate::launch;
 use crate::runs::print_table;
 use crate::screen::{Screen, bytes, duration};
 use crate::start;
@@ -35,6 +36,7 @@ struct Planned {
 }
 
 pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
+    launch::check_alone("sweep")?;
     let (stop, starting) = start::watch(args.max_time, screen)?;
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let sweep = Sweep::parse(overrides)?;

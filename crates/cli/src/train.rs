@@ -75,7 +75,7 @@ fn train_as(
     // What the machine cannot do is said before a directory is made.
     let device = many::device(&config, &args.ranks, ranks)?;
     let compiled = compile::compile(&config, &ranks.target(device.target(&config.switches)))?;
-    crate::tune::mention(&config, &device, screen);
+    crate::tune::mention(&config, &device, ranks.count(), screen);
     if config.train.folds.is_some() && config.train.fold.is_none() {
         let dir = match &args.run {
             Some(dir) => dir.clone(),

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use crate::ablate::budget;
 use crate::args::{Tune, recipe_and_overrides};
+use crate::measuring::measure;
 use crate::runs::print_table;
 use crate::screen::{Screen, bytes, count, duration};
 
@@ -33,14 +34,28 @@ pub fn tune(args: &Tune, screen: &Screen) -> Result<ExitCode, Failure> {
     };
     // What cannot run and what cannot be written are said before anything is measured.
     args.out.as_deref().map_or(Ok(()), preset::check)?;
-    let stage = Stage::open(&config)?;
-    let usual = || preset::usual_path(&config.recipe, &stage.device().target(&config.switches).name);
+    measure(&args.meeting, &config, screen, |stage, config, screen| match stage.is_first() {
+        true => first(args, config, &options, stage, screen),
+        false => stage.follow().map(|()| ExitCode::SUCCESS),
+    })
+}
+
+/// Decides, measures with the other ranks and reports.
+fn first(
+    args: &Tune,
+    config: &Config,
+    options: &Options,
+    stage: &Stage,
+    screen: &Screen,
+) -> Result<ExitCode, Failure> {
+    let target = || stage.device().target(&config.switches).name;
+    let usual = || preset::usual_path(&config.recipe, &target(), stage.ranks());
     let out = args.out.clone().unwrap_or_else(usual);
     preset::check(&out)?;
 
     let bar = screen.bar("{wide_bar} {elapsed}  {msg}", 1);
     let line = |text: String| screen.note_above(bar.as_ref(), text);
-    let report = flatout_measure::tune::tune(&config, &options, &stage, &mut |said| match said {
+    let report = flatout_measure::tune::tune(config, options, stage, &mut |said| match said {
         Said::Ready { budget, device } => {
             if let Some(bar) = &bar {
                 bar.set_length(budget.as_secs().max(1));
@@ -65,13 +80,14 @@ pub fn tune(args: &Tune, screen: &Screen) -> Result<ExitCode, Failure> {
         bar.finish_and_clear();
     }
     let report = report?;
-    let text = (report.found.verdict == Verdict::Faster).then(|| preset::text(&report, &config));
+    let text = (report.found.verdict == Verdict::Faster).then(|| preset::text(&report, config));
     if let Some(text) = &text {
         preset::write(&out, text)?;
     }
     // A search that time cut short takes nothing back.
     let is_news = text.is_some() || report.found.is_complete;
-    let kept = if is_news { preset::remember(&config, stage.device(), text.as_deref()) } else { Ok(None) };
+    let remember = || preset::remember(config, stage.device(), stage.ranks(), text.as_deref());
+    let kept = if is_news { remember() } else { Ok(None) };
     if screen.json {
         let mut all = serde_json::to_value(&report).expect("a report has a JSON form");
         all["preset"] = json!(text.is_some().then(|| out.display().to_string()));
@@ -84,6 +100,7 @@ pub fn tune(args: &Tune, screen: &Screen) -> Result<ExitCode, Failure> {
         let mut words = vec!["flatout train".to_string()];
         words.extend(args.words.iter().cloned());
         words.extend(args.with.iter().map(|with| format!("--with {with}")));
+        words.extend((stage.ranks() > 1).then(|| args.meeting.ranks.flag(stage.ranks())));
         screen.note(format!("next     {} --with {}", words.join(" "), out.display()));
     }
     match kept {
@@ -95,8 +112,8 @@ pub fn tune(args: &Tune, screen: &Screen) -> Result<ExitCode, Failure> {
 }
 
 /// A line for `train`, where an earlier `tune` found something for it here.
-pub fn mention(config: &Config, device: &Device, screen: &Screen) {
-    if let Some(found) = preset::remembered(config, device) {
+pub fn mention(config: &Config, device: &Device, ranks: usize, screen: &Screen) {
+    if let Some(found) = preset::remembered(config, device, ranks) {
         screen.note(format!(
             "tuned    faster settings were measured here ({}): --with {}",
             found.settings.join(" "),

@@ -27,6 +27,7 @@ mod preference;
 mod profile;
 mod program;
 mod ranks;
+mod ranks_measure;
 mod ranks_text;
 mod ranks_train;
 mod requeue;

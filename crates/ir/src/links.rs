@@ -47,27 +47,45 @@ struct Group {
     nodes: usize,
 }
 
+/// The bytes of the tensor that all ranks have together: what an exchange gathers, or what it adds up.
+fn whole_bytes(launch: &Launch) -> u64 {
+    let view_bytes = |view: Option<&crate::plan::View>| view.map_or(0, |view| view.span_bytes() as u64);
+    match launch.op {
+        Op::AllGather { .. } => view_bytes(launch.outs[0].as_ref()),
+        _ => view_bytes(launch.ins.first()),
+    }
+}
+
+/// The axis of an exchange, and how often what all ranks have together passes a rank.
+fn axis_and_passes(op: &Op) -> (Axis, usize) {
+    match *op {
+        Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } => (axis, 1),
+        Op::AllReduce { axis, .. } => (axis, 2),
+        _ => panic!("{} is no exchange", op.name()),
+    }
+}
+
+/// The bytes that a rank sends in an exchange of a plan, in a ring of all ranks.
+///
+/// # Panics
+/// Where the launch is no exchange.
+pub fn sent_bytes(launch: &Launch) -> u64 {
+    let ways = launch.op.ways().unwrap_or(1) as u64;
+    axis_and_passes(&launch.op).1 as u64 * whole_bytes(launch) / ways * (ways - 1)
+}
+
 impl Links {
     /// How long an exchange of a plan takes.
     ///
     /// # Panics
     /// Where the launch is no exchange.
     pub fn seconds(&self, launch: &Launch, mesh: &Mesh) -> f64 {
-        let view_bytes = |view: Option<&crate::plan::View>| view.map_or(0, |view| view.span_bytes() as u64);
-        let bytes = match launch.op {
-            Op::AllGather { .. } => view_bytes(launch.outs[0].as_ref()),
-            _ => view_bytes(launch.ins.first()),
-        };
-        self.seconds_of(&launch.op, bytes, mesh)
+        self.seconds_of(&launch.op, whole_bytes(launch), mesh)
     }
 
     /// The same by the bytes of the tensor that all ranks have together: what is gathered, or what is added up.
     pub fn seconds_of(&self, op: &Op, bytes: u64, mesh: &Mesh) -> f64 {
-        let (axis, passes) = match *op {
-            Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } => (axis, 1),
-            Op::AllReduce { axis, .. } => (axis, 2),
-            _ => panic!("{} is no exchange", op.name()),
-        };
+        let (axis, passes) = axis_and_passes(op);
         let group @ Group { ways, local, nodes } = self.group(mesh, axis);
         if ways == 1 {
             return 0.0;

@@ -42,29 +42,44 @@ impl AddAssign for Played {
 /// Plays a plan whose launches take these seconds each. While an exchange runs, compute launches have this part of a device
 /// less.
 pub fn play(plan: &Plan, held_part: f64, seconds: impl IntoIterator<Item = f64>) -> Played {
-    let (mut played, mut now, mut wire_end) = (Played::default(), 0.0f64, 0.0f64);
+    let mut played = Played::default();
+    let takes: Vec<f64> = seconds.into_iter().collect();
+    for (launch, takes) in plan.launches.iter().zip(&takes) {
+        match launch.queue {
+            Queue::Wire => played.wire_seconds += takes,
+            Queue::Compute => played.compute_seconds += takes,
+        }
+    }
+    played.seconds = timeline(plan, held_part, &takes).iter().map(|runs| runs.end).fold(0.0, f64::max);
+    played
+}
+
+/// When each launch of such a plan begins and ends.
+pub fn timeline(plan: &Plan, held_part: f64, seconds: &[f64]) -> Vec<Range<f64>> {
+    let (mut now, mut wire_end) = (0.0f64, 0.0f64);
     // When each exchange runs, by the index of its launch.
     let mut exchanges: Vec<(usize, Range<f64>)> = vec![];
+    let mut all = Vec::with_capacity(seconds.len());
     for (at, (launch, takes)) in plan.launches.iter().zip(seconds).enumerate() {
-        match launch.queue {
+        all.push(match launch.queue {
             Queue::Wire => {
                 let start = now.max(wire_end);
                 wire_end = start + takes;
                 exchanges.push((at, start..wire_end));
-                played.wire_seconds += takes;
+                start..wire_end
             }
             Queue::Compute => {
                 if let Some(joined) = launch.joins {
                     let ends = exchanges.iter().filter(|(at, _)| *at <= joined).map(|(_, runs)| runs.end);
                     now = ends.fold(now, f64::max);
                 }
-                now = ended(now, takes, held_part, &exchanges);
-                played.compute_seconds += takes;
+                let start = now;
+                now = ended(now, *takes, held_part, &exchanges);
+                start..now
             }
-        }
+        });
     }
-    played.seconds = now.max(wire_end);
-    played
+    all
 }
 
 /// When a compute launch ends that begins now, slowed while exchanges run.
@@ -135,6 +150,14 @@ mod tests {
         assert_eq!(played(0.0, &two), (4.0, 2.0));
         // An exchange waits for the launches before it.
         assert_eq!(played(0.0, &[(1.0, None), (-1.0, None), (2.0, None), (-1.0, None)]), (4.0, 1.0));
+    }
+
+    #[test]
+    fn every_launch_has_its_place_on_the_axis() {
+        let launches = [(1.0, None), (-2.0, None), (1.0, None), (-1.0, None), (1.0, Some(1)), (1.0, Some(3))];
+        let seconds = launches.map(|(seconds, _)| f64::abs(seconds));
+        let runs = timeline(&plan(&launches), 0.0, &seconds);
+        assert_eq!(runs, [0.0..1.0, 1.0..3.0, 1.0..2.0, 3.0..4.0, 3.0..4.0, 4.0..5.0]);
     }
 
     #[test]

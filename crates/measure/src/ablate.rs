@@ -5,7 +5,7 @@
 //! updates alternate: the cores of a virtual machine are another's for tenths of a second. On a GPU, which is quieter and where
 //! the host runs ahead of the updates, the base is visited after each variant instead. Rounds visit every variant once, and
 //! every second round goes backwards, so that a machine that drifts touches base and variants alike. `statistics` says what
-//! is made of the times.
+//! is made of the times. Of several ranks the first runs all of this, and every rank makes the visits (`bench::together`).
 
 pub mod kept;
 pub mod page;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 pub use crate::statistics::Estimate;
 
-use crate::bench::{Stage, Timed, guarded, visit, visit_beside};
+use crate::bench::{Stage, Timed};
 use flatout_train::Failure;
 use flatout_train::config::Config;
 use flatout_train::device::Device;
@@ -84,6 +84,9 @@ pub struct Report {
     pub recipe: String,
     pub version: String,
     pub device: String,
+    /// How many measured together; none where one process did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<usize>,
     pub precision: String,
     /// What was trained on.
     pub data: String,
@@ -101,12 +104,17 @@ pub struct Report {
     pub rows: Vec<Row>,
 }
 
-pub fn ablate(config: &Config, options: &Options, say: &mut dyn FnMut(Said<'_>)) -> Result<Report, Failure> {
+/// Ablates the config that the stage was opened for. Other ranks follow this one.
+pub fn ablate(
+    config: &Config,
+    options: &Options,
+    stage: &Stage,
+    say: &mut dyn FnMut(Said<'_>),
+) -> Result<Report, Failure> {
     let began = Instant::now();
-    let stage = Stage::open(config)?;
-    let base = Base::new(config, &stage)?;
-    let variants = variants(&base, &stage, &options.wanted)?;
-    let device = stage.device().sentence();
+    let base = Base::new(config, stage)?;
+    let variants = variants(&base, stage, &options.wanted)?;
+    let device = stage.sentence();
     let version = env!("CARGO_PKG_VERSION").to_string();
     let identity = format!("{version}\n{device}\n{}\n{}", options.steps, base.config.to_toml());
     let mut kept = match cache_folder() {
@@ -125,13 +133,12 @@ pub fn ablate(config: &Config, options: &Options, say: &mut dyn FnMut(Said<'_>))
     say(Said::Ready { variants: &variants, budget, kept: place, visits_before });
     let is_beside = matches!(stage.device(), Device::Cpu { .. });
     let plan = Plan { variants: &variants, base: &base.config, repeats: options.repeats, budget, is_beside };
-    let mut visit = |config: &Config, who: Who| {
-        guarded(|| match who {
-            Who::Variant if is_beside => visit_beside(&stage, &base.config, config, WARMUP, options.steps),
-            _ => visit(&stage, config, WARMUP, options.steps),
-        })
+    let mut visit = |config: &Config, who: Who| match who {
+        Who::Variant if is_beside => stage.visit_beside(&base.config, config, WARMUP, options.steps),
+        _ => stage.visit(config, WARMUP, options.steps),
     };
     let is_complete = rounds(&plan, &mut kept, &mut visit, &mut || began.elapsed(), say)?;
+    stage.dismiss()?;
     let precision = base.compiled.settled.options.precision;
     let tokens_per_update = tokens_per_update(config, &stage.compile(config)?);
     let table = table(&variants, &kept, precision, tokens_per_update).expect("the base was visited");
@@ -145,6 +152,7 @@ pub fn ablate(config: &Config, options: &Options, say: &mut dyn FnMut(Said<'_>))
         recipe: config.recipe.clone(),
         version,
         device,
+        ranks: (stage.ranks() > 1).then_some(stage.ranks()),
         precision: precision.name().into(),
         data: stage.data().into(),
         tokens_per_update,

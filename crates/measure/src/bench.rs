@@ -1,59 +1,113 @@
 //! One configuration, run as the trainer runs it and timed: the same plans, session, rows and updates, and no run
 //! directory. A measurement needs no data: where a recipe names none, rows of tokens drawn at random stand in.
 //!
-//! `ablate`, `tune` and `profile` measure several configurations in turns. What they share, the device and the data, is
-//! a [`Stage`]; a configuration on it is a [`Bench`].
+//! `ablate`, `tune` and `profile` measure several configurations in turns. What they share, the device, the data and the ranks,
+//! is a [`Stage`]; a configuration on it is a [`Bench`]. Of several ranks each has a stage of its own, and all open and run the
+//! same benches in the same order (`together`).
 
 mod rows;
 mod spans;
+mod together;
 mod visit;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Instant;
 
 use flatout_data::Waited;
-use flatout_ir::Role;
+use flatout_ir::passes::lanes::lanes_a_rank;
+use flatout_ir::{Role, Target};
 use flatout_runtime::{Posted, Session};
 
-use flatout_train::Failure;
 use flatout_train::config::Config;
 use flatout_train::config::resolved::Resolved;
 use flatout_train::device::Device;
+use flatout_train::ranks::Ranks;
 use flatout_train::resolve::compile::{Compiled, compile};
 use flatout_train::resolve::prediction;
-use flatout_train::switches::active;
+use flatout_train::switches::{Switches, active};
 use flatout_train::tasks::batch::{BatchSource, Draw};
 use flatout_train::tasks::image_table;
 use flatout_train::training::schedule::learning_rates;
-use flatout_train::training::update::{accumulate, apply, collect};
+use flatout_train::training::update::{accumulate, apply, collect, end_lanes};
 use flatout_train::weights::pretrained;
+use flatout_train::{Failure, UserError, refuse};
 use rows::OpenData;
 pub use spans::Span;
 use spans::Spans;
-pub use visit::{Timed, guarded, visit, visit_beside};
+pub use visit::{Timed, guarded};
 
 /// Opens what a config asks for and makes its first update.
 pub fn open(config: &Config) -> Result<Bench, Failure> {
     Stage::open(config)?.bench(config)
 }
 
-/// The device and the data that measurements share.
+/// The device, the data and the ranks that measurements share.
 pub struct Stage {
     device: Device,
+    ranks: Rc<Ranks>,
     /// The data of the first config, and of others that ask for other data; none where it has none.
     data: RefCell<Vec<Rc<OpenData>>>,
+    /// Signs of progress that this rank has given.
+    moved: Cell<usize>,
 }
 
 impl Stage {
     /// The device that the config's `backend` asks for, and its data where it has any. What cannot run on the device is
     /// refused before data is opened, which may take long.
     pub fn open(config: &Config) -> Result<Stage, Failure> {
-        let device = Device::open(config.switches.compute.backend)?;
-        compile(config, &device.target(&config.switches))?;
-        let data = OpenData::open(config, &device)?.map(Rc::new).into_iter().collect();
-        Ok(Stage { device, data: RefCell::new(data) })
+        Stage::among(config, Device::open(config.switches.compute.backend)?, Rc::new(Ranks::alone()))
+    }
+
+    /// The same as one of several ranks, on a device that is open. Rank 0 opens the data first: the others find what it made.
+    pub fn among(config: &Config, device: Device, ranks: Rc<Ranks>) -> Result<Stage, Failure> {
+        compile(config, &ranks.target(device.target(&config.switches)))?;
+        if ranks.are_many() && config.data.vision_cache.is_some() {
+            refuse_cache()?;
+        }
+        let data = ranks.in_turn(|| OpenData::open(config, &device))?.map(Rc::new).into_iter().collect();
+        // A rank that could not open it leaves, which is no failure of the first attempt of all.
+        ranks.meet()?;
+        Ok(Stage { device, ranks, data: RefCell::new(data), moved: Cell::new(0) })
+    }
+
+    /// How many ranks measure together.
+    pub fn ranks(&self) -> usize {
+        self.ranks.count()
+    }
+
+    pub fn rank(&self) -> usize {
+        self.ranks.rank()
+    }
+
+    /// The name of a rank in sentences, with its host and process.
+    pub fn named(&self, rank: usize) -> String {
+        self.ranks.named(rank)
+    }
+
+    /// Whether this rank decides and reports.
+    pub fn is_first(&self) -> bool {
+        self.ranks.is_first()
+    }
+
+    /// The device as the compiler sees it under these switches, among as many as there are ranks.
+    pub fn target(&self, switches: &Switches) -> Target {
+        self.ranks.target(self.device.target(switches))
+    }
+
+    /// The device and the ranks, for people.
+    pub fn sentence(&self) -> String {
+        match self.ranks() {
+            1 => self.device.sentence(),
+            ranks => format!("{ranks} ranks of {}", self.device.sentence()),
+        }
+    }
+
+    /// Says that this rank moves on, for whoever watches the ranks.
+    fn moves(&self, doing: &str) {
+        self.moved.set(self.moved.get() + 1);
+        self.ranks.at(0, doing, self.moved.get());
     }
 
     pub fn device(&self) -> &Device {
@@ -97,17 +151,35 @@ impl Stage {
             // Images that are drawn for a measurement lie in no table.
             None => image_table::without(&mut config)?,
         }
-        compile(&config, &self.device.target(&config.switches))
+        self.moves("compiling");
+        compile(&config, &self.target(&config.switches))
     }
 
     /// Compiles a config, opens its session, writes its first weights and makes its first update. It must ask for the
-    /// backend of the stage, or for none.
+    /// backend of the stage, or for none. Every rank calls this; where one cannot open it, none has it.
     pub fn bench(&self, config: &Config) -> Result<Bench, Failure> {
+        // Alone a panic of ours stays what it is.
+        let mut bench = match self.ranks() {
+            1 => self.prepared(config)?,
+            _ => self.ranks.attempt(|| guarded(|| self.prepared(config)))?,
+        };
+        bench.start.first_update_seconds = bench.steps(1)?[0] / 1e3;
+        Ok(bench)
+    }
+
+    /// A config that is open and has made no update yet.
+    fn prepared(&self, config: &Config) -> Result<Bench, Failure> {
         let mut clock = Instant::now();
         let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
         let compiled = self.compile(config)?;
         let compile_seconds = lap();
-        let mut session = self.device.session(compiled.plans.clone(), &compiled.settled)?;
+        self.ranks.check_equal(
+            "the plans",
+            || compiled.plans.to_string(),
+            "start the same program with the same settings on like hosts",
+        )?;
+        let mut session =
+            self.device.session_among(compiled.plans.clone(), &compiled.settled, &self.ranks)?;
         let session_seconds = lap();
         pretrained::begin(config, &mut session)?;
         let weights_seconds = lap();
@@ -118,8 +190,9 @@ impl Stage {
             None => config.train.steps.unwrap_or(u32::MAX.into()),
         };
         let horizon = config.schedule.horizon_steps.unwrap_or(horizon);
-        let source = rows::source(config, &compiled, data.as_deref(), &mut session)?;
-        let mut bench = Bench {
+        let source = rows::source(config, &compiled, self.ranks.rank(), data.as_deref(), &mut session)?;
+        Ok(Bench {
+            ranks: Rc::clone(&self.ranks),
             config: config.clone(),
             start: Start { compile_seconds, session_seconds, weights_seconds, first_update_seconds: 0.0 },
             compiled,
@@ -130,10 +203,13 @@ impl Stage {
             losses: vec![],
             waited: Waited::default(),
             spans: Spans::default(),
-        };
-        bench.start.first_update_seconds = bench.steps(1)?[0] / 1e3;
-        Ok(bench)
+        })
     }
+}
+
+/// Ranks do not fill a cache of features together.
+fn refuse_cache() -> Result<(), UserError> {
+    refuse!("`data.vision_cache` is filled by one process so far: leave it out, or measure with one rank")
 }
 
 /// What it took until the first update was made.
@@ -155,6 +231,7 @@ impl Start {
 
 /// A configuration that is open and trains from its first update on, at the learning rates and on the rows of a run.
 pub struct Bench {
+    ranks: Rc<Ranks>,
     config: Config,
     start: Start,
     compiled: Compiled,
@@ -170,8 +247,21 @@ pub struct Bench {
 
 impl Bench {
     /// Makes updates and gives the milliseconds of each. As in a run the host enqueues an update while the one before
-    /// is computed; when this returns all are done, so several benches may take turns.
+    /// is computed; when this returns all are done, so several benches may take turns. Of several ranks each makes as many, and a
+    /// failure of one ends all: the others wait for it inside an exchange.
     pub fn steps(&mut self, count: usize) -> Result<Vec<f64>, Failure> {
+        match self.ranks.are_many() {
+            true => Rc::clone(&self.ranks).in_step(|| guarded(|| self.made(count))),
+            false => self.made(count),
+        }
+    }
+
+    /// Waits until every rank is here.
+    pub fn meet(&self) -> Result<(), Failure> {
+        if self.ranks.are_many() { self.ranks.meet() } else { Ok(()) }
+    }
+
+    fn made(&mut self, count: usize) -> Result<Vec<f64>, Failure> {
         let mut times = Vec::with_capacity(count);
         let mut clock = Instant::now();
         let mut pending: Option<Posted> = None;
@@ -194,12 +284,19 @@ impl Bench {
     /// The micro-batches of an update and the update itself, asked for.
     fn enqueue(&mut self) -> Result<Posted, Failure> {
         let draw = Draw { seed: self.config.train.seed, step: self.asked };
+        let lanes = lanes_a_rank(&self.compiled.settled.options);
+        let mut lane = 0;
         self.source.begin_update();
         while let Some(batch) = self.spans.within_some("rows", || self.source.next_batch())? {
             self.waited += batch.waited;
+            end_lanes(&mut self.session, lane..batch.lane, lanes)?;
+            lane = batch.lane;
             self.spans.within("grad", || accumulate(&mut self.session, &batch, draw))?;
         }
+        end_lanes(&mut self.session, lane..lanes, lanes)?;
         self.asked += 1;
+        self.ranks.called("apply");
+        self.ranks.at(0, "measuring", self.asked as usize);
         let rates = learning_rates(&self.config, self.horizon, self.asked);
         Ok(self.spans.within("apply", || apply(&mut self.session, &rates))?)
     }

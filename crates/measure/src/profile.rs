@@ -4,22 +4,27 @@
 //! `budget` measures the update as it runs and with one thing after another left out, down to the launches one by one;
 //! what each step of that ladder takes is its cause's. `launches` joins the times of launches with what the plan says of
 //! them, `table` adds them up, `sinks` says in words where the most is lost, `trace` draws it on a time axis.
+//!
+//! Of several ranks every one measures the same at the same time, and the tables are of one of them; `exchanges` has what they
+//! exchange, and `members` the times of all.
 
 pub mod budget;
+pub mod exchanges;
 pub mod launches;
+pub mod members;
 pub mod page;
 pub mod sinks;
 pub mod table;
 pub mod trace;
 
-use crate::bench::{Span, Stage};
-use budget::Budget;
+use crate::bench::{Bench, Span, Stage};
+use budget::{Budget, Round};
+use exchanges::Exchange;
+use flatout_data::Waited;
 use flatout_train::Failure;
 use flatout_train::config::Config;
-use flatout_train::device::Device;
-use flatout_train::device::kernels;
-use flatout_train::machine;
 use launches::{Timed, joined};
+use members::{Member, RankTimes};
 use sinks::{Sink, sinks};
 use table::{Row, by_kernel, by_place, by_work};
 
@@ -61,36 +66,70 @@ pub struct Report {
     pub work: Vec<Row>,
     pub kernels: Vec<Row>,
     pub places: Vec<Row>,
+    /// What ranks exchange; the tables before have none of it then.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub exchanges: Vec<Exchange>,
+    /// Where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ranks: Vec<RankTimes>,
     pub sinks: Vec<Sink>,
     pub timed: Vec<Timed>,
     #[serde(skip)]
     pub host: Vec<Span>,
+    /// The time axis of every rank, where there are several.
+    #[serde(skip)]
+    pub members: Vec<Member>,
 }
 
-/// Opens a configuration as a run does and measures it. `say` hears of each round that begins.
-pub fn profile(
-    config: &Config,
+/// What the measurements of one rank came to.
+struct Measured {
+    rounds: Vec<Round>,
+    waited: Waited,
+    host: Vec<Span>,
+}
+
+fn measure(
+    bench: &mut Bench,
     options: &Options,
     say: &mut dyn FnMut(usize, usize),
-) -> Result<Report, Failure> {
-    let stage = Stage::open(config)?;
-    let mut bench = stage.bench(config)?;
+) -> Result<Measured, Failure> {
     bench.steps(WARMUP)?;
     let (mut rounds, before) = (vec![], bench.waited());
     for round in 0..options.rounds {
         say(round, options.rounds);
-        rounds.push(budget::round(&mut bench, options.steps)?);
+        rounds.push(budget::round(bench, options.steps)?);
     }
     let (rounds, waited) = (budget::steadied(rounds), bench.waited().since(before));
-    let host = bench.spans(TRACED)?;
+    Ok(Measured { rounds, waited, host: bench.spans(TRACED)? })
+}
+
+/// Opens a configuration on the stage that was opened for it and measures it, as every rank does. `say` hears of each round that
+/// begins.
+pub fn profile(
+    config: &Config,
+    options: &Options,
+    stage: &Stage,
+    say: &mut dyn FnMut(usize, usize),
+) -> Result<Report, Failure> {
+    let mut bench = stage.bench(config)?;
+    let Measured { rounds, waited, host } = stage.in_step(|| measure(&mut bench, options, say))?;
     let (parts, runs) = (bench.parts(), bench.runs());
     let compiled = bench.compiled();
-    let timed = joined(compiled, &budget::launches(&rounds), &runs);
-    let budget = budget::budget(&rounds, &timed, &runs);
+    let times = budget::launches(&rounds);
+    let all = joined(compiled, &times, &runs);
+    let members = match stage.ranks() {
+        1 => vec![],
+        _ => members::gathered(stage, compiled, (&times, &runs), rounds[0].step, &host)?,
+    };
+    let own = members.get(stage.rank());
+    let wire_ms = own.map(|own| own.times.exposed_ms);
+    let exchanges = own.map_or(vec![], |own| exchanges::table(compiled, &all, &own.timelines, &runs));
+    let timed: Vec<Timed> = all.iter().filter(|t| members.is_empty() || !t.is_exchange).cloned().collect();
+    let budget = budget::budget(&rounds, &timed, wire_ms, &runs);
     let active = bench.active();
     let scene = sinks::Scene {
         config,
-        stage: &stage,
+        stage,
         compiled,
         active: &active,
         budget: &budget,
@@ -104,10 +143,7 @@ pub fn profile(
     Ok(Report {
         recipe: config.recipe.clone(),
         version: env!("CARGO_PKG_VERSION").into(),
-        device: match stage.device() {
-            Device::Cpu { .. } => machine::processor(machine::threads()),
-            Device::Cuda(_) => kernels::gpu().sentence,
-        },
+        device: stage.sentence(),
         precision: compiled.settled.options.precision.name().into(),
         data: stage.data().into(),
         tokens_per_update: bench.tokens_per_update(),
@@ -121,10 +157,13 @@ pub fn profile(
         work: by_work(&timed, budget.step_ms),
         kernels: by_kernel(&timed, budget.step_ms),
         places: by_place(&timed, budget.step_ms),
+        exchanges,
+        ranks: members.iter().map(|member| member.times.clone()).collect(),
         sinks: sinks(&scene, &timed),
         budget,
-        timed,
+        timed: all,
         host,
+        members,
         attention: bench.session().as_cuda().and_then(|cuda| cuda.attention()),
     })
 }

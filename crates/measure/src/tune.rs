@@ -12,7 +12,7 @@ pub mod space;
 use std::time::{Duration, Instant};
 
 use crate::ablate::table::{Numbers, numbers};
-use crate::bench::{Stage, Timed, guarded, visit};
+use crate::bench::{Stage, Timed};
 use crate::statistics::Estimate;
 use contest::{Clock, Outcome, Rules, contest};
 use flatout_train::Failure;
@@ -61,6 +61,9 @@ pub struct Report {
     pub recipe: String,
     pub version: String,
     pub device: String,
+    /// How many measured together; none where one process did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<usize>,
     /// The target's short name: `cpu`, `h200`.
     pub target: String,
     /// What was trained on.
@@ -160,7 +163,7 @@ const EQUALLY_FAST: f64 = 0.005;
 /// Updates whose losses are compared: later ones differ by what the first ones' rounding grew to.
 const COMPARED_LOSSES: usize = 12;
 
-/// Tunes the config that the stage was opened for.
+/// Tunes the config that the stage was opened for. Other ranks follow this one.
 pub fn tune(
     config: &Config,
     options: &Options,
@@ -168,23 +171,24 @@ pub fn tune(
     say: &mut dyn FnMut(Said<'_>),
 ) -> Result<Report, Failure> {
     let began = Instant::now();
-    let target = stage.device().target(&config.switches);
+    let target = stage.target(&config.switches);
     let space = Space::new(config, &target, options.allow, &options.given, stage.has_data())?;
-    let device = stage.device().sentence();
+    let device = stage.sentence();
     let budget = options.budget.unwrap_or(match stage.device() {
         Device::Cpu { .. } => Duration::from_secs(110),
         Device::Cuda(_) => Duration::from_secs(600),
     });
     say(Said::Ready { budget, device: &device });
-    let length = Length::of(&visit(stage, &space.default.config, 0, 1)?);
-    let mut measured =
-        |candidate: &Candidate| guarded(|| visit(stage, &candidate.config, length.warmup, length.steps));
+    let length = Length::of(&stage.visit(&space.default.config, 0, 1)?);
+    let mut measured = |candidate: &Candidate| stage.visit(&candidate.config, length.warmup, length.steps);
     let mut watch = Watch { visit: &mut measured, elapsed: &mut || began.elapsed(), budget, say };
     let found = search(&space, &mut watch)?;
+    stage.dismiss()?;
     Ok(Report {
         recipe: config.recipe.clone(),
         version: env!("CARGO_PKG_VERSION").into(),
         device,
+        ranks: (stage.ranks() > 1).then_some(stage.ranks()),
         target: target.name,
         data: stage.data().into(),
         batch: config.train.batch,

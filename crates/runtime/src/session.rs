@@ -1,5 +1,6 @@
 //! A session: plans over one arena, on either backend. Write slots, run a plan, read slots and results.
 
+use std::cell::Cell;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use flatout_world::Wire;
 
 use crate::cuda::driver::Event;
 use crate::cuda::driver::nccl::Communicators;
+use crate::cuda::session::clock::{PlanTimes, Sums};
 use crate::cuda::session::noise::Noise;
 use crate::ranks::{self, Ranks};
 use crate::timing::{LaunchTime, missing};
@@ -70,7 +72,13 @@ pub struct Mark(MarkAt);
 
 enum MarkAt {
     Host(Instant),
-    Device(Event),
+    Device(Event, Option<Reading>),
+}
+
+/// The device's clock at a mark: where its sums come to, and the sums once they were read, because their place is used again.
+struct Reading {
+    place: usize,
+    sums: Cell<Option<Sums>>,
 }
 
 pub struct Session {
@@ -411,7 +419,10 @@ impl Session {
     pub fn mark(&self) -> Result<Mark, RuntimeError> {
         Ok(Mark(match &self.backend {
             Backend::Cpu(_) => MarkAt::Host(Instant::now()),
-            Backend::Cuda(session) => MarkAt::Device(session.mark()?),
+            Backend::Cuda(session) => {
+                let reading = |place| Reading { place, sums: Cell::new(None) };
+                MarkAt::Device(session.mark()?, session.post_clock()?.map(reading))
+            }
         }))
     }
 
@@ -419,9 +430,26 @@ impl Session {
     pub fn between(&self, from: &Mark, to: &Mark) -> Result<Duration, RuntimeError> {
         match (&from.0, &to.0, &self.backend) {
             (MarkAt::Host(from), MarkAt::Host(to), _) => Ok(to.saturating_duration_since(*from)),
-            (MarkAt::Device(from), MarkAt::Device(to), Backend::Cuda(session)) => session.between(from, to),
+            (MarkAt::Device(from, _), MarkAt::Device(to, _), Backend::Cuda(session)) => {
+                session.between(from, to)
+            }
             _ => Err(RuntimeError::Name("marks of another session".into())),
         }
+    }
+
+    /// How long plans ran on the device between two marks, and how long of that they waited for exchanges with other ranks; waits
+    /// for the later mark. `None` where nobody measures it: on the CPU, and where there are no other ranks. Marks are read in
+    /// order, each before several more updates have posted their results.
+    pub fn plan_times(&self, from: &Mark, to: &Mark) -> Result<Option<PlanTimes>, RuntimeError> {
+        let Backend::Cuda(session) = &self.backend else { return Ok(None) };
+        let sums = |mark: &Mark| {
+            let MarkAt::Device(_, Some(reading)) = &mark.0 else { return Ok(None) };
+            if reading.sums.get().is_none() {
+                reading.sums.set(Some(session.clock_at(reading.place)?));
+            }
+            Ok::<_, RuntimeError>(reading.sums.get())
+        };
+        Ok(sums(from)?.zip(sums(to)?).map(|(from, to)| from.until(to)))
     }
 
     fn expect(&self, path: &str, dtype: DType) -> Result<(), RuntimeError> {

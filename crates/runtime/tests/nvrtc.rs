@@ -26,7 +26,7 @@ use flatout_ir::{Axis, Launch, Op, OpKind, View};
 use flatout_runtime::cuda::library::nvrtc_alone;
 use flatout_runtime::cuda::noise;
 use flatout_runtime::cuda::nvrtc::{Nvrtc, Resources, arch};
-use flatout_runtime::cuda::session::stand_in;
+use flatout_runtime::cuda::session::{clock, stand_in};
 use flatout_runtime::cuda::{Facts, KERNELS, Kernel, Source, spin};
 use flatout_runtime::verify::{cases, sources_with_shared};
 use rayon::prelude::*;
@@ -455,6 +455,7 @@ fn every_kernel_compiles_everywhere_without_spilling() {
         assert_eq!(arch(&facts), name);
         jobs.insert((arch(&facts), noise::source()), 0);
         jobs.insert((arch(&facts), spin::source()), 0);
+        jobs.insert((arch(&facts), clock::source()), 0);
         jobs.insert((arch(&facts), stand_in::source()), 0);
         let exists = |form: &&Form| {
             facts.has_fp8() || form.0.kind().decodes() || !form_types(form).any(|dtype| dtype.is_fp8())

@@ -363,16 +363,57 @@ impl Ranks {
             if self.has_begun.get() {
                 self.fail(failure);
             } else if !self.is_refused.get() {
-                let (code, sentence) = match failure {
-                    Failure::User(UserError(sentence)) => (2, sentence),
-                    Failure::Environment(sentence) => (1, sentence),
-                };
-                self.words::<(), serde_json::Value>(&Word::Refusal(code, sentence.clone()))?;
+                self.refuse(failure)?;
             }
         }
         let is_first = self.is_first();
         self.world.finish().map_err(failed)?;
         if is_first { result.map(Some) } else { Ok(result.ok()) }
+    }
+
+    /// Tries something that every rank tries, and goes on whether or not it worked: it did where it worked on all of them, and the
+    /// failure of the first that gave one up is that of all. No rank may leave the run while others attempt something. A failure
+    /// while ranks wait inside an exchange ends them all.
+    pub fn attempt<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        let tried = work().and_then(|done| self.meet().map(|()| done));
+        let Err(failure) = &tried else { return tried };
+        if self.are_many() {
+            if self.has_begun.get() {
+                self.end(failure);
+            }
+            if !self.is_refused.get() {
+                self.refuse(failure)?;
+            }
+            self.is_refused.set(false);
+        }
+        tried
+    }
+
+    /// Tells the others, in place of this rank's next call, why it cannot go on.
+    fn refuse(&self, failure: &Failure) -> Result<(), Failure> {
+        let (code, sentence) = match failure {
+            Failure::User(UserError(sentence)) => (2, sentence),
+            Failure::Environment(sentence) => (1, sentence),
+        };
+        self.words::<(), serde_json::Value>(&Word::Refusal(code, sentence.clone())).map(drop)
+    }
+
+    /// Does something in which ranks wait for one another where no word reaches them, again and again: a failure ends all ranks, and
+    /// this one does not return from it.
+    pub fn in_step<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        work().inspect_err(|failure| {
+            if self.are_many() {
+                self.end(failure);
+            }
+        })
+    }
+
+    /// Ends all ranks for a failure of this one: their watchers end the processes, this rank's too.
+    fn end(&self, failure: &Failure) -> ! {
+        self.fail(failure);
+        loop {
+            std::thread::park();
+        }
     }
 
     /// Ends the run on all ranks at once, because this one failed while others may wait for it where no word reaches them.
@@ -448,3 +489,6 @@ impl Wire for Watched {
         exchanged
     }
 }
+
+#[cfg(test)]
+mod tests;

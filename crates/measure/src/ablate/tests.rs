@@ -5,6 +5,7 @@ use super::*;
 use crate::ablate::kept::tests::timed;
 use crate::ablate::table::{BreakEven, Measured, RowState, Table, Verdict};
 use crate::ablate::variants::Group;
+use crate::bench::guarded;
 use crate::bench::{Start, Timed};
 use flatout_ir::Precision;
 use flatout_ir::random::{normal, philox};

@@ -161,10 +161,15 @@ fn off(base: &Base, stage: &Stage) -> Vec<Variant> {
     TABLE.iter().filter_map(row).collect()
 }
 
+/// Switches of how ranks exchange that cannot be off.
+const OF_RANKS: [Switch; 1] = [compute::WIRE];
+
 /// Values that are neither the base's nor off. `auto` is one of the others.
 fn instead(base: &Base, stage: &Stage) -> Vec<Variant> {
     let mut all = vec![];
-    for switch in TABLE.iter().filter(|switch| switch.off.is_some() && switch.field.is_some()) {
+    let of_ranks = OF_RANKS.iter().filter(|_| stage.ranks() > 1);
+    let can_be_off = TABLE.iter().filter(|switch| switch.off.is_some() && switch.field.is_some());
+    for switch in can_be_off.chain(of_ranks) {
         let taken = base.active.get(switch.name).map(String::as_str);
         let others = switch.values().iter().filter(|value| **value != "auto" && Some(**value) != taken);
         for value in others.filter(|value| switch.off != Some(**value)) {

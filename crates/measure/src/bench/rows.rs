@@ -2,6 +2,7 @@
 
 use flatout_data::{Rows, Segment, Waited};
 use flatout_ir::Role;
+use flatout_ir::passes::lanes::lanes_a_rank;
 use flatout_ir::random::philox;
 use flatout_runtime::Session;
 
@@ -11,6 +12,7 @@ use flatout_train::config::{Config, Data, SourceKind, Task};
 use flatout_train::device::Device;
 use flatout_train::refuse;
 use flatout_train::resolve::compile::Compiled;
+use flatout_train::resolve::lanes;
 use flatout_train::switches::data::VisualTokens;
 use flatout_train::tasks;
 use flatout_train::tasks::batch::{Batch, BatchSource};
@@ -103,20 +105,22 @@ fn check_repeatable(config: &Config) -> Result<(), UserError> {
 /// Different micro-batches that are drawn: enough that no update trains on the rows of the one before.
 const DRAWN_BATCHES: usize = 8;
 
-/// The batches of a measurement's updates. Where the data keeps something on the device, it is written to the session.
+/// The batches of a rank's share of a measurement's updates. Where the data keeps something on the device, it is written to the
+/// session.
 pub fn source(
     config: &Config,
     compiled: &Compiled,
+    rank: usize,
     data: Option<&OpenData>,
     session: &mut Session,
 ) -> Result<Box<dyn BatchSource>, Failure> {
     let mut of = |data: &dyn Dataset| {
         data.prepare(session)?;
-        data.source(config, compiled.feeding(), None)
+        data.source(config, compiled.feeding_rank(rank), None)
     };
     match data {
         Some(open) => of(&*open.data),
-        None => Ok(Box::new(Drawn::new(config, compiled))),
+        None => Ok(Box::new(Drawn::new(config, compiled, rank))),
     }
 }
 
@@ -124,21 +128,26 @@ pub fn source(
 struct Drawn {
     batches: Vec<Batch>,
     next: usize,
-    /// Of an update, and how many of this one are still to come.
+    /// Of an update, of each of the rank's lanes, and how many of this update are still to come.
     of_update: usize,
+    of_lane: usize,
     left: usize,
 }
 
 impl Drawn {
-    fn new(config: &Config, compiled: &Compiled) -> Drawn {
+    fn new(config: &Config, compiled: &Compiled, rank: usize) -> Drawn {
         let (micro_batch, inputs) = (compiled.micro_batch, compiled.feeding().inputs());
-        let count = DRAWN_BATCHES.max(2 * config.train.batch / micro_batch);
+        let options = &compiled.settled.options;
+        let of_lane = lanes::rows_a_lane(config, options.lanes).div_ceil(micro_batch);
+        let of_update = of_lane * lanes_a_rank(options);
+        let count = DRAWN_BATCHES.max(2 * of_update);
+        // Each rank has rows of its own.
+        let numbers = rank * count..(rank + 1) * count;
         let batch = |number| match config.model.image_size() {
             None => text::batch(Role::GRAD, &drawn(config, micro_batch, number), 0, micro_batch, &inputs),
             Some(_) => images::drawn(config, micro_batch, number, inputs.clone()),
         };
-        let of_update = config.train.batch / micro_batch;
-        Drawn { batches: (0..count).map(batch).collect(), next: 0, of_update, left: 0 }
+        Drawn { batches: numbers.map(batch).collect(), next: 0, of_update, of_lane, left: 0 }
     }
 }
 
@@ -151,9 +160,10 @@ impl BatchSource for Drawn {
         if self.left == 0 {
             return Ok(None);
         }
+        let lane = (self.of_update - self.left) / self.of_lane;
         self.left -= 1;
         self.next += 1;
-        Ok(Some(self.batches[(self.next - 1) % self.batches.len()].clone()))
+        Ok(Some(Batch { lane, ..self.batches[(self.next - 1) % self.batches.len()].clone() }))
     }
 
     /// Nothing is resumed from a measurement.

@@ -9,31 +9,33 @@ use crate::statistics::middle;
 use flatout_train::Failure;
 use flatout_train::config::Config;
 
-/// Opens a configuration, makes its first update and `warmup` more, and times `steps`.
-pub fn visit(stage: &Stage, config: &Config, warmup: usize, steps: usize) -> Result<Timed, Failure> {
-    let mut bench = stage.bench(config)?;
-    bench.steps(warmup)?;
-    let step_ms = bench.steps(steps)?;
-    Ok(timed(&bench, step_ms, vec![]))
+/// A configuration to be visited.
+#[derive(Clone, Debug)]
+pub struct Visit<'a> {
+    pub config: &'a Config,
+    /// The base, where it is open as well: an update of it lies before each timed one and after the last. What slows a machine
+    /// down for a tenth of a second or more then touches both alike. Only for a device on which the host does not run ahead of
+    /// the updates, because here it waits for each.
+    pub beside: Option<&'a Config>,
+    /// Updates behind the first that are not timed, and those that are.
+    pub warmup: usize,
+    pub steps: usize,
 }
 
-/// The same with the base open as well: an update of the base lies before each timed one and after the last. What slows
-/// a machine down for a tenth of a second or more then touches both alike. Only for a device on which the host does not run
-/// ahead of the updates, because here it waits for each.
-pub fn visit_beside(
-    stage: &Stage,
-    base: &Config,
-    config: &Config,
-    warmup: usize,
-    steps: usize,
-) -> Result<Timed, Failure> {
-    let mut own = stage.bench(config)?;
+/// Makes a visit on this rank, as every rank does.
+pub fn visit(stage: &Stage, visit: &Visit<'_>) -> Result<Timed, Failure> {
+    let mut own = stage.bench(visit.config)?;
+    let Some(base) = visit.beside else {
+        own.steps(visit.warmup)?;
+        let step_ms = own.steps(visit.steps)?;
+        return Ok(timed(&own, step_ms, vec![]));
+    };
     let mut base = stage.bench(base)?;
-    own.steps(warmup)?;
-    base.steps(warmup)?;
+    own.steps(visit.warmup)?;
+    base.steps(visit.warmup)?;
     let mut around_ms = base.steps(1)?;
     let mut step_ms = vec![];
-    for _ in 0..steps {
+    for _ in 0..visit.steps {
         step_ms.extend(own.steps(1)?);
         around_ms.extend(base.steps(1)?);
     }
@@ -71,6 +73,26 @@ pub struct Timed {
 }
 
 impl Timed {
+    /// The visit as the slowest rank had it: an update is over when it is on all of them. Losses and plans are everybody's.
+    pub fn slowest(all: &[Timed]) -> Timed {
+        let most = |of: &dyn Fn(&Timed) -> f64| all.iter().map(of).fold(0.0, f64::max);
+        let each = |of: fn(&Timed) -> &Vec<f64>| {
+            (0..of(&all[0]).len()).map(|update| most(&|timed| of(timed)[update])).collect()
+        };
+        Timed {
+            step_ms: each(|timed| &timed.step_ms),
+            around_ms: each(|timed| &timed.around_ms),
+            start: Start {
+                compile_seconds: most(&|timed| timed.start.compile_seconds),
+                session_seconds: most(&|timed| timed.start.session_seconds),
+                weights_seconds: most(&|timed| timed.start.weights_seconds),
+                first_update_seconds: most(&|timed| timed.start.first_update_seconds),
+            },
+            driver_bytes: all.iter().map(|timed| timed.driver_bytes).max().unwrap_or(0),
+            ..all[0].clone()
+        }
+    }
+
     /// The visit's time: the median of its updates.
     pub fn update_ms(&self) -> f64 {
         middle(&self.step_ms)
@@ -90,4 +112,27 @@ pub fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failur
         let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
         Err(Failure::Environment(format!("it panicked, which is a bug of flatout: {said}")))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_update_takes_what_it_takes_the_slowest_rank() {
+        let timed = |step_ms: &[f64], around_ms: &[f64], session_seconds, driver_bytes| Timed {
+            step_ms: step_ms.to_vec(),
+            around_ms: around_ms.to_vec(),
+            losses: vec![6.5, 6.25],
+            start: Start { session_seconds, compile_seconds: 0.5, ..Start::default() },
+            arena_bytes: 1 << 20,
+            driver_bytes,
+            launches: 7,
+            parameters: 8,
+        };
+        let all =
+            [timed(&[30.0, 20.0], &[5.0, 6.0, 7.0], 1.0, 9), timed(&[25.0, 28.0], &[9.0, 1.0, 1.0], 2.0, 4)];
+        assert_eq!(Timed::slowest(&all), timed(&[30.0, 28.0], &[9.0, 6.0, 7.0], 2.0, 9));
+        assert_eq!(Timed::slowest(&all[..1]), all[0]);
+    }
 }

@@ -8,7 +8,8 @@
 //! | its launches one by one | also nothing between kernels |
 //!
 //! What one takes more than the next is the time of what the next leaves out; the wait for rows is measured itself. So
-//! the parts add up to the update.
+//! the parts add up to the update. Of several ranks the launches are played through with their exchanges beside them, and what
+//! that takes longer than the launches alone is the wire's.
 //!
 //! Machines drift: measurements take turns, and what a round measured counts in proportion to the round's own update.
 //! Each part is made of medians over the rounds. On a machine with other work a part that is next to nothing may come
@@ -33,6 +34,9 @@ pub struct Budget {
     pub step_ms: f64,
     /// All launches, timed one by one.
     pub kernels_ms: f64,
+    /// Exchanges with other ranks that launches wait for; none where there are no others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wire_ms: Option<f64>,
     /// Between kernels: launching, and the gaps it leaves.
     pub launch_ms: f64,
     /// Results that the host reads before it goes on.
@@ -52,8 +56,9 @@ impl Budget {
     }
 
     /// Parts that are not kernels, by name.
-    pub fn idle(&self) -> [(&'static str, f64); 4] {
+    pub fn idle(&self) -> [(&'static str, f64); 5] {
         [
+            ("wire", self.wire_ms.unwrap_or(0.0)),
             ("launch", self.launch_ms),
             ("synchronisation", self.synchronisation_ms),
             ("copy", self.copy_ms),
@@ -75,13 +80,18 @@ pub struct Round {
 /// Measures a round: so many updates of each kind, and the launches one by one.
 pub fn round(bench: &mut Bench, updates: usize) -> Result<Round, Failure> {
     let before = bench.waited();
+    // Ranks begin each part together: one that came early would count its wait for the others.
+    bench.meet()?;
     let step = median(&bench.steps(updates)?) / 1e3;
     let data = bench.waited().since(before).total.as_secs_f64() / updates as f64;
-    let (runs, session) = (bench.runs(), bench.session());
-    let unfed = median(&unfed(session, &runs, updates)?);
-    let plans = median(&plans(session, &runs, updates)?);
+    let runs = bench.runs();
+    bench.meet()?;
+    let unfed = median(&unfed(bench.session(), &runs, updates)?);
+    bench.meet()?;
+    let plans = median(&plans(bench.session(), &runs, updates)?);
     let roles: Vec<Role> = runs.iter().map(|(role, _)| *role).collect();
-    Ok(Round { step, data, unfed, plans, launches: session.time(&roles, PASSES)? })
+    bench.meet()?;
+    Ok(Round { step, data, unfed, plans, launches: bench.session().time(&roles, PASSES)? })
 }
 
 /// The rounds as if their updates had all taken the median's time.
@@ -113,8 +123,9 @@ pub fn launches(rounds: &[Round]) -> Vec<Vec<LaunchTime>> {
     roles.map(|(role, times)| (0..times.len()).map(|launch| of(role, launch)).collect()).collect()
 }
 
-/// The parts of an update, of rounds that were steadied and what was made of their launches.
-pub fn budget(rounds: &[Round], timed: &[Timed], runs: &[(Role, u64)]) -> Budget {
+/// The parts of an update, of rounds that were steadied and what was made of their launches. `wire_ms` is what exchanges with other
+/// ranks add, which are no part of `timed` then.
+pub fn budget(rounds: &[Round], timed: &[Timed], wire_ms: Option<f64>, runs: &[(Role, u64)]) -> Budget {
     let ms = |of: &dyn Fn(&Round) -> f64| 1e3 * median(&rounds.iter().map(of).collect::<Vec<_>>());
     let noise = |of: &dyn Fn(&Round) -> f64| {
         let middle = ms(of);
@@ -131,7 +142,8 @@ pub fn budget(rounds: &[Round], timed: &[Timed], runs: &[(Role, u64)]) -> Budget
     Budget {
         step_ms: step,
         kernels_ms: kernels,
-        launch_ms: plans - kernels,
+        wire_ms,
+        launch_ms: plans - kernels - wire_ms.unwrap_or(0.0),
         synchronisation_ms: unfed - plans,
         copy_ms: step - data - unfed,
         data_ms: data,

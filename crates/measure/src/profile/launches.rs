@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 
 use flatout_ir::cost::{of_launch, rate};
-use flatout_ir::{Launch, Op, Role, Target, TensorType, View, Work};
+use flatout_ir::{Launch, Op, Queue, Role, Target, TensorType, View, Work};
 use flatout_runtime::LaunchTime;
 
 use flatout_train::resolve::compile::Compiled;
@@ -28,6 +28,9 @@ pub struct Timed {
     pub extents: Option<String>,
     /// The backward pass computes it again instead of keeping it.
     pub is_again: bool,
+    /// It moves tensors between ranks.
+    #[serde(skip)]
+    pub is_exchange: bool,
     pub flops: u64,
     pub bytes: u64,
     pub seconds: f64,
@@ -96,6 +99,7 @@ fn timed(
         outs: launch.outs.iter().map(|view| view.as_ref().map_or("-".into(), show)).collect(),
         extents: extents(launch),
         is_again,
+        is_exchange: launch.queue == Queue::Wire,
         flops: launch.flops,
         bytes: launch.bytes(),
         seconds: time.seconds,

@@ -1,6 +1,8 @@
 //! The result as tables of text.
 
 use super::Report;
+use super::exchanges::Exchange;
+use super::members::RankTimes;
 use super::sinks::{millis, percent};
 use super::table::Row;
 use flatout_report::words::count;
@@ -29,23 +31,60 @@ pub fn headline(report: &Report) -> String {
 
 /// The tables, each with at most so many rows.
 pub fn parts(report: &Report, most: usize) -> Vec<Part> {
-    vec![
+    let mut parts = vec![
         budget(report),
         kernels("by kind of work", &report.work, usize::MAX),
         kernels("by kernel", &report.kernels, most),
         kernels("by place in the model, all layers together", &report.places, most),
-    ]
+    ];
+    if !report.ranks.is_empty() {
+        parts.insert(1, exchanges(&report.exchanges));
+        parts.push(ranks(&report.ranks));
+    }
+    parts
+}
+
+fn exchanges(all: &[Exchange]) -> Part {
+    let cells = |row: &Exchange| {
+        vec![
+            row.name.clone(),
+            count(row.launches),
+            format!("{:.3}", row.ms),
+            format!("{:.3}", row.exposed_ms),
+            format!("{:.3}", row.hidden_ms),
+            format!("{:.2}", row.bytes as f64 / 1e6),
+            format!("{:.2}", row.gigabytes_per_second),
+        ]
+    };
+    let head = vec!["", "launches", "ms", "exposed ms", "hidden ms", "MB sent", "GB/s"];
+    let numbers = head.len();
+    Part { title: "exchanges with other ranks".into(), head, rows: all.iter().map(cells).collect(), numbers }
+}
+
+fn ranks(all: &[RankTimes]) -> Part {
+    let cells = |rank: &RankTimes| {
+        let times = [rank.step_ms, rank.kernels_ms, rank.exposed_ms, rank.hidden_ms];
+        let times = times.into_iter().map(|ms| format!("{ms:.3}"));
+        [rank.name.clone()].into_iter().chain(times).collect()
+    };
+    let head = vec!["", "update ms", "kernels ms", "exposed ms", "hidden ms"];
+    let numbers = head.len();
+    Part { title: "by rank".into(), head, rows: all.iter().map(cells).collect(), numbers }
 }
 
 fn budget(report: &Report) -> Part {
     let budget = &report.budget;
-    let meanings = [
-        ("kernels", budget.kernels_ms, format!("{} launches, each timed alone", count(report.launches))),
+    let launches: u64 = report.work.iter().map(|row| row.launches).sum();
+    let mut meanings = vec![
+        ("kernels", budget.kernels_ms, format!("{} launches, each timed alone", count(launches))),
         ("launch", budget.launch_ms, "between kernels: the plans as they run, less their kernels".into()),
         ("synchronisation", budget.synchronisation_ms, "results that the host reads".into()),
         ("copy", budget.copy_ms, "inputs written and brought to the device".into()),
         ("data", budget.data_ms, "waiting for rows".into()),
     ];
+    if let Some(wire_ms) = budget.wire_ms {
+        meanings.insert(1, ("wire", wire_ms, "exchanges with other ranks that launches wait for".into()));
+    }
     let cells = |name: &str, ms: f64, meaning: String| {
         let noise = if ms.abs() < budget.noise_ms { " (within noise)" } else { "" };
         vec![name.into(), format!("{ms:.2}"), percent(ms / budget.step_ms), meaning + noise]

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use flatout_data::Waited;
-use flatout_ir::{Moments, Precision, Recompute, Work};
+use flatout_ir::{Moments, Precision, Recompute, Shard, Work};
 
 use super::budget::Budget;
 use super::launches::Timed;
@@ -16,6 +16,7 @@ use crate::bench::Stage;
 use flatout_report::words;
 use flatout_train::config::{Config, Count, SourceKind};
 use flatout_train::resolve::compile::Compiled;
+use flatout_train::resolve::lanes::rows_a_lane;
 use flatout_train::switches::{
     AttentionKernel, Auto, Backend, Named, Switch, Toggle, attention, compute, fuse, kernels, memory,
 };
@@ -263,6 +264,7 @@ fn of_idle(scene: &Scene<'_>, name: &str, ms: f64) -> Sink {
             "cuda_graphs=on replays them without the host".to_string(),
         ),
         "launch" => (format!("the time between kernels ({each})"), fewer()),
+        "wire" => ("waiting for exchanges with other ranks".into(), wire_help(scene)),
         "synchronisation" => (
             "reading results".into(),
             "it comes once an update, so a larger train.batch has it less often".to_string(),
@@ -278,6 +280,20 @@ fn of_idle(scene: &Scene<'_>, name: &str, ms: f64) -> Sink {
     };
     let words = format!("{what} takes {}, {} of the step: {help}", millis(ms), percent(share));
     Sink { name: name.into(), ms, share, lost_ms: ms, words }
+}
+
+/// What shortens the wait for exchanges.
+fn wire_help(scene: &Scene<'_>) -> String {
+    if scene.on_gpu() && scene.state(&kernels::OVERLAP) == Toggle::Off.name() {
+        return "overlap=on lets launches run beside them".into();
+    }
+    if scene.state(&memory::SHARD) == Shard::Gradients.name() {
+        return match larger(scene) {
+            Some(rows) => format!("they come with every micro-batch, and train.micro_batch={rows} has fewer"),
+            None => "shard=optimizer exchanges once an update, where memory suffices".into(),
+        };
+    }
+    "they come once an update, so a larger train.batch has them less often".into()
 }
 
 /// What waits for rows are for, and what shortens them.
@@ -323,9 +339,10 @@ fn of_recomputing(scene: &Scene<'_>, row: &Row) -> Sink {
     Sink { name: row.name.clone(), ms: row.ms, share: row.share, lost_ms: row.ms, words }
 }
 
-/// The next larger micro-batch that divides the batch, where it fits the memory.
+/// The next larger micro-batch that divides the batch, or a lane's part of it, where it fits the memory.
 fn larger(scene: &Scene<'_>) -> Option<usize> {
-    let (batch, now) = (scene.config.train.batch, scene.compiled.micro_batch);
+    let batch = rows_a_lane(scene.config, scene.compiled.settled.options.lanes);
+    let now = scene.compiled.micro_batch;
     let rows = (now + 1..=batch).find(|rows| batch.is_multiple_of(*rows))?;
     let mut config = scene.config.clone();
     config.train.micro_batch = Count::Given(rows);

@@ -36,7 +36,9 @@ fn near(a: f64, b: f64) -> bool {
 fn every_table_adds_up_to_the_update_and_the_trace_to_its_kernels() {
     let options = Options { steps: 2, rounds: 3 };
     let mut heard = vec![];
-    let report = profile(&config(&["micro_batch=4"]), &options, &mut |round, of| heard.push((round, of)));
+    let config = config(&["micro_batch=4"]);
+    let stage = Stage::open(&config).expect("a stage");
+    let report = profile(&config, &options, &stage, &mut |round, of| heard.push((round, of)));
     let report = report.expect("a report");
     assert_eq!(heard, [(0, 3), (1, 3), (2, 3)]);
     let budget = &report.budget;
@@ -129,7 +131,7 @@ fn a_machine_that_drifts_changes_no_share() {
             .expect("plans");
     let runs = [(Role::GRAD, 2), (Role::Apply, 1)];
     let timed = joined(&compiled, &times, &runs);
-    let budget = budget::budget(&rounds, &timed, &runs);
+    let budget = budget::budget(&rounds, &timed, None, &runs);
     let parts = [budget.step_ms, budget.kernels_ms, budget.launch_ms, budget.synchronisation_ms];
     assert!(parts.iter().zip([20.0, 11.0, 3.0, 2.0]).all(|(a, b)| near(*a, b)), "{budget:?}");
     assert!(near(budget.copy_ms, 2.0) && near(budget.data_ms, 2.0) && budget.noise_ms < 1e-9, "{budget:?}");
@@ -157,6 +159,7 @@ impl Played {
         let budget = Budget {
             step_ms: 100.0,
             kernels_ms: 100.0,
+            wire_ms: None,
             launch_ms: 0.0,
             synchronisation_ms: 0.0,
             copy_ms: 0.0,

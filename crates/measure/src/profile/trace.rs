@@ -3,6 +3,9 @@
 //! Two processes. The host's has what it did in a few updates, as they ran. The device's has one update, its launches end
 //! to end with the times they take alone, and above them the plans they belong to; what passes between kernels is not
 //! in it.
+//!
+//! Of several ranks there is a process a rank, with both of that, and its launches on two tracks: those that compute, and the
+//! exchanges beside them, each where it runs when the plans are played through with the times that launches take alone.
 
 use std::path::Path;
 
@@ -10,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::Report;
 use super::launches::Timed;
+use super::members::Member;
 use flatout_train::Failure;
 use flatout_train::UserError;
 
@@ -17,9 +21,52 @@ const HOST: u32 = 1;
 const DEVICE: u32 = 2;
 const PLANS: u32 = 1;
 const LAUNCHES: u32 = 2;
+/// Tracks of a rank of several, behind those of plans and launches.
+const EXCHANGES: u32 = 3;
+const THREAD: u32 = 4;
 
 /// The whole trace.
 pub fn trace(report: &Report) -> Value {
+    let events = match report.members.is_empty() {
+        true => alone(report),
+        false => report.members.iter().flat_map(|member| of_rank(report, member)).collect(),
+    };
+    json!({ "displayTimeUnit": "ms", "otherData": { "recipe": report.recipe }, "traceEvents": events })
+}
+
+/// The events of one of several ranks.
+fn of_rank(report: &Report, member: &Member) -> Vec<Value> {
+    let process = member.times.rank as u32 + 1;
+    let mut events = vec![
+        name("process_name", process, 0, &format!("{}: one update, launches timed alone", member.times.name)),
+        name("thread_name", process, PLANS, "plans"),
+        name("thread_name", process, LAUNCHES, "compute queue"),
+        name("thread_name", process, EXCHANGES, "wire queue"),
+        name("thread_name", process, THREAD, "host: updates as they ran"),
+    ];
+    for (what, begin, end) in &member.host {
+        events.push(slice(process, THREAD, what, "host", *begin, end - begin, json!({})));
+    }
+    let mut at = 0.0;
+    for (plan, timeline) in plans(&report.timed).zip(&member.timelines) {
+        let seconds = timeline.iter().map(|runs| runs.end).fold(0.0, f64::max);
+        for part in 0..plan[0].times {
+            for (launch, runs) in plan.iter().zip(timeline) {
+                let thread = if launch.is_exchange { EXCHANGES } else { LAUNCHES };
+                let (begin, takes) = (at + runs.start, runs.end - runs.start);
+                let args = args(launch, takes);
+                events.push(slice(process, thread, launch.op, launch.work.name(), begin, takes, args));
+            }
+            let args = json!({ "micro_batch": part });
+            events.push(slice(process, PLANS, &plan[0].plan, "plan", at, seconds, args));
+            at += seconds;
+        }
+    }
+    events
+}
+
+/// The events of the only rank.
+fn alone(report: &Report) -> Vec<Value> {
     let mut events = vec![
         name("process_name", HOST, 0, "host: updates as they ran"),
         name("thread_name", HOST, 1, "training thread"),
@@ -36,14 +83,15 @@ pub fn trace(report: &Report) -> Value {
             let begin = at;
             for launch in plan {
                 let cat = launch.work.name();
-                events.push(slice(DEVICE, LAUNCHES, launch.op, cat, at, launch.seconds, args(launch)));
+                let args = args(launch, launch.seconds);
+                events.push(slice(DEVICE, LAUNCHES, launch.op, cat, at, launch.seconds, args));
                 at += launch.seconds;
             }
             let args = json!({ "micro_batch": part });
             events.push(slice(DEVICE, PLANS, &plan[0].plan, "plan", begin, at - begin, args));
         }
     }
-    json!({ "displayTimeUnit": "ms", "otherData": { "recipe": report.recipe }, "traceEvents": events })
+    events
 }
 
 /// Writes the trace; a path that cannot be written is the user's to change.
@@ -89,7 +137,7 @@ fn slice(
     })
 }
 
-fn args(launch: &Timed) -> Value {
+fn args(launch: &Timed, seconds: f64) -> Value {
     json!({
         "path": launch.path,
         "kernel": launch.kernel,
@@ -97,7 +145,7 @@ fn args(launch: &Timed) -> Value {
         "out": launch.outs.join(", "),
         "flops": launch.flops,
         "bytes": launch.bytes,
-        "of_roofline": if launch.seconds > 0.0 { launch.roofline_seconds() / launch.seconds } else { 0.0 },
+        "of_roofline": if seconds > 0.0 { launch.roofline_seconds() / seconds } else { 0.0 },
         "computed_again": launch.is_again,
     })
 }

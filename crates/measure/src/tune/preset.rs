@@ -49,8 +49,13 @@ pub fn text(report: &Report, config: &Config) -> String {
 }
 
 /// Where a preset goes that is not told where.
-pub fn usual_path(report_of: &str, target: &str) -> PathBuf {
-    PathBuf::from(format!("tuned-{}-{}.toml", word(report_of), word(target)))
+pub fn usual_path(report_of: &str, target: &str, ranks: usize) -> PathBuf {
+    PathBuf::from(format!("tuned-{}-{}{}.toml", word(report_of), word(target), times(ranks)))
+}
+
+/// Several devices in a file's name.
+fn times(ranks: usize) -> String {
+    if ranks > 1 { format!("-x{ranks}") } else { String::new() }
 }
 
 /// A name as part of a file's.
@@ -81,10 +86,15 @@ pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
     durable::replace(path, text.as_bytes()).map_err(Failure::io(path.display()))
 }
 
-/// Keeps a preset for the recipe on this device, or forgets it where nothing is faster than the defaults. Where it went.
-pub fn remember(config: &Config, device: &Device, text: Option<&str>) -> Result<Option<PathBuf>, Failure> {
+/// Keeps a preset for the recipe on as many of this device, or forgets it where nothing is faster than the defaults. Where it went.
+pub fn remember(
+    config: &Config,
+    device: &Device,
+    ranks: usize,
+    text: Option<&str>,
+) -> Result<Option<PathBuf>, Failure> {
     let Some(folder) = cache_folder().map(|folder| folder.join("tune")) else { return Ok(None) };
-    let path = folder.join(file_name(config, device));
+    let path = folder.join(file_name(config, device, ranks));
     match text {
         Some(text) => {
             fs::create_dir_all(&folder).map_err(Failure::io(folder.display()))?;
@@ -108,9 +118,9 @@ pub struct Remembered {
     pub description: String,
 }
 
-/// What `tune` found for this recipe on this device, where it would change something.
-pub fn remembered(config: &Config, device: &Device) -> Option<Remembered> {
-    let path = cache_folder()?.join("tune").join(file_name(config, device));
+/// What `tune` found for this recipe on as many of this device, where it would change something.
+pub fn remembered(config: &Config, device: &Device, ranks: usize) -> Option<Remembered> {
+    let path = cache_folder()?.join("tune").join(file_name(config, device, ranks));
     let text = fs::read_to_string(&path).ok()?;
     let table = parse(&text, &path.display().to_string()).ok()?;
     let description = table.get("description")?.as_str()?.to_string();
@@ -120,7 +130,7 @@ pub fn remembered(config: &Config, device: &Device) -> Option<Remembered> {
 }
 
 /// The recipe, the device, and a hash of what decides the times: model, batch, what is not tuned, machine, version.
-fn file_name(config: &Config, device: &Device) -> String {
+fn file_name(config: &Config, device: &Device, ranks: usize) -> String {
     let decides = |key: &str| {
         let tuned = super::space::Knob::ALL.iter().any(|knob| knob.keys().iter().any(|own| own == key));
         !tuned && (key.starts_with("model.") || key.starts_with("switches.") || key == "train.batch")
@@ -130,5 +140,6 @@ fn file_name(config: &Config, device: &Device) -> String {
         identity += &format!("{key}={value}\n");
     }
     let target = device.target(&config.switches).name;
-    format!("{}-{}-{:016x}.toml", word(&config.recipe), word(&target), xxh3_64(identity.as_bytes()))
+    let (recipe, target, hash) = (word(&config.recipe), word(&target), xxh3_64(identity.as_bytes()));
+    format!("{recipe}-{target}{}-{hash:016x}.toml", times(ranks))
 }

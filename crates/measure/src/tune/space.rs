@@ -12,6 +12,7 @@ use flatout_report::words::bytes;
 use flatout_train::Failure;
 use flatout_train::config::{Config, Count};
 use flatout_train::resolve::compile::{self, Compiled, compile_for};
+use flatout_train::resolve::lanes::rows_a_lane;
 use flatout_train::resolve::prediction::step_cost;
 use flatout_train::switches::compile::COMPILE;
 use flatout_train::switches::{Auto, Autotune, Class, compute, kernels, memory, serialize};
@@ -134,7 +135,7 @@ fn precision_class(from: Precision, to: Precision) -> Class {
 pub struct Candidate {
     pub setting: Setting,
     pub config: Config,
-    /// Arena and the driver's share.
+    /// Arena, and what the driver and the wire take beside it.
     pub bytes: u64,
     pub predicted_ms: f64,
     fingerprint: u64,
@@ -206,6 +207,8 @@ pub struct Space<'a> {
     /// Whether there is data to load.
     pub has_data: bool,
     pub default: Candidate,
+    /// The most that are computed at once: a batch, or a lane's part of it.
+    rows: usize,
     /// What was compiled so far.
     known: RefCell<HashMap<Setting, Result<Candidate, Box<Rejected>>>>,
 }
@@ -220,8 +223,9 @@ impl<'a> Space<'a> {
     ) -> Result<Space<'a>, Failure> {
         let compiled = compile::compile(config, target)?;
         let setting = Setting::of(config, &compiled);
+        let rows = rows_a_lane(config, compiled.settled.options.lanes);
         let default = candidate(setting.applied(config, &setting), setting, &compiled);
-        Ok(Space { config, target, allow, given, has_data, default, known: RefCell::default() })
+        Ok(Space { config, target, allow, given, has_data, default, rows, known: RefCell::default() })
     }
 
     /// Knobs that are not turned at all.
@@ -362,11 +366,10 @@ impl<'a> Space<'a> {
     }
 
     fn divisors(&self) -> Vec<usize> {
-        let batch = self.config.train.batch;
-        (1..=batch).rev().filter(|rows| batch.is_multiple_of(*rows)).collect()
+        (1..=self.rows).rev().filter(|rows| self.rows.is_multiple_of(*rows)).collect()
     }
 
-    /// The divisors of the batch from the largest, all or a factor of two apart; always the default among them.
+    /// The divisors of the rows from the largest, all or a factor of two apart; always the default among them.
     fn sweep(&self) -> Vec<usize> {
         let all = self.divisors();
         if all.len() <= SWEEP {
@@ -469,7 +472,7 @@ impl Candidate {
 
 fn candidate(config: Config, setting: Setting, compiled: &Compiled) -> Candidate {
     Candidate {
-        bytes: compiled.plans.arena_bytes as u64 + compiled.target.driver_bytes,
+        bytes: compiled.plans.arena_bytes as u64 + compiled.target.bytes_beside(),
         predicted_ms: 1e3 * predicted_seconds(compiled, config.train.batch),
         fingerprint: fingerprint(compiled),
         config,

@@ -326,6 +326,7 @@ fn report(config: &Config, found: Found) -> Report {
         recipe: config.recipe.clone(),
         version: "0".into(),
         device: "a \"machine\" of 2 cores".into(),
+        ranks: None,
         target: "h200".into(),
         data: "tokens drawn at random".into(),
         batch: config.train.batch,
@@ -410,7 +411,7 @@ fn a_real_search_is_near_the_best_of_a_sweep() {
     let visits = std::cell::Cell::new(0);
     let mut measured = |candidate: &Candidate| {
         visits.set(visits.get() + 1);
-        visit(&stage, &candidate.config, 1, 6)
+        stage.visit(&candidate.config, 1, 6)
     };
     let mut elapsed = || Duration::from_secs(visits.get());
     let budget = Duration::from_secs(120);
@@ -423,7 +424,7 @@ fn a_real_search_is_near_the_best_of_a_sweep() {
             let setting = Setting { micro_batch: *micro_batch, ..found.choice.setting.clone() };
             // What does not fit cannot be the best.
             let Ok(candidate) = space.candidate(&setting) else { continue };
-            let timed = visit(&stage, &candidate.config, 0, 8).expect("a visit");
+            let timed = stage.visit(&candidate.config, 0, 8).expect("a visit");
             *least = timed.step_ms.iter().copied().fold(*least, f64::min);
         }
     }

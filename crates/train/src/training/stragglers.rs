@@ -1,10 +1,12 @@
 //! Ranks that are slow: the times of all ranks put together step by step, and a warning about one that stays behind.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
+use flatout_runtime::cuda::session::clock::PlanTimes;
 use serde::{Deserialize, Serialize};
 
-use crate::run::events::RankTimes;
+use crate::run::events::{GpuSample, RankTimes};
 
 /// A rank is slow where its own computing takes this much longer than the median rank's,
 const BEHIND: f64 = 1.1;
@@ -21,6 +23,19 @@ pub struct StepTimes {
     pub data_ms: f64,
     /// Exchanges with other ranks, which contain the wait for those that are slower.
     pub wire_ms: f64,
+}
+
+impl StepTimes {
+    /// The times of an update on a GPU, by the device's own clock: its plans, less what they waited for exchanges.
+    pub fn on_device(step: u64, plans: PlanTimes, data: Duration) -> StepTimes {
+        let ms = |time: Duration| 1e3 * time.as_secs_f64();
+        StepTimes {
+            step,
+            compute_ms: ms(plans.ran.saturating_sub(plans.waited)),
+            data_ms: ms(data),
+            wire_ms: ms(plans.waited),
+        }
+    }
 }
 
 /// The times that rank 0 knows of all ranks.
@@ -52,12 +67,21 @@ pub struct Slow {
 }
 
 impl Slow {
-    /// The warning; `named` is the rank with its host.
-    pub fn sentence(&self, named: &str) -> String {
+    /// The warning; `named` is the rank with its host, and `gpu` the newest sample of its GPU, where it has one.
+    pub fn sentence(&self, named: &str, gpu: Option<&GpuSample>) -> String {
+        let clock = gpu.and_then(|gpu| {
+            let held = match &gpu.throttled[..] {
+                [] => String::new(),
+                why => format!(", held down by {}", why.join(" and ")),
+            };
+            Some(format!("; its GPU runs at {} MHz{held}", gpu.clock_mhz?))
+        });
         format!(
             "{named} is slow: in each of the last {STEPS} steps its own rows took at least 10% longer than the median rank's, in the \
-             mean {:.1} ms against {:.1} ms; the others wait for it",
-            self.own_ms, self.median_ms
+             mean {:.1} ms against {:.1} ms; the others wait for it{}",
+            self.own_ms,
+            self.median_ms,
+            clock.unwrap_or_default()
         )
     }
 }
@@ -144,11 +168,15 @@ mod tests {
         assert_eq!(warned(&mut stragglers, &long), [], "so it is not said again");
         assert_eq!(warned(&mut stragglers, &[105.0; 20]), []);
         assert_eq!(warned(&mut stragglers, &long), [(20, slow)], "it had recovered");
-        let words = slow.sentence("rank 2 (gpu-b, process 7)");
+        let words = slow.sentence("rank 2 (gpu-b, process 7)", None);
         assert!(
             words.starts_with("rank 2 (gpu-b, process 7) is slow: ")
                 && words.contains("120.0 ms against 100.0 ms")
+                && words.ends_with("the others wait for it")
         );
+        let hot = GpuSample { clock_mhz: Some(1110), throttled: vec!["heat".into()], ..GpuSample::default() };
+        let words = slow.sentence("rank 2 (gpu-b, GPU 1, process 7)", Some(&hot));
+        assert!(words.ends_with("the others wait for it; its GPU runs at 1110 MHz, held down by heat"));
     }
 
     #[test]
@@ -159,6 +187,26 @@ mod tests {
             (0..200).map(|step| if step % 19 == 0 { 101.0 } else { 500.0 }).collect();
         assert_eq!(warned(&mut stragglers, &now_and_then), []);
         assert_eq!(warned(&mut stragglers, &[50.0; 100]), [], "a fast rank makes nobody slow");
+    }
+
+    /// A slow device waits least for the others, and is told by that.
+    #[test]
+    fn a_device_computes_while_its_plans_run_and_do_not_wait() {
+        let ms = Duration::from_millis;
+        let times = |ran, waited| {
+            let plans = PlanTimes { ran: ms(ran), waited: ms(waited) };
+            StepTimes::on_device(7, plans, ms(3))
+        };
+        let fast = StepTimes { step: 7, compute_ms: 80.0, data_ms: 3.0, wire_ms: 25.0 };
+        assert_eq!(times(105, 25), fast);
+        let slow = times(105, 5);
+        assert_eq!((slow.compute_ms, slow.wire_ms), (100.0, 5.0));
+        let mut stragglers = Stragglers::new(2);
+        stragglers.take(0, &[fast]);
+        stragglers.take(1, &[slow]);
+        let (all, _) = stragglers.next().expect("both have told");
+        assert_eq!((all.slowest, all.slowest_ms, all.median_ms), (1, 100.0, 80.0));
+        assert_eq!((all.wire_ms, all.data_wait_ms), (Some(5.0), Some(3.0)));
     }
 
     #[test]

@@ -342,7 +342,7 @@ impl Trainer<'_, '_, '_> {
             data_ms: ms(data),
             wire_ms: ms(wire + self.ranks.take_wire_time()),
         };
-        // On a GPU the host has only enqueued.
+        // On a GPU the host has only enqueued, and the device's own clock tells when the update is reported.
         let times = self.session.as_cuda().is_none().then_some(times);
         self.share(times, warnings)?;
         let ended = Rc::new(self.session.mark()?);
@@ -382,6 +382,9 @@ impl Trainer<'_, '_, '_> {
         self.agreed_stop = self.agreed_stop.or(stop);
         let [began, ended] = &span;
         let seconds = self.session.between(began, ended)?.as_secs_f64();
+        if let Some(times) = self.session.plan_times(began, ended)? {
+            self.sharing.take(StepTimes::on_device(step, times, waited.total));
+        }
         // Slow steps are forgotten by and by.
         self.slowest_step = self.slowest_step.mul_f64(0.95).max(Duration::from_secs_f64(seconds));
         self.last_loss = loss;
@@ -399,6 +402,7 @@ impl Trainer<'_, '_, '_> {
         }
         let batch = self.config.train.batch;
         let seen = self.watch.see(own_tokens, seconds);
+        self.sharing.see(seen.gpu.as_ref().filter(|_| self.ranks.are_many()));
         if let Some(message) = self.watch.doubt(&seen, waited.total.as_secs_f64() / seconds) {
             self.say(Event::Warning { message })?;
         }

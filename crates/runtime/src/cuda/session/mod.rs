@@ -1,5 +1,6 @@
 //! Plans on a GPU: the arena, every launch resolved, every plan captured as a graph before the first run.
 
+pub mod clock;
 mod landing;
 pub mod noise;
 mod queues;
@@ -31,6 +32,7 @@ use super::kernels::attention::choice::{self, AttentionKernel, Chosen};
 use crate::cpu::kernels::movement::copy;
 use crate::timing::Samples;
 use crate::{Copying, Laps, RuntimeError, launch};
+use clock::{Clock, Sums};
 use noise::Noise;
 use queues::WireStream;
 use timing::Timer;
@@ -172,9 +174,13 @@ impl Session {
         device.bind().map_err(system)?;
         let driver = device.driver();
         let stream = OwnedStream::new(driver).map_err(system)?;
-        let wire_stream = WireStream::new(driver, &plans.plans).map_err(system)?;
-        let more = stand_in.map(|_| stand_in::source());
+        let mut wire_stream = WireStream::new(driver, &plans.plans).map_err(system)?;
+        let has_clock = communicators.as_ref().is_some_and(|all| all.mesh().ranks() > 1);
+        let more = stand_in.map(|_| stand_in::source()).into_iter().chain(has_clock.then(clock::source));
         let (modules, compiled) = build(plans, &kernels, more, &facts, device).map_err(system)?;
+        if has_clock {
+            wire_stream.set_clock(Clock::new(driver, &modules, stream.get()).map_err(system)?);
+        }
         laps.lap("kernels");
         let arena = DeviceMemory::new(driver, plans.arena_bytes).map_err(|why| {
             RuntimeError::Resources(format!(
@@ -361,26 +367,31 @@ impl Session {
         Arc::new(Module::load(self.device.driver(), &cubins[0].1)?).function(entry)
     }
 
-    /// Times every launch of these plans, in passes over all of them.
+    /// Times every launch of these plans, in passes over all of them. Exchanges are timed by themselves, and are left out of the
+    /// passes: the arena holds no results afterwards where there are some.
     pub(crate) fn time(&mut self, plans: &[(usize, &Plan)], passes: usize) -> Result<Samples, RuntimeError> {
         self.bind()?;
         let (stream, function) = (self.stream.get(), self.function(spin::source(), "spin").map_err(late)?);
         let mut timer = Timer::new(self.device.driver(), function, stream).map_err(late)?;
         let launches = || plans.iter().map(|(_, plan)| plan.launches.len());
         let mut samples = Samples::new(launches(), passes);
+        self.time_exchanges(plans, passes, &timer, &mut samples)?;
+        let computes: Vec<Vec<usize>> =
+            plans.iter().map(|(_, plan)| of_queue(plan, Queue::Compute)).collect();
         // How often each runs between its events: once, until its first time says.
         let mut repeats: Vec<Vec<Option<usize>>> = launches().map(|count| vec![None; count]).collect();
         // A late host costs a pass; one that is late this often has other work.
         for _ in 0..4 * passes.max(1) + 4 {
             for (which, (index, plan)) in plans.iter().enumerate() {
                 self.traffic.get_mut().before(&self.arena, &self.written[*index], stream).map_err(late)?;
-                let times: Vec<usize> = repeats[which].iter().map(|known| known.unwrap_or(1)).collect();
+                let compute = &computes[which];
+                let times: Vec<usize> = compute.iter().map(|i| repeats[which][*i].unwrap_or(1)).collect();
                 for range in timing::handfuls(&times) {
-                    let works = self.works[*index][range.clone()].iter().map(|work| &**work);
+                    let works = compute[range.clone()].iter().map(|i| &*self.works[*index][*i]);
                     let works: Vec<_> = works.zip(times[range.clone()].iter().copied()).collect();
-                    let failed = |(i, why)| named(&plan.launches[range.start + i])(why);
+                    let failed = |(i, why)| named(&plan.launches[compute[range.start + i]])(why);
                     let seconds = timer.seconds(&works).map_err(failed)?;
-                    for (i, seconds) in range.zip(seconds.into_iter().flatten()) {
+                    for (&i, seconds) in compute[range].iter().zip(seconds.into_iter().flatten()) {
                         let is_repeatable = || launch::is_repeatable(&plan.launches[i]);
                         match repeats[which][i] {
                             Some(_) => samples.add(which, i, seconds),
@@ -394,6 +405,39 @@ impl Session {
             }
         }
         Ok(samples)
+    }
+
+    /// Times the exchanges of plans, as often on every rank.
+    fn time_exchanges(
+        &mut self,
+        plans: &[(usize, &Plan)],
+        passes: usize,
+        timer: &Timer,
+        samples: &mut Samples,
+    ) -> Result<(), RuntimeError> {
+        let of_plan = |(which, (index, plan)): (usize, &(usize, &'_ Plan))| {
+            of_queue(plan, Queue::Wire).into_iter().map(move |i| (which, *index, i)).collect::<Vec<_>>()
+        };
+        let all: Vec<(usize, usize, usize)> = plans.iter().enumerate().flat_map(of_plan).collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        for (index, _) in plans {
+            let (arena, written) = (&self.arena, &self.written[*index]);
+            self.traffic.get_mut().before(arena, written, self.stream.get()).map_err(late)?;
+        }
+        let works: Vec<&dyn Work> = all.iter().map(|(_, index, i)| &*self.works[*index][*i]).collect();
+        let timed = timing::exchanges(self.device.driver(), timer, &works, passes.max(1) + 1);
+        let named = |(at, why): (usize, CudaError)| {
+            let (which, _, i) = all[at];
+            named(&plans[which].1.launches[i])(why)
+        };
+        for round in &timed.map_err(named)?[1..] {
+            for ((which, _, i), seconds) in all.iter().zip(round) {
+                samples.add(*which, *i, *seconds);
+            }
+        }
+        Ok(())
     }
 
     /// Enqueues the plan at `index` of the set given to `new`, and returns.
@@ -470,6 +514,23 @@ impl Session {
         Ok(event)
     }
 
+    /// Sends the sums of the device's clock on their way, as they are behind all that was enqueued; returns where `clock_at` finds
+    /// them. `None` where there is no clock, as on one rank.
+    pub fn post_clock(&self) -> Result<Option<usize>, RuntimeError> {
+        let Some(clock) = self.wire_stream.clock() else { return Ok(None) };
+        self.bind()?;
+        let (memory, offsets) = clock.sums();
+        let posted = self.traffic.borrow_mut().post_beside(memory, &offsets, self.stream.get());
+        posted.map(Some).map_err(late)
+    }
+
+    /// Sums of the clock that were posted, once they are there.
+    pub fn clock_at(&self, place: usize) -> Result<Sums, RuntimeError> {
+        self.bind()?;
+        let words = self.traffic.borrow().collect(place, 2).map_err(late)?;
+        Ok(Sums::of([words[0], words[1]]))
+    }
+
     /// The time between two events, waiting for the later one.
     pub fn between(&self, from: &Event, to: &Event) -> Result<Duration, RuntimeError> {
         self.bind()?;
@@ -533,7 +594,7 @@ fn admit(launch: &Launch, arena_bytes: usize) -> Result<&'static Kernel, Runtime
 fn build(
     plans: &PlanSet,
     kernels: &[Vec<&'static Kernel>],
-    more: Option<Source>,
+    more: impl IntoIterator<Item = Source>,
     facts: &Facts,
     device: &Device,
 ) -> Result<(Modules, Compiled), CudaError> {
@@ -561,6 +622,7 @@ pub fn compile_ahead(plans: &PlanSet, device: &Device, options: Options) -> Resu
         sources.extend((admit(launch, plans.arena_bytes)?.sources)(launch, &facts));
     }
     sources.extend(facts.autotune.then(noise::source));
+    sources.insert(clock::source());
     let compiled = device.compile_ahead(&sources, &|| ());
     compiled.map_err(|why| RuntimeError::Resources(why.to_string()))
 }
@@ -579,6 +641,11 @@ fn first_exchanges(
         work.enqueue(stream.get()).and_then(|()| stream.synchronize()).map_err(named(launch))?;
     }
     Ok(before.saturating_sub(free()?))
+}
+
+/// The launches of a plan that are on a queue.
+fn of_queue(plan: &Plan, queue: Queue) -> Vec<usize> {
+    (0..plan.launches.len()).filter(|i| plan.launches[*i].queue == queue).collect()
 }
 
 /// Runs the launches of a plan, waiting for both queues after each: a failure is that launch's.

@@ -5,6 +5,7 @@
 
 use flatout_ir::{Launch, Plan, Queue};
 
+use super::clock::{Clock, Span};
 use crate::cuda::context::{CudaError, Stream, Work};
 use crate::cuda::driver::{Driver, Event, OwnedStream};
 
@@ -15,6 +16,8 @@ pub struct WireStream {
     forked: Event,
     /// Behind each exchange, in the order of a plan: as many as the plan with most has.
     ended: Vec<Event>,
+    /// Where there are several ranks.
+    clock: Option<Clock>,
 }
 
 impl WireStream {
@@ -25,7 +28,32 @@ impl WireStream {
             stream: OwnedStream::new(driver)?,
             forked: Event::untimed(driver)?,
             ended: (0..most).map(|_| Event::untimed(driver)).collect::<Result<_, _>>()?,
+            clock: None,
         })
+    }
+
+    /// From here on plans tell how long they run and wait.
+    pub fn set_clock(&mut self, clock: Clock) {
+        self.clock = Some(clock);
+    }
+
+    pub fn clock(&self) -> Option<&Clock> {
+        self.clock.as_ref()
+    }
+
+    fn begin(&self, span: Span, compute: Stream) -> Result<(), CudaError> {
+        self.clock.as_ref().map_or(Ok(()), |clock| clock.begin(span, compute))
+    }
+
+    fn end(&self, span: Span, compute: Stream) -> Result<(), CudaError> {
+        self.clock.as_ref().map_or(Ok(()), |clock| clock.end(span, compute))
+    }
+
+    /// Makes what follows on `compute` wait for the first exchanges of a plan, of this number.
+    fn join(&self, exchanges: usize, compute: Stream) -> Result<(), CudaError> {
+        self.begin(Span::Wait, compute)?;
+        self.ended[exchanges - 1].hold(compute)?;
+        self.end(Span::Wait, compute)
     }
 
     /// The stream that a launch is put on, where compute launches go to `compute`.
@@ -45,6 +73,8 @@ impl WireStream {
         compute: Stream,
     ) -> Result<(), (&'p Launch, CudaError)> {
         let wire = self.stream.get();
+        let Some(first) = plan.launches.first() else { return Ok(()) };
+        self.begin(Span::Plan, compute).map_err(|why| (first, why))?;
         // Exchanges so far, by index of their launch; and whether the last one began behind all compute launches so far.
         let (mut exchanges, mut is_behind): (Vec<usize>, bool) = (vec![], false);
         for (at, (launch, work)) in plan.launches.iter().zip(works).enumerate() {
@@ -53,7 +83,7 @@ impl WireStream {
                 Queue::Compute => {
                     if let Some(joined) = launch.joins {
                         let count = exchanges.partition_point(|exchange| *exchange <= joined);
-                        self.ended[count - 1].hold(compute).map_err(met)?;
+                        self.join(count, compute).map_err(met)?;
                     }
                     work.enqueue(compute).map_err(met)?;
                     is_behind = false;
@@ -69,12 +99,10 @@ impl WireStream {
                 }
             }
         }
-        match (exchanges.last(), exchanges.len()) {
-            (Some(last), count) => {
-                self.ended[count - 1].hold(compute).map_err(|why| (&plan.launches[*last], why))
-            }
-            (None, _) => Ok(()),
+        if let Some(last) = exchanges.last() {
+            self.join(exchanges.len(), compute).map_err(|why| (&plan.launches[*last], why))?;
         }
+        self.end(Span::Plan, compute).map_err(|why| (first, why))
     }
 
     pub fn synchronize(&self) -> Result<(), CudaError> {

@@ -7,6 +7,10 @@
 //! two events with nothing between them is taken off, and a launch that is short runs several times between its events.
 //! Only one whose outputs lie on none of its inputs does: run twice it leaves what it leaves when run once, so after a
 //! pass the arena holds what a run leaves there.
+//!
+//! Exchanges between ranks are timed apart, in rounds of which all ranks make the same number: how often anything else is repeated
+//! is each rank's own affair. One exchange follows the other, so that none but the first waits for ranks that come late, and the
+//! first round is not taken.
 
 use std::time::Duration;
 
@@ -84,6 +88,30 @@ impl Timer {
         }
         Ok(Some(seconds))
     }
+}
+
+/// Runs exchanges one after the other in a number of rounds, and waits: the seconds of each, by round. A failure comes with the place
+/// of the exchange it was met at.
+pub fn exchanges(
+    driver: &'static Driver,
+    timer: &Timer,
+    works: &[&dyn Work],
+    rounds: usize,
+) -> Result<Vec<Vec<f64>>, (usize, CudaError)> {
+    let (stream, first) = (timer.stream, |why| (0, why));
+    let marks = (0..=rounds * works.len()).map(|_| Event::new(driver)).collect::<Result<Vec<_>, _>>();
+    let marks = marks.map_err(first)?;
+    spin(&timer.function, FIRST_SPIN, stream).map_err(first)?;
+    marks[0].record(stream).map_err(first)?;
+    for (mark, (i, work)) in marks[1..].iter().zip(works.iter().enumerate().cycle()) {
+        work.enqueue(stream).and_then(|()| mark.record(stream)).map_err(|why| (i, why))?;
+    }
+    let mut seconds = Vec::with_capacity(rounds * works.len());
+    for (at, pair) in marks.windows(2).enumerate() {
+        let between = pair[0].elapsed_ms(&pair[1]).map_err(|why| (at % works.len(), why))? / 1e3;
+        seconds.push((between - timer.empty_seconds).max(0.0));
+    }
+    Ok(seconds.chunks(works.len()).map(<[f64]>::to_vec).collect())
 }
 
 struct Nothing;

@@ -177,6 +177,16 @@ impl Traffic {
         Ok(place)
     }
 
+    /// The same of memory beside the arena, in the order of the compute stream: what is enqueued later may write it.
+    pub fn post_beside(
+        &mut self,
+        memory: &DeviceMemory,
+        offsets: &[usize],
+        compute: Stream,
+    ) -> Result<usize, CudaError> {
+        self.mailbox.post(memory, offsets, compute)
+    }
+
     /// Values that were posted, once they are there.
     pub fn collect(&self, place: usize, count: usize) -> Result<Vec<f32>, CudaError> {
         self.mailbox.collect(place, count)

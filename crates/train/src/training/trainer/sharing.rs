@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Trainer;
 use crate::Failure;
-use crate::run::events::{Event, RankTimes};
+use crate::run::events::{Event, GpuSample, RankTimes};
 use crate::training::stragglers::{StepTimes, Stragglers};
 use crate::training::update::ask_to_stop;
 
@@ -21,6 +21,8 @@ const TELL_EVERY: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Told {
     times: Vec<StepTimes>,
+    /// The newest sample of its GPU, where it has one.
+    gpu: Option<GpuSample>,
     /// Sentences about samples that could not be used.
     left_out: Vec<String>,
 }
@@ -32,13 +34,33 @@ pub(super) struct Sharing {
     told_at: Option<Instant>,
     /// Of rank 0.
     stragglers: Stragglers,
+    /// The newest samples of GPUs that ranks have told of, by rank.
+    gpus: Vec<Option<GpuSample>>,
     /// Of the newest step that all ranks have told of.
     newest: Option<RankTimes>,
 }
 
 impl Sharing {
     pub fn new(ranks: usize) -> Sharing {
-        Sharing { own: Told::default(), told_at: None, stragglers: Stragglers::new(ranks), newest: None }
+        Sharing {
+            own: Told::default(),
+            told_at: None,
+            stragglers: Stragglers::new(ranks),
+            gpus: vec![None; ranks],
+            newest: None,
+        }
+    }
+
+    /// Takes up the times of an update of this rank, which are told with the next.
+    pub fn take(&mut self, times: StepTimes) {
+        self.own.times.push(times);
+    }
+
+    /// Takes up a sample of this rank's GPU.
+    pub fn see(&mut self, gpu: Option<&GpuSample>) {
+        if gpu.is_some() {
+            self.own.gpu = gpu.cloned();
+        }
     }
 }
 
@@ -96,14 +118,18 @@ impl Trainer<'_, '_, '_> {
 
     /// Takes in what ranks told, on rank 0.
     fn hear(&mut self, told: impl Iterator<Item = (usize, Told)>) -> Result<(), Failure> {
-        for (rank, Told { times, left_out }) in told {
+        for (rank, Told { times, gpu, left_out }) in told {
             self.sharing.stragglers.take(rank, &times);
+            if gpu.is_some() {
+                self.sharing.gpus[rank] = gpu;
+            }
             self.tell_left_out(&left_out)?;
         }
         while let Some((times, slow)) = self.sharing.stragglers.next() {
             self.sharing.newest = Some(times);
             for slow in slow {
-                let message = slow.sentence(&self.ranks.named(slow.rank));
+                let gpu = self.sharing.gpus[slow.rank].as_ref();
+                let message = slow.sentence(&self.ranks.named(slow.rank), gpu);
                 self.say(Event::Warning { message })?;
             }
         }
