@@ -6,6 +6,8 @@ use flatout_ir::links::{Link, Links};
 
 /// The network between nodes where nobody names one: 400 Gbit/s a GPU.
 pub const NET: &str = "ib400";
+/// The newest generation of PCIe that the table has.
+pub const NEWEST_PCIE: u32 = 5;
 /// The part of a GPU that NCCL's kernels hold while they exchange: 16 of an H100's 132 multiprocessors.
 const HELD_PART: f64 = 16.0 / 132.0;
 
@@ -79,6 +81,7 @@ mod tests {
         assert_eq!(of_gpu("h200").unwrap().name, "nvlink4");
         assert_eq!(find(NET).unwrap().bytes_per_second, 48e9);
         assert_eq!(find("nvlink9"), None);
+        assert!(find(&format!("pcie{NEWEST_PCIE}")).is_some() && find(&format!("pcie{}", NEWEST_PCIE + 1)).is_none());
         let links = of_nodes("a100-80", 8).unwrap();
         assert_eq!((links.local.name.as_str(), links.ranks_a_node), ("nvlink3", 8));
         assert_eq!(of_nodes("gtx1080", 8), None);
