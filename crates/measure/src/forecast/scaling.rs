@@ -44,10 +44,9 @@ pub struct Refused {
     pub refused: String,
 }
 
-/// By timings of kernels where there are any, and otherwise at best.
+/// By timings of kernels and exchanges where there are any, and otherwise at best.
 pub fn exchange(compiled: &Compiled, batch: usize) -> Exchange {
-    let (predicted, roofline) = prediction::step_played(compiled, batch);
-    let played = if prediction::is_calibrated(compiled) { predicted } else { roofline };
+    let (played, _) = prediction::step_played(compiled, batch);
     // Sums are scattered once an update, or in every micro-batch.
     let plans = [Role::Apply, Role::GRAD].into_iter().filter_map(|role| compiled.plans.plan(role));
     let scatters = plans.flat_map(|plan| &plan.launches);
@@ -108,7 +107,7 @@ mod tests {
     fn planned(gpu: &str, a_node: usize, nodes: usize, words: &[&str]) -> (Exchange, Compiled) {
         let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
         let config = recipes::resolve("pretrain-226m", &[], &words).unwrap();
-        let links = device::links_of(gpu, None, None, a_node).unwrap();
+        let links = device::links_of(gpu, None, None, None, a_node).unwrap();
         let target = device::named(gpu, &config.switches).unwrap();
         let target = Target { links: Some(links), timings: Default::default(), ..target };
         let compiled = compile(&config, &target_among(a_node * nodes, target)).unwrap();
@@ -159,7 +158,7 @@ mod tests {
         let config = recipes::resolve("tiny", &[], &["train.batch=6".into()]).unwrap();
         let alone = device::named("h100", &config.switches).unwrap();
         let target_of = |ranks: usize| {
-            let links = device::links_of("h100", None, None, 4).unwrap();
+            let links = device::links_of("h100", None, None, None, 4).unwrap();
             target_among(ranks, Target { links: Some(links), ..alone.clone() })
         };
         let rows = scaling(&config, 12, &target_of);

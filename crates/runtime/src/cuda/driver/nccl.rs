@@ -534,7 +534,8 @@ mod tests {
         let config = |minor: u32, has_window: bool| Config::blocking(Version([2, minor, 3]), has_window);
         assert_eq!((size_of::<UniqueId>(), config(27, false).size), (128, 72));
         // Only newer versions know the policy, and only windows are moved by it.
-        let policies = [(27, true), (28, false), (28, true), (30, true)].map(|(v, w)| config(v, w).cta_policy);
+        let policies =
+            [(27, true), (28, false), (28, true), (30, true)].map(|(v, w)| config(v, w).cta_policy);
         assert_eq!(policies, [NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, 2, 2]);
     }
 }

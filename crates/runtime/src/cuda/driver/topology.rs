@@ -123,8 +123,7 @@ impl Topology {
             return Path::NvLink { generation: one.nvlink.min(other.nvlink), links: links as u32 };
         }
         let (Some(own), Some(its)) = (one.pcie, other.pcie) else { return Path::Unknown };
-        let pcie =
-            Pcie { generation: own.generation.min(its.generation), width: own.width.min(its.width) };
+        let pcie = Pcie { generation: own.generation.min(its.generation), width: own.width.min(its.width) };
         let over = match (between.meet, between.peers) {
             (Some(Meet::Sockets), _) => Over::Sockets,
             (Some(meet), Some(true)) if meet <= Meet::Switches => Over::Switches,
@@ -286,7 +285,8 @@ impl Asked {
     fn topology(&self, gpus: &[(String, Option<u32>)]) -> Result<Topology, CudaError> {
         let mut handles = vec![];
         for (pci, _) in gpus {
-            let address = CString::new(&pci[..]).map_err(|_| CudaError::new("a PCI address holds a zero byte"))?;
+            let address =
+                CString::new(&pci[..]).map_err(|_| CudaError::new("a PCI address holds a zero byte"))?;
             let mut device = null_mut();
             // SAFETY: reads a string that ends in zero and writes one handle.
             match unsafe { (self.find)(address.as_ptr(), &mut device) } {
@@ -308,7 +308,8 @@ impl Asked {
     }
 
     fn ends(&self, device: Device) -> Vec<End> {
-        let told = |call: Option<unsafe extern "C" fn(Device, c_uint, *mut c_uint) -> c_int>, link: c_uint| {
+        let told = |call: Option<unsafe extern "C" fn(Device, c_uint, *mut c_uint) -> c_int>,
+                    link: c_uint| {
             let mut value = 0;
             // SAFETY: the handle is valid until the shutdown; writes one integer.
             call.filter(|call| unsafe { call(device, link, &mut value) } == 0).map(|_| value)
@@ -324,7 +325,8 @@ impl Asked {
 
     /// The address of the device at the other end of a link.
     fn remote(&self, device: Device, link: c_uint) -> Option<String> {
-        let mut info = PciInfo { legacy: [0; 16], domain: 0, bus: 0, device: 0, ids: [0; 2], address: [0; 32] };
+        let mut info =
+            PciInfo { legacy: [0; 16], domain: 0, bus: 0, device: 0, ids: [0; 2], address: [0; 32] };
         let call = self.remote_pci?;
         // SAFETY: the handle is valid until the shutdown; writes one struct of the header's layout.
         let is_told = unsafe { call(device, link, &mut info) } == 0;

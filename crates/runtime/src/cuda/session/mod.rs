@@ -241,8 +241,7 @@ impl Session {
             let (before, _) = driver.memory().map_err(system)?;
             if windowed.is_some() {
                 // SAFETY: the session drops the windows before the arena.
-                let registered =
-                    unsafe { Windows::register(communicators, arena.address(), arena.bytes()) };
+                let registered = unsafe { Windows::register(communicators, arena.address(), arena.bytes()) };
                 windows = Some(registered.map_err(system)?);
             }
             first_exchanges(plans, &works, &stream)?;

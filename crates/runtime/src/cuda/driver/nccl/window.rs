@@ -29,7 +29,9 @@ impl Nccl {
     pub fn windows(&'static self) -> Result<WindowCalls, CudaError> {
         let lacks = |why: CudaError| {
             let version = self.version();
-            CudaError::new(format!("NCCL {version} has no windows ({why}): leave wire.window out, or install 2.27 or newer"))
+            CudaError::new(format!(
+                "NCCL {version} has no windows ({why}): leave wire.window out, or install 2.27 or newer"
+            ))
         };
         let library = self.library;
         // SAFETY: the signatures are the header's for these symbols.
@@ -74,7 +76,11 @@ impl Windows {
     ///
     /// # Safety
     /// The memory stays allocated until the windows are dropped.
-    pub unsafe fn register(communicators: &Communicators, at: u64, bytes: usize) -> Result<Windows, CudaError> {
+    pub unsafe fn register(
+        communicators: &Communicators,
+        at: u64,
+        bytes: usize,
+    ) -> Result<Windows, CudaError> {
         let calls = communicators.nccl.windows()?;
         let mut windows = Windows { calls, registered: vec![] };
         for (_, communicator) in &communicators.by_axis {
