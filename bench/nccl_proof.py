@@ -14,7 +14,7 @@ about speed.
     free      without deterministic=on two ranks have the losses of one, within rounding
     resume    four ranks, then two, then one: the bits of one rank
     kill      one rank of four is killed: all are gone within ten seconds, and one sentence says so
-    window    with the arena a window of NCCL's (wire.window=on), one rank and two have the bits that they have without
+    window    with the arena a window of NCCL's (wire_window=on), one rank and two have the bits that they have without
     torchrun  ranks that torchrun starts; left out with a line where it is not installed
 
 Needs a GPU that `flatout doctor` calls usable, NCCL, and only Python's standard library. Exit code 0 where everything passes, 1 where
@@ -217,11 +217,11 @@ def window(p, a):
     words = [*SMALL, *KINDS["bf16"], f"train.steps={a.steps}", "wire=nccl"]
     for count in [1, 2]:
         lanes, [plain, windowed] = f"train.lanes={count}", [f"window-{count}-{state}" for state in ("off", "on")]
-        failed = p.train([*words, lanes], plain, *shared(count)) or p.train([*words, lanes, "wire.window=on"], windowed, *shared(count))
+        failed = p.train([*words, lanes], plain, *shared(count)) or p.train([*words, lanes, "wire_window=on"], windowed, *shared(count))
         differs = failed or p.differs(windowed, plain, a.steps)
-        active = [p.start(run).get("switches", {}).get("wire.window") for run in (plain, windowed)]
+        active = [p.start(run).get("switches", {}).get("wire_window") for run in (plain, windowed)]
         if not differs and active != ["off", "on"]:
-            differs = f"the runs report wire.window={active}"
+            differs = f"the runs report wire_window={active}"
         taken = [p.world(run).get("wire_bytes", 0) >> 20 for run in (plain, windowed)]
         told = f"the bits of the run without; NCCL took {taken[0]} MiB without and {taken[1]} with"
         p.say(not differs, f"a window, {count} rank{'s' if count > 1 else ''}, {a.steps} updates", differs or told)

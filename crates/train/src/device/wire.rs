@@ -41,7 +41,7 @@ pub fn check_windows() -> Result<(), UserError> {
     nccl()
         .and_then(|nccl| nccl.windows())
         .map(drop)
-        .map_err(|why| UserError(format!("`wire.window=on` cannot run: {why}")))
+        .map_err(|why| UserError(format!("`wire_window=on` cannot run: {why}")))
 }
 
 /// A session as one of several ranks, or alone. Kernels are compiled by one rank of each host, and the others load them.

@@ -1,5 +1,5 @@
 //! Switches of what computes, in which type, and how ranks exchange: `backend`, `precision`, `fp8.scaling`, `wire`,
-//! `wire.window`.
+//! `wire_window`.
 
 use flatout_ir::ops::collective::Order;
 use flatout_ir::ops::product::Compute as Arithmetic;
@@ -203,7 +203,7 @@ fn exchanges(reading: &Reading<'_>) -> bool {
 }
 
 pub const WIRE_WINDOW: Switch = Switch {
-    name: "wire.window",
+    name: "wire_window",
     doc: "The arena allocated by NCCL and registered with all ranks, so that exchanges read and write it in place.",
     field: field!(compute.wire_window),
     class: Class::Bitwise,
@@ -223,8 +223,8 @@ pub const WIRE_WINDOW: Switch = Switch {
     },
     guides_word: "user buffer registration",
     elsewhere: &[
-        elsewhere(MEGATRON, "use_nccl_ub", "wire.window"),
-        elsewhere(MEGATRON, "nccl_ub", "wire.window"),
+        elsewhere(MEGATRON, "use_nccl_ub", "wire_window"),
+        elsewhere(MEGATRON, "nccl_ub", "wire_window"),
     ],
     ..ROW
 };
@@ -283,14 +283,14 @@ mod tests {
     #[test]
     fn a_window_is_reported_where_something_is_exchanged() {
         let state =
-            |c: &Compiled, prepared: Prepared| active(&c.plans, &c.target, prepared)["wire.window"].clone();
+            |c: &Compiled, prepared: Prepared| active(&c.plans, &c.target, prepared)["wire_window"].clone();
         let settled = |c: &Compiled| state(c, Prepared::settled(&c.settled));
-        let [plain, windowed] = [compiled(2, &[]), compiled(2, &["wire.window=on"])];
+        let [plain, windowed] = [compiled(2, &[]), compiled(2, &["wire_window=on"])];
         assert_eq!([settled(&plain), settled(&windowed)], ["off", "on"]);
         assert_eq!(format!("{:?}", plain.plans.plans), format!("{:?}", windowed.plans.plans));
         let without = Prepared { window: false, ..Prepared::settled(&windowed.settled) };
         assert_eq!(state(&windowed, without), "off", "a session that has none");
-        assert_eq!(settled(&compiled(1, &["wire.window=on"])), "nothing to exchange");
+        assert_eq!(settled(&compiled(1, &["wire_window=on"])), "nothing to exchange");
         assert!(device::session_options(&windowed.settled).window);
         assert!(!device::session_options(&plain.settled).window);
     }

@@ -30,7 +30,7 @@ impl Nccl {
         let lacks = |why: CudaError| {
             let version = self.version();
             CudaError::new(format!(
-                "NCCL {version} has no windows ({why}): leave wire.window out, or install 2.27 or newer"
+                "NCCL {version} has no windows ({why}): leave wire_window out, or install 2.27 or newer"
             ))
         };
         let library = self.library;
@@ -98,7 +98,7 @@ impl Windows {
             if window.is_null() {
                 return Err(CudaError::new(
                     "NCCL made no window of the arena, as where NCCL_WIN_ENABLE=0 or NCCL_CUMEM_ENABLE=0 is set: leave \
-                     wire.window out, or unset them",
+                     wire_window out, or unset them",
                 ));
             }
             windows.registered.push((Arc::clone(communicator), window));
