@@ -152,7 +152,7 @@ impl Told {
     }
 
     fn print(&self, device: &Device, screen: &Screen) {
-        let head = ["exchange", "size", "time", "of the bus", "predicted", "of prediction"];
+        let head = ["exchange", "size", "time", "bus bandwidth", "predicted", "of prediction"];
         let mut rows: Vec<Vec<String>> = vec![head.map(String::from).to_vec()];
         for one in &self.timed {
             let predicted = self.predicted(one);

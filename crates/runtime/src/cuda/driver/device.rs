@@ -207,7 +207,8 @@ impl Device {
         let mut laps = Laps::begin();
         let found = library::libraries();
         let driver = driver()?;
-        let identity = identify(driver, index, driver.version()?)?;
+        let version = found.get(Kind::Driver).map(|file| file.version.to_string());
+        let identity = Identity { driver: version, ..identify(driver, index, driver.version()?)? };
         let device = driver.device(index)?;
         let before = found
             .get(Kind::Nvml)
