@@ -23,7 +23,7 @@ const STEP: u64 = 4;
 /// Exchanges of a small tensor in a run of a plan, so that starting it does not count.
 const IN_A_RUN: usize = 4;
 /// The largest that is small.
-const SMALL: u64 = 4 << 20;
+const SMALL: u64 = 8 << 20;
 /// Measurements of each exchange, of which the median counts.
 const ROUNDS: usize = 5;
 /// The least time of a measurement, and the most runs in one.
