@@ -190,7 +190,9 @@ fn a_plan_for_several_ranks_says_how_it_scales() {
     let world = &sixteen["world"];
     assert_eq!(
         fields(world),
-        "compute_by exchange link net nodes ranks scaling shard why".split(' ').collect()
+        "compute_by exchange exchanges_by link link_by net nodes ranks scaling shard why"
+            .split(' ')
+            .collect()
     );
     assert_eq!((&world["ranks"], &world["nodes"]), (&16.into(), &2.into()));
     assert_eq!((&world["link"], &world["net"]), (&"nvlink4".into(), &"ib400".into()));

@@ -6,7 +6,9 @@
 
 use flatout_ir::ops::collective::{Combine, Order};
 use flatout_ir::timings::{Point, Size, Timings};
-use flatout_ir::{Axis, Builder, DType, Launch, Mesh, Op, Options, Plan, PlanSet, Program, Role, compile};
+use flatout_ir::{
+    Axis, Builder, DType, Launch, Mesh, Op, Options, Plan, PlanSet, Program, Queue, Role, compile,
+};
 use flatout_runtime::{Session, cuda};
 use flatout_train::Failure;
 use flatout_train::device::Device;
@@ -118,7 +120,7 @@ fn plans(device: &Device, ranks: usize, order: Order, largest: u64) -> Result<Pl
     let refused = |why| Failure::Environment(format!("exchanges cannot be planned: {why}"));
     let mut plans = compile(&[program], &target, &options).map_err(refused)?;
     let exchanges = plans.plans.iter().flat_map(|plan| plan.launches.clone());
-    let exchanges = exchanges.filter(|launch| launch.op.kind().is_collective());
+    let exchanges = exchanges.filter(|launch| launch.queue == Queue::Wire);
     let plan = |(number, launch): (usize, Launch)| {
         let times = if bytes(&launch) <= SMALL { IN_A_RUN } else { 1 };
         let launches = vec![Launch { joins: None, ..launch }; times];

@@ -161,7 +161,7 @@ mod tests {
         let mesh = compiled.target.mesh();
         let links = compiled.target.links.clone().unwrap();
         let exchanges = compiled.plans.plans.iter().flat_map(|plan| &plan.launches);
-        let exchanges = exchanges.filter(|launch| launch.op.kind().is_collective());
+        let exchanges = exchanges.filter(|launch| launch.queue == flatout_ir::Queue::Wire);
         let point = |launch: &flatout_ir::Launch| {
             let size = flatout_ir::timings::Size::of(launch);
             flatout_ir::timings::Point { size, seconds: 3.0 * links.seconds(launch, &mesh) }
