@@ -14,6 +14,7 @@ about speed.
     free      without deterministic=on two ranks have the losses of one, within rounding
     resume    four ranks, then two, then one: the bits of one rank
     kill      one rank of four is killed: all are gone within ten seconds, and one sentence says so
+    window    with the arena a window of NCCL's (wire_window=on), one rank and two have the bits that they have without
     torchrun  ranks that torchrun starts; left out with a line where it is not installed
 
 Needs a GPU that `flatout doctor` calls usable, NCCL, and only Python's standard library. Exit code 0 where everything passes, 1 where
@@ -95,9 +96,12 @@ class Proof:
             return "the same losses, and another state"
         return ""
 
-    def world(self, run):
+    def start(self, run):
         starts = [event for event in events(self.path(run)) if event["event"] == "start"]
-        return starts[-1].get("world", {}) if starts else {}
+        return starts[-1] if starts else {}
+
+    def world(self, run):
+        return self.start(run).get("world", {})
 
 
 def shared(ranks):
@@ -209,6 +213,20 @@ def kill(p, a):
     p.say(ok, "one rank of four is killed", f"code {parent.returncode}, all gone after {seconds:.1f} s, left {left}: {told.strip()}")
 
 
+def window(p, a):
+    words = [*SMALL, *KINDS["bf16"], f"train.steps={a.steps}", "wire=nccl"]
+    for count in [1, 2]:
+        lanes, [plain, windowed] = f"train.lanes={count}", [f"window-{count}-{state}" for state in ("off", "on")]
+        failed = p.train([*words, lanes], plain, *shared(count)) or p.train([*words, lanes, "wire_window=on"], windowed, *shared(count))
+        differs = failed or p.differs(windowed, plain, a.steps)
+        active = [p.start(run).get("switches", {}).get("wire_window") for run in (plain, windowed)]
+        if not differs and active != ["off", "on"]:
+            differs = f"the runs report wire_window={active}"
+        taken = [p.world(run).get("wire_bytes", 0) >> 20 for run in (plain, windowed)]
+        told = f"the bits of the run without; NCCL took {taken[0]} MiB without and {taken[1]} with"
+        p.say(not differs, f"a window, {count} rank{'s' if count > 1 else ''}, {a.steps} updates", differs or told)
+
+
 def torchrun(p, a):
     found = a.torchrun or shutil.which("torchrun")
     if not found:
@@ -224,7 +242,7 @@ def torchrun(p, a):
     p.say(not differs, "two ranks of torchrun", differs or f"{world.get('wire')}, {world.get('environment')}")
 
 
-PARTS = {"alone": alone, "ranks": ranks, "free": free, "resume": resume, "kill": kill, "torchrun": torchrun, "speed": speed}
+PARTS = {"alone": alone, "ranks": ranks, "free": free, "resume": resume, "kill": kill, "window": window, "torchrun": torchrun, "speed": speed}
 
 
 def main():

@@ -380,6 +380,15 @@ pub struct Doctor {
     /// Time the kernels of this GPU or CPU, in under a minute, and keep the times: plan and train then predict by them.
     #[arg(long, conflicts_with_all = ["verify", "speed"])]
     pub calibrate: bool,
+    /// With --calibrate, time what this many GPUs of this machine exchange, each the rank of a process, instead of kernels.
+    #[arg(long, value_name = "N", requires = "calibrate", conflicts_with = "ranks")]
+    pub gpus: Option<usize>,
+    /// The same of processes on the CPU: nothing is kept, for exchanges on CPUs are not predicted.
+    #[arg(long, value_name = "N", requires = "calibrate")]
+    pub ranks: Option<usize>,
+    /// With --gpus, let ranks share a GPU: to see that it works. Such times are kept apart and predict nothing.
+    #[arg(long, requires = "gpus")]
+    pub share_gpu: bool,
     /// With --verify, --speed or --assemble, only cases whose name holds this.
     #[arg(long, hide = true, default_value = "")]
     pub only: String,

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::args::Doctor;
 use crate::screen::{Screen, bytes, count};
-use crate::{calibrate, race};
+use crate::{calibrate, exchanges, race, topology};
 
 /// Time between lines of progress where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -26,6 +26,9 @@ pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
     }
     if args.verify {
         return verify(&args.only, screen);
+    }
+    if args.calibrate && (args.gpus.is_some() || args.ranks.is_some()) {
+        return exchanges::calibrate(args, screen);
     }
     if args.calibrate {
         return calibrate::calibrate(screen);
@@ -47,6 +50,7 @@ pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
             "kernels": { "cpu": count.cpu, "cuda": count.cuda, "not_deterministic": count.not_deterministic },
             "gpu": { "usable": gpu.usable, "is": gpu.sentence },
             "gpus": kernels::gpus(),
+            "links": topology::object(),
             "libraries": gpu.candidates.iter().chain(&kernels::nccl().0).map(candidate).collect::<Vec<_>>(),
             "switches": switches,
         }));
@@ -65,6 +69,7 @@ pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
     for (index, words) in all.iter().enumerate().filter(|_| all.len() > 1) {
         screen.result(format!("         GPU {index}: {words}"));
     }
+    topology::print(screen);
     for c in gpu.candidates.iter().chain(&of_nccl) {
         screen.result(format!(
             "         {:8} {:9} {}\n                            {}",

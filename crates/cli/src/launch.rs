@@ -52,6 +52,12 @@ pub struct Meeting {
 }
 
 impl Ranks {
+    /// Ranks of one node, which wait for one another as long as they do where nothing else is asked for.
+    pub fn on_one_node(ranks: Option<usize>, gpus: Option<usize>, share_gpu: bool) -> Ranks {
+        let join_timeout = Timing::default().join;
+        Ranks { ranks, gpus, share_gpu, nodes: None, node: None, address: None, join_timeout }
+    }
+
     /// The flag that starts as many ranks again.
     pub fn flag(&self, count: usize) -> String {
         let flag = if self.gpus.is_some() { "--gpus" } else { "--ranks" };

@@ -11,6 +11,7 @@ mod data;
 mod doctor;
 mod eval;
 mod examples;
+mod exchanges;
 mod export;
 mod folds;
 mod generate;
@@ -33,6 +34,7 @@ mod start;
 mod status;
 mod sweep;
 mod time_limit;
+mod topology;
 mod train;
 mod tune;
 

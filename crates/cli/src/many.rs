@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::device::{self, Device, kernels};
+use flatout_train::device::{self, Device, calibrations, kernels};
 use flatout_train::ranks::{Ranks, target_among};
 use flatout_train::resolve::compile;
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Run, checkpoint, checkpoints_dir, is_run};
-use flatout_train::switches::Backend;
 use flatout_train::switches::compute::Wire;
+use flatout_train::switches::{Backend, Toggle};
 use flatout_world::launch::own_command;
 use flatout_world::{Copies, Place, Start};
 
@@ -103,9 +103,18 @@ pub fn device(config: &Config, args: &launch::Ranks, ranks: &Ranks) -> Result<De
     };
     if gpu.is_some() && (ranks.are_many() || config.switches.compute.wire == Wire::Nccl) {
         device::check_nccl()?;
+        if config.switches.compute.wire_window == Toggle::On {
+            device::check_windows()?;
+        }
     }
     ranks.check_apart(gpu, args.share_gpu)?;
     ranks.agree_on_memory(device.target(&config.switches).memory_bytes)?;
+    // Ranks that share a GPU are linked by nothing that a table or NVML knows.
+    if ranks.are_many() && matches!(device, Device::Cuda(_)) {
+        let link = device::link_here(ranks.locals()).filter(|_| !args.share_gpu);
+        let timed = link.as_ref().map(|link| calibrations::recall_exchanges(&link.name));
+        ranks.agree_on_link(link, timed.unwrap_or_default())?;
+    }
     Ok(device)
 }
 
@@ -147,7 +156,7 @@ pub fn look_after(
 }
 
 /// Refuses more ranks than there are GPUs, and GPUs without NCCL.
-fn check_gpus(copies: &Copies, args: &launch::Ranks) -> Result<(), Failure> {
+pub fn check_gpus(copies: &Copies, args: &launch::Ranks) -> Result<(), Failure> {
     let visible = match device::visible_gpus() {
         // The sentence about why there is none.
         0 => return Device::open(Backend::Cuda).map(drop),
@@ -167,7 +176,7 @@ fn check_gpus(copies: &Copies, args: &launch::Ranks) -> Result<(), Failure> {
 
 /// Variables by which NCCL takes ranks that share a GPU for ranks of different hosts, which it refuses otherwise; those that
 /// somebody has set stay.
-fn apart(rank: usize) -> Vec<(&'static str, String)> {
+pub fn apart(rank: usize) -> Vec<(&'static str, String)> {
     let wanted = [("NCCL_HOSTID", format!("rank-{rank}")), ("NCCL_SOCKET_IFNAME", "lo".into())];
     wanted.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect()
 }

@@ -190,10 +190,13 @@ fn a_plan_for_several_ranks_says_how_it_scales() {
     let world = &sixteen["world"];
     assert_eq!(
         fields(world),
-        "compute_by exchange link net nodes ranks scaling shard why".split(' ').collect()
+        "compute_by exchange exchanges_by link link_by net nodes ranks scaling shard why"
+            .split(' ')
+            .collect()
     );
     assert_eq!((&world["ranks"], &world["nodes"]), (&16.into(), &2.into()));
     assert_eq!((&world["link"], &world["net"]), (&"nvlink4".into(), &"ib400".into()));
+    assert_eq!((&world["link_by"], &world["exchanges_by"]), (&"table".into(), &"links".into()));
     assert_eq!((&world["shard"], &sixteen["switches"]["shard"]), (&"optimizer".into(), &"optimizer".into()));
     assert!(world["why"].as_str().unwrap().starts_with("each of 16 ranks"));
     assert!(sixteen["arena_bytes"].as_u64() < alone["arena_bytes"].as_u64(), "a rank keeps a share");

@@ -49,6 +49,47 @@ fn ranks_meet_as_torchrun_and_mpi_start_them() {
     assert!(!folder.path().join("run/rendezvous.json").exists());
 }
 
+/// Exchanges that two ranks make, each kind in each size, with what a link must carry for them.
+#[test]
+fn doctor_times_what_ranks_exchange() {
+    let folder = TempDir::new().unwrap();
+    let said = say(folder.path(), &["doctor", "--calibrate", "--ranks", "2", "--json", "-q"]);
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    let told: Value = serde_json::from_str(&said.out).expect("an object");
+    assert_eq!((&told["ranks"], &told["kept"], &told["link"]), (&2.into(), &false.into(), &Value::Null));
+    let exchanges = told["exchanges"].as_array().expect("a list");
+    assert_eq!(exchanges.len(), 3 * 5, "three kinds, from 64 KiB to 16 MiB");
+    for one in exchanges {
+        let number = |field: &str| one[field].as_f64().expect("a number");
+        let passes = if one["exchange"] == "all_reduce" { 2.0 } else { 1.0 };
+        let carried = passes / 2.0 * number("bytes") / number("seconds") / 1e9;
+        assert!((number("bus_gb_per_s") / carried - 1.0).abs() < 1e-9 && carried > 0.0, "{one}");
+        assert!(one["predicted_seconds"].is_null());
+    }
+    // A link that took no longer for 256 times the bytes would be no link.
+    let of = |kind: &str, at: usize| {
+        let mut kinds = exchanges.iter().filter(|one| one["exchange"] == kind);
+        kinds.nth(at).and_then(|one| one["seconds"].as_f64()).expect("a time")
+    };
+    for kind in ["all_gather", "reduce_scatter", "all_reduce"] {
+        assert!(of(kind, 4) > of(kind, 0), "{kind}: {} and {}", of(kind, 0), of(kind, 4));
+    }
+}
+
+#[test]
+fn doctor_refuses_to_time_what_is_no_exchange() {
+    let folder = TempDir::new().unwrap();
+    for words in [&["--gpus", "1"][..], &["--ranks", "1"], &["--ranks", "0"]] {
+        let said = say(folder.path(), &[&["doctor", "--calibrate"], words].concat());
+        let begins = "flatout: one rank exchanges with nobody: give --gpus or --ranks 2 or more";
+        assert!(said.code == Some(2) && said.err.starts_with(begins), "{words:?}: {}", said.err);
+    }
+    // Neither is about anything but exchanges.
+    for words in [&["doctor", "--gpus", "2"][..], &["doctor", "--calibrate", "--share-gpu"]] {
+        assert_eq!(say(folder.path(), words).code, Some(2), "{words:?}");
+    }
+}
+
 #[test]
 fn contradictions_are_one_sentence_and_code_2() {
     let folder = TempDir::new().unwrap();

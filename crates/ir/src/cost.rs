@@ -86,13 +86,14 @@ pub fn by_work(plan: &Plan, target: &Target) -> Vec<(Work, Cost)> {
     Work::ALL.iter().copied().zip(sums).filter(|(_, cost)| cost.launches > 0).collect()
 }
 
-/// One launch. An exchange takes what was timed, or else what the links between ranks let one expect.
+/// One launch. An exchange takes what was timed on one node, or else what the links between ranks let one expect.
 pub fn of_launch(launch: &Launch, target: &Target) -> Cost {
     let cost = of_size(&Size::of(launch), target);
     match &target.links {
         Some(links) if launch.queue == Queue::Wire => {
             let seconds = links.seconds(launch, &target.mesh());
-            let predicted_seconds = if cost.untimed_seconds > 0.0 { seconds } else { cost.predicted_seconds };
+            let is_timed = cost.untimed_seconds == 0.0 && links.is_on_one_node(&launch.op, &target.mesh());
+            let predicted_seconds = if is_timed { cost.predicted_seconds } else { seconds };
             Cost { roofline_seconds: seconds, predicted_seconds, untimed_seconds: 0.0, ..cost }
         }
         _ => cost,

@@ -99,6 +99,11 @@ impl Links {
         ring.min(self.best(group, 2 * (local - 1) + 2 * levels, 2 * levels, moved))
     }
 
+    /// Whether the ranks that exchange are all on one node, for which times of one node hold.
+    pub fn is_on_one_node(&self, op: &Op, mesh: &Mesh) -> bool {
+        op.axis().is_some_and(|axis| self.group(mesh, axis).nodes == 1)
+    }
+
     /// The faster protocol, for these steps, of which some go between nodes.
     fn best(&self, group: Group, steps: usize, between: usize, moved: f64) -> f64 {
         let of = |protocol: usize| {
@@ -212,5 +217,9 @@ mod tests {
         assert_eq!(group(Mesh::new(1, 32), Axis::Shard), Group { ways: 32, local: 8, nodes: 4 });
         assert_eq!(group(Mesh::new(4, 8), Axis::Replica), Group { ways: 4, local: 1, nodes: 4 });
         assert_eq!(group(Mesh::new(4, 4), Axis::Replica), Group { ways: 4, local: 2, nodes: 2 });
+        let gather = |axis: Axis| Op::AllGather { axis, ways: 4 };
+        let mesh = Mesh::new(4, 4);
+        assert!(links.is_on_one_node(&gather(Axis::Shard), &mesh));
+        assert!(!links.is_on_one_node(&gather(Axis::Replica), &mesh));
     }
 }

@@ -4,6 +4,9 @@
 //! nothing, and its roofline over an efficiency, that of the points nearest to it: of the same kernel in the same units,
 //! or, where there is none, of the same kind of work. Near is measured in the logarithms of arithmetic, of traffic and of
 //! the innermost extent, which is a head's size to attention and a row's width to a norm.
+//!
+//! An exchange between ranks is expected by points of the same kernel and number of ranks alone, on the line between the two
+//! nearest in bytes: the memory's bandwidth bounds nothing of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -98,6 +101,16 @@ impl Size {
         (self.flops as f64 / rates.of(self.units)).max(self.bytes as f64 / rates.memory_bytes)
     }
 
+    /// Bytes of an exchange's first input, which is flat.
+    fn exchanged_bytes(&self) -> u64 {
+        self.inner
+            * match self.units {
+                Units::F32 | Units::Tf32 => 4,
+                Units::Bf16 => 2,
+                Units::Fp8 => 1,
+            }
+    }
+
     fn distance(&self, other: &Size) -> f64 {
         let apart = |a: u64, b: u64| (a.max(1) as f64 / b.max(1) as f64).log2().powi(2);
         apart(self.flops, other.flops)
@@ -146,12 +159,56 @@ impl Timings {
         self.0.is_empty()
     }
 
+    /// Whether launches of a rank were timed, and not only exchanges between ranks.
+    pub fn knows_kernels(&self) -> bool {
+        self.0.iter().any(|p| p.size.work != Work::Wire)
+    }
+
+    /// Whether exchanges among this many ranks were timed.
+    pub fn knows_exchanges(&self, ways: usize) -> bool {
+        self.0.iter().any(|p| p.size.work == Work::Wire && p.size.ways == ways as u64)
+    }
+
+    /// These points and others, which must be of other sizes.
+    pub fn with(&self, others: &Timings) -> Timings {
+        if others.is_empty() {
+            return self.clone();
+        }
+        Timings::new(self.0.iter().chain(others.0.iter()).cloned())
+    }
+
+    /// These points without the exchanges among this many ranks.
+    pub fn without_exchanges(&self, ways: usize) -> Timings {
+        let is_other = |p: &&Point| p.size.work != Work::Wire || p.size.ways != ways as u64;
+        Timings(self.0.iter().filter(is_other).cloned().collect())
+    }
+
     /// What a launch of this size takes by the points; `None` where no point does the same kind of work.
     pub fn expect(&self, size: &Size, rates: &Rates) -> Option<f64> {
         match self.0.binary_search_by(|p| p.size.cmp(size)) {
             Ok(at) => Some(self.0[at].seconds),
+            Err(_) if size.work == Work::Wire => self.expect_exchange(size),
             Err(_) => self.expect_unseen(size, rates),
         }
+    }
+
+    /// An exchange by the points of its kernel among as many ranks. One smaller than all of them takes as long as the smallest, for
+    /// it waits and sends little; one larger than all goes on at the speed of the largest.
+    fn expect_exchange(&self, size: &Size) -> Option<f64> {
+        let is_kin = |p: &&Point| {
+            p.size.work == Work::Wire && p.size.kernel == size.kernel && p.size.ways == size.ways
+        };
+        let mut kin: Vec<(f64, f64)> =
+            self.0.iter().filter(is_kin).map(|p| (p.size.exchanged_bytes() as f64, p.seconds)).collect();
+        kin.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let bytes = size.exchanged_bytes() as f64;
+        let above = kin.partition_point(|(of, _)| *of < bytes);
+        Some(match (above.checked_sub(1).map(|below| kin[below]), kin.get(above)) {
+            (None, None) => return None,
+            (None, Some((_, least))) => *least,
+            (Some((most, seconds)), None) => seconds * bytes / most,
+            (Some((from, low)), Some((to, high))) => low + (high - low) * (bytes - from) / (to - from),
+        })
     }
 
     /// As `expect`, as if the size itself had not been timed: how well the points know their own kind.
@@ -176,9 +233,10 @@ impl Timings {
         Some(floor + size.roofline_seconds(rates) / efficiency)
     }
 
-    /// The least that any launch took.
+    /// The least that any launch took. Exchanges wait for other ranks and tell nothing of it.
     fn floor_seconds(&self) -> f64 {
-        self.0.iter().map(|p| p.seconds).fold(f64::INFINITY, f64::min)
+        let launches = self.0.iter().filter(|p| p.size.work != Work::Wire);
+        launches.map(|p| p.seconds).fold(f64::INFINITY, f64::min)
     }
 
     /// A line a point, after a line that says what this is. Of an exchange the line ends with the number of ranks.
@@ -305,6 +363,38 @@ mod tests {
         let norm = Size { work: Work::Norm, ..other };
         assert_eq!(timings.expect(&norm, &RATES), None, "and nothing for what nobody timed");
         assert_eq!(Timings::default().expect(&at(1, 0.0).size, &RATES), None);
+    }
+
+    #[test]
+    fn an_exchange_is_expected_between_points_of_its_kernel_and_ranks() {
+        let exchange = |kernel: &str, inner: u64, ways: u64| Size {
+            work: Work::Wire,
+            inner,
+            ways,
+            ..size(kernel, Units::F32, inner, 8 * inner)
+        };
+        let point = |inner: u64, seconds: f64| Point { size: exchange("all_reduce", inner, 8), seconds };
+        let timings = Timings::new([point(1 << 14, 20e-6), point(1 << 16, 32e-6), point(1 << 18, 80e-6)]);
+        let expect = |size: Size| timings.expect(&size, &RATES);
+        assert_eq!(expect(exchange("all_reduce", 1 << 16, 8)), Some(32e-6));
+        assert_eq!(expect(exchange("all_reduce", 100, 8)), Some(20e-6), "it waits as long as the smallest");
+        let between = expect(exchange("all_reduce", 5 << 15, 8)).unwrap();
+        assert!((between - 56e-6).abs() < 1e-9, "half of the way: {between}");
+        assert!((expect(exchange("all_reduce", 1 << 20, 8)).unwrap() - 320e-6).abs() < 1e-9);
+        assert_eq!(expect(exchange("all_gather", 1 << 16, 8)), None, "another kernel");
+        assert_eq!(expect(exchange("all_reduce", 1 << 16, 4)), None, "other ranks");
+        // The same bytes in another type, and with a base beside them.
+        let halves = Size { units: Units::Bf16, bytes: 1, flops: 1, ..exchange("all_reduce", 1 << 17, 8) };
+        assert_eq!(expect(halves), Some(32e-6));
+        assert!(timings.knows_exchanges(8) && !timings.knows_exchanges(4) && !timings.knows_kernels());
+        // Kernels are timed beside them, and neither tells of the other.
+        let both = timings.with(&Timings::new([at(1, 1e-6), at(1_000_000, 4e-6)]));
+        assert!(both.knows_kernels() && both.points().len() == 5);
+        assert!((both.expect(&at(2_000_000, 0.0).size, &RATES).unwrap() / 7e-6 - 1.0).abs() < 0.01);
+        assert_eq!(timings.expect(&at(1, 0.0).size, &RATES), None);
+        assert_eq!(both.without_exchanges(8).points().len(), 2);
+        assert_eq!(both.without_exchanges(4), both);
+        assert_eq!(Timings::read(&both.to_text()).unwrap(), both);
     }
 
     #[test]

@@ -51,7 +51,7 @@ fn measure() -> Result<(), Failure> {
     let compiled = |overlap: &str| -> Result<Compiled, Failure> {
         let config = config.with(&[format!("switches.overlap={overlap}")])?;
         let target = device.target(&config.switches);
-        let links = device::links_of(&target.name, None, None, gpus)?;
+        let links = device::links_of(&target.name, None, None, None, gpus)?;
         compile(&config, &target_among(gpus, Target { links: Some(links), ..target }))
     };
     let [on, off] = [compiled("on")?, compiled("off")?];

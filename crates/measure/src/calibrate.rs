@@ -4,6 +4,8 @@
 //! A model of one layer has every launch a deep one has, with the strides, epilogues and neighbours of a real step, and
 //! the algorithms that a run would choose; layers only repeat them.
 
+pub mod exchanges;
+
 use std::time::{Duration, Instant};
 
 use flatout_ir::Role;

@@ -5,12 +5,14 @@
 
 pub mod message;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use flatout_ir::Target;
+use flatout_ir::links::Link;
+use flatout_ir::timings::Timings;
 use flatout_runtime::cuda::{links, nccl};
 use flatout_world::{Alarm, Calls, Sockets, Status, Wire, WireError, World};
 use serde::de::DeserializeOwned;
@@ -33,6 +35,9 @@ pub struct Ranks {
     has_begun: Cell<bool>,
     /// The least memory of a rank's device: plans must be equal, and some choices depend on what fits.
     memory_bytes: Cell<u64>,
+    /// How the GPUs of a node are linked, as rank 0 was told, and times of exchanges between them. The table of links says it where
+    /// nobody was told.
+    linked: RefCell<(Option<Link>, Timings)>,
 }
 
 impl Ranks {
@@ -58,7 +63,8 @@ impl Ranks {
 
     fn over(world: World, wire: Option<Arc<Watched>>) -> Ranks {
         let [is_refused, has_begun] = [false; 2].map(Cell::new);
-        Ranks { world, wire, is_refused, has_begun, memory_bytes: Cell::new(u64::MAX) }
+        let (memory_bytes, linked) = (Cell::new(u64::MAX), RefCell::default());
+        Ranks { world, wire, is_refused, has_begun, memory_bytes, linked }
     }
 
     pub fn rank(&self) -> usize {
@@ -76,6 +82,11 @@ impl Ranks {
     /// The number of this rank on its host.
     pub fn local_rank(&self) -> usize {
         self.world.local_rank
+    }
+
+    /// The number of ranks on this rank's host.
+    pub fn locals(&self) -> usize {
+        self.world.locals
     }
 
     /// Whether rank 0 is on this rank's node.
@@ -107,7 +118,22 @@ impl Ranks {
         let memory_bytes = target.memory_bytes.min(self.memory_bytes.get());
         let target = Target { memory_bytes, ..target };
         let ranks_a_node = self.world.ranks.div_ceil(self.world.nodes);
-        target_among(self.world.ranks, linked(target, ranks_a_node))
+        let (link, timed) = &*self.linked.borrow();
+        let told = link.as_ref().map(|link| links::between(link, links::default_net(), ranks_a_node));
+        let links = told.or_else(|| links::of_nodes(&target.name, ranks_a_node));
+        let timings = target.timings.with(timed);
+        target_among(self.world.ranks, Target { links, timings, ..target })
+    }
+
+    /// Agrees on how the GPUs of a node are linked: rank 0 tells it, because plans must be equal. `timed` are this rank's times of
+    /// exchanges over that link, by which nothing is chosen.
+    pub fn agree_on_link(&self, own: Option<Link>, timed: Timings) -> Result<(), Failure> {
+        if self.are_many() {
+            let told = own.map(|link| (link.name, link.bytes_per_second, link.step_seconds));
+            let link = |(name, bytes_per_second, step_seconds)| Link { name, bytes_per_second, step_seconds };
+            *self.linked.borrow_mut() = (self.of_first(told)?.map(link), timed);
+        }
+        Ok(())
     }
 
     /// Agrees on the least memory that a device of the ranks has.
@@ -432,11 +458,6 @@ impl Ranks {
             None => drop(self.world.fail(&failure.to_string())),
         }
     }
-}
-
-/// A device's target with the links that such GPUs have in a node, by which exchanges are predicted.
-fn linked(target: Target, ranks_a_node: usize) -> Target {
-    Target { links: links::of_nodes(&target.name, ranks_a_node), ..target }
 }
 
 /// A device's target, for as many of them as there are ranks. GPUs exchange through NCCL, which takes memory of its own.

@@ -118,6 +118,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 const NOT_PREPARED: active::Prepared = active::Prepared {
     cuda_graphs: false,
     autotune: Autotune::Off,
+    window: false,
     attention_kernel: AttentionKernel::Auto,
     visual_tokens: VisualTokens::All,
     lengths: None,

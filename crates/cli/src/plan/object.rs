@@ -13,7 +13,7 @@ pub fn object(told: &Told<'_>) -> Value {
     let Told { config, compiled, forecast, attention, on_paper, features, world } = told;
     let step = &forecast.step;
     let timings = &compiled.target.timings;
-    let predicted = |seconds: f64| (!timings.is_empty()).then_some(seconds);
+    let predicted = |seconds: f64| timings.knows_kernels().then_some(seconds);
     let run = |seconds: f64| config.train.steps.map(|steps| steps as f64 * seconds);
     let work = forecast.work.iter().map(|(work, cost)| {
         json!({

@@ -1,10 +1,11 @@
 //! Ranks of a plan: how many train together, how they are linked, and how the run scales over them.
 
+use flatout_ir::links::Link;
 use flatout_ir::{Shard, Target};
 use flatout_measure::forecast::scaling::{Exchange, Refused, Scaled, exchange, scaling};
 use flatout_train::Config;
 use flatout_train::UserError;
-use flatout_train::device;
+use flatout_train::device::{self, calibrations};
 use flatout_train::ranks::target_among;
 use flatout_train::resolve::compile::Compiled;
 use flatout_train::resolve::prediction;
@@ -21,6 +22,8 @@ pub struct World<'a> {
     pub ranks: usize,
     nodes: usize,
     args: &'a Plan,
+    /// The link that NVML tells of, where the plan is for GPUs of this machine and no link is named.
+    here: Option<Link>,
 }
 
 /// Their place, their level and their prediction, as they are told.
@@ -29,6 +32,10 @@ pub struct Told {
     nodes: usize,
     /// Of GPUs: their links by name, inside a node and between nodes.
     links: Option<[String; 2]>,
+    /// Who says how the GPUs of a node are linked.
+    link_by: &'static str,
+    /// Exchanges among all ranks were timed on this machine.
+    is_timed: bool,
     level: &'static str,
     why: Option<String>,
     /// `None` on CPUs, whose exchanges are not predicted.
@@ -52,7 +59,9 @@ impl<'a> World<'a> {
             )),
             (gpus, ranks) => {
                 let nodes = args.nodes.unwrap_or(1);
-                Ok(World { ranks: gpus.map_or(ranks.unwrap_or(1), |gpus| gpus * nodes), nodes, args })
+                let is_here = on_paper.is_none() && args.link.is_none();
+                let here = gpus.filter(|_| is_here).and_then(device::link_here);
+                Ok(World { ranks: gpus.map_or(ranks.unwrap_or(1), |gpus| gpus * nodes), nodes, args, here })
             }
         }
     }
@@ -68,8 +77,12 @@ impl<'a> World<'a> {
             return Ok(target);
         }
         let (link, net) = (self.args.link.as_deref(), self.args.net.as_deref());
-        let links = self.args.gpus.map(|gpus| device::links_of(&target.name, link, net, gpus)).transpose()?;
-        Ok(Target { links, ..target_among(ranks, target) })
+        let here = self.here.as_ref();
+        let links = |gpus| device::links_of(&target.name, here, link, net, gpus);
+        let links = self.args.gpus.map(links).transpose()?;
+        let timed = here.map(|link| calibrations::recall_exchanges(&link.name)).unwrap_or_default();
+        let timings = target.timings.with(&timed);
+        Ok(Target { links, timings, ..target_among(ranks, target) })
     }
 
     /// Tells of several ranks; `None` of one. `target` is the device of one that trains alone.
@@ -84,6 +97,12 @@ impl<'a> World<'a> {
             ranks: self.ranks,
             nodes: self.nodes,
             links: links.map(|links| [&links.local, &links.net].map(|link| link.name.clone())),
+            link_by: match (&self.here, &self.args.link) {
+                (Some(_), _) => "nvml",
+                (None, Some(_)) => "asked",
+                (None, None) => "table",
+            },
+            is_timed: self.nodes == 1 && compiled.target.timings.knows_exchanges(self.ranks),
             level: level.name(),
             why: settled.choice(SHARD.name).map(|chosen| chosen.why.clone()),
             predicted,
@@ -96,6 +115,9 @@ pub fn print(told: &Told, compiled: &Compiled, screen: &Screen) {
     let device = &compiled.target.name;
     let place = match (&told.links, told.nodes) {
         (None, _) => "processes that share this machine's cores".into(),
+        (Some([local, _]), 1) if told.link_by == "nvml" => {
+            format!("this node's {device}, linked by {local} as NVML tells")
+        }
         (Some([local, _]), 1) => format!("one node of {device}, linked by {local}"),
         (Some([local, net]), nodes) => {
             format!(
@@ -120,7 +142,10 @@ pub fn print(told: &Told, compiled: &Compiled, screen: &Screen) {
         "exchanges        {wire_ms:.2} ms beside {compute_ms:.1} ms of compute{how}; {exposed_ms:.2} ms of a step of {step_ms:.1} ms are exposed"
     ));
     let by = if prediction::is_calibrated(compiled) { "by timed kernels" } else { "at best" };
-    screen.result(format!("                 links are predictions by a table, compute is {by}; none of it was measured on several GPUs"));
+    screen.result(match told.is_timed {
+        true => format!("                 exchanges were timed on these GPUs (doctor --calibrate), compute is {by}"),
+        false => format!("                 links are predictions by a table, compute is {by}; none of it was measured on several GPUs"),
+    });
     let head = [
         "ranks",
         "nodes",
@@ -178,6 +203,8 @@ pub fn object(told: &Told, compiled: &Compiled) -> Value {
         "ranks": told.ranks,
         "nodes": told.nodes,
         "link": told.links.as_ref().map(|[local, _]| local),
+        "link_by": told.links.as_ref().map(|_| told.link_by),
+        "exchanges_by": told.links.as_ref().map(|_| if told.is_timed { "timings" } else { "links" }),
         "net": told.links.as_ref().filter(|_| told.nodes > 1).map(|[_, net]| net),
         "shard": told.level,
         "why": told.why,

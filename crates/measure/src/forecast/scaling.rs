@@ -44,10 +44,9 @@ pub struct Refused {
     pub refused: String,
 }
 
-/// By timings of kernels where there are any, and otherwise at best.
+/// By timings of kernels and exchanges where there are any, and otherwise at best.
 pub fn exchange(compiled: &Compiled, batch: usize) -> Exchange {
-    let (predicted, roofline) = prediction::step_played(compiled, batch);
-    let played = if prediction::is_calibrated(compiled) { predicted } else { roofline };
+    let (played, _) = prediction::step_played(compiled, batch);
     // Sums are scattered once an update, or in every micro-batch.
     let plans = [Role::Apply, Role::GRAD].into_iter().filter_map(|role| compiled.plans.plan(role));
     let scatters = plans.flat_map(|plan| &plan.launches);
@@ -108,7 +107,7 @@ mod tests {
     fn planned(gpu: &str, a_node: usize, nodes: usize, words: &[&str]) -> (Exchange, Compiled) {
         let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
         let config = recipes::resolve("pretrain-226m", &[], &words).unwrap();
-        let links = device::links_of(gpu, None, None, a_node).unwrap();
+        let links = device::links_of(gpu, None, None, None, a_node).unwrap();
         let target = device::named(gpu, &config.switches).unwrap();
         let target = Target { links: Some(links), timings: Default::default(), ..target };
         let compiled = compile(&config, &target_among(a_node * nodes, target)).unwrap();
@@ -154,12 +153,41 @@ mod tests {
         assert!(shared.exposed_ms < apart.exposed_ms - 0.1, "{} and {}", shared.exposed_ms, apart.exposed_ms);
     }
 
+    /// Exchanges that were timed among as many ranks of one node take what they took: here three times what links say.
+    #[test]
+    fn timed_exchanges_win_over_links_on_one_node() {
+        let config = recipes::resolve("pretrain-226m", &[], &["train.batch=64".into()]).unwrap();
+        let (by_links, compiled) = planned("h100", 8, 1, &["train.batch=64"]);
+        let mesh = compiled.target.mesh();
+        let links = compiled.target.links.clone().unwrap();
+        let exchanges = compiled.plans.plans.iter().flat_map(|plan| &plan.launches);
+        let exchanges = exchanges.filter(|launch| launch.queue == flatout_ir::Queue::Wire);
+        let point = |launch: &flatout_ir::Launch| {
+            let size = flatout_ir::timings::Size::of(launch);
+            flatout_ir::timings::Point { size, seconds: 3.0 * links.seconds(launch, &mesh) }
+        };
+        let timings = flatout_ir::timings::Timings::new(exchanges.map(point));
+        let among = |a_node: usize| {
+            let links = device::links_of("h100", None, None, None, a_node).unwrap();
+            let target = Target { links: Some(links), timings: timings.clone(), ..compiled.target.clone() };
+            let compiled = compile(&config, &target).unwrap();
+            assert!(!prediction::is_calibrated(&compiled), "no kernel was timed");
+            exchange(&compiled, config.train.batch)
+        };
+        let timed = among(8);
+        close(timed.wire_ms, 3.0 * by_links.wire_ms, 1e-6);
+        close(timed.compute_ms, by_links.compute_ms, 1e-9);
+        assert_eq!(timed.buckets, by_links.buckets, "ranks must choose alike, so links alone choose");
+        let (across, _) = planned("h100", 4, 2, &["train.batch=64"]);
+        close(among(4).wire_ms, across.wire_ms, 1e-9);
+    }
+
     #[test]
     fn a_run_scales_over_powers_of_two() {
         let config = recipes::resolve("tiny", &[], &["train.batch=6".into()]).unwrap();
         let alone = device::named("h100", &config.switches).unwrap();
         let target_of = |ranks: usize| {
-            let links = device::links_of("h100", None, None, 4).unwrap();
+            let links = device::links_of("h100", None, None, None, 4).unwrap();
             target_among(ranks, Target { links: Some(links), ..alone.clone() })
         };
         let rows = scaling(&config, 12, &target_of);

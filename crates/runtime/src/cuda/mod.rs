@@ -13,7 +13,7 @@ pub mod tensor_map;
 pub use argument::{Block, launch_blocks};
 pub use context::{Arg, CudaError, Facts, Function, Kernel, Prepare, Source, Stream, Work, launch, sequence};
 pub use driver::device::{Device, Gpu, Identity, probe, target};
-pub use driver::{device, environment, gpus, library, links, nccl, nvml, nvrtc, store};
+pub use driver::{device, environment, gpus, library, links, nccl, nvml, nvrtc, store, topology};
 pub use kernels::attention::choice::AttentionKernel;
 pub use kernels::{KERNELS, attention, kernel};
 pub use session::{Autotune, Options, noise, spin};

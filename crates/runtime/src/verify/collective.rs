@@ -97,7 +97,7 @@ pub(super) fn alone(device: &Device) -> Option<Arc<Communicators>> {
     static MADE: OnceLock<Option<Arc<Communicators>>> = OnceLock::new();
     let make = || {
         let id = nccl().ok()?.new_id().ok()?;
-        let made = Communicators::connect(device, Mesh::ONE, 0, &id, Duration::from_secs(60));
+        let made = Communicators::connect(device, Mesh::ONE, 0, &id, false, Duration::from_secs(60));
         made.ok().map(Arc::new)
     };
     MADE.get_or_init(make).clone()

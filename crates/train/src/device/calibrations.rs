@@ -1,10 +1,15 @@
 //! Timings on disk: one table a device, driver and version of ours, so that another finds nothing and says so.
+//!
+//! Exchanges between GPUs have a table of their own beside it, for they also depend on NCCL and on how the GPUs are linked.
+//! Ranks that shared a GPU timed something else: theirs is kept under a name that no prediction asks for.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use flatout_ir::timings::Timings;
+use flatout_runtime::cuda;
 use flatout_runtime::cuda::device::{Gpu, Identity, probe, short_name};
+use flatout_runtime::cuda::nccl::nccl;
 use flatout_runtime::cuda::store::{Store, name};
 
 use crate::device::Device;
@@ -30,6 +35,50 @@ pub fn recall_named(gpu: &str) -> Timings {
             recall_of(of_gpu(identity))
         }
         _ => Timings::default(),
+    }
+}
+
+/// The links over which exchanges were timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over<'a> {
+    /// A link by its name.
+    Link(&'a str),
+    /// Loopback, between ranks that share a GPU.
+    SharedGpu,
+}
+
+/// Keeps times of exchanges among this many ranks, in place of earlier ones among as many; or says in a sentence why not.
+pub fn keep_exchanges(
+    device: &cuda::Device,
+    over: Over<'_>,
+    ways: usize,
+    timings: &Timings,
+) -> Result<(), String> {
+    let whose = of_exchanges(device.identity(), over)?;
+    let store = Store::of_this_user(FOLDER);
+    let earlier = read(&store, &whose).unwrap_or_default();
+    let all = earlier.without_exchanges(ways).with(timings);
+    store.put(&entry(&whose), format!("{whose}\n{}", all.to_text()).as_bytes())
+}
+
+/// The times that were kept of exchanges between the GPUs of this machine over a link; empty where nothing was.
+pub fn recall_exchanges(link: &str) -> Timings {
+    match &probe().gpu {
+        Gpu::Usable(identity) => of_exchanges(identity, Over::Link(link)).map(recall_of).unwrap_or_default(),
+        _ => Timings::default(),
+    }
+}
+
+/// All that times of exchanges depend on, or why it is not known.
+fn of_exchanges(identity: &Identity, over: Over<'_>) -> Result<String, String> {
+    let nccl = nccl().map_err(|why| why.to_string())?.version();
+    Ok(named_exchanges(&of_gpu(identity), &nccl, over))
+}
+
+fn named_exchanges(gpu: &str, nccl: &str, over: Over<'_>) -> String {
+    match over {
+        Over::Link(link) => format!("{gpu}, NCCL {nccl} over {link}"),
+        Over::SharedGpu => format!("{gpu}, NCCL {nccl} between ranks that share it"),
     }
 }
 
@@ -73,6 +122,20 @@ mod tests {
     use super::*;
     use flatout_ir::Work;
     use flatout_ir::timings::{Point, Size, Units};
+
+    #[test]
+    fn exchanges_are_known_by_nccl_and_link_and_ranks_that_share_a_gpu_apart() {
+        let over = |nccl: &str, over: Over<'_>| entry(&named_exchanges("NVIDIA H200", nccl, over));
+        let real = over("2.28.9", Over::Link("nvlink4"));
+        for other in [
+            over("2.30.7", Over::Link("nvlink4")),
+            over("2.28.9", Over::Link("nvlink4 x12")),
+            over("2.28.9", Over::SharedGpu),
+            entry("NVIDIA H200"),
+        ] {
+            assert_ne!(real, other);
+        }
+    }
 
     #[test]
     fn timings_come_back_to_whom_they_belong() {

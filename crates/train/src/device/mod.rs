@@ -4,16 +4,17 @@ pub mod calibrations;
 pub mod kernels;
 mod wire;
 
-pub use wire::check as check_nccl;
+pub use wire::{check as check_nccl, check_windows};
 
 use std::collections::BTreeMap;
 
-use flatout_ir::links::Links;
+use flatout_ir::links::{Link, Links};
 use flatout_ir::{Op, PlanSet, Target};
 pub use flatout_runtime::cuda::context::Facts;
 use flatout_runtime::cuda::device::{self as gpu, Gpu, probe};
 use flatout_runtime::cuda::nccl;
 use flatout_runtime::cuda::session::Options;
+pub use flatout_runtime::cuda::topology::{Attachment, Between, End, Meet, Pcie, Topology};
 pub use flatout_runtime::cuda::{gpus, links};
 use flatout_runtime::{Laps, Session, cpu, cuda};
 
@@ -121,10 +122,14 @@ impl Device {
         settled: &Settled,
         ranks: &Ranks,
     ) -> Result<Session, Failure> {
+        self.session_with(plans, session_options(settled), ranks)
+    }
+
+    /// The same with options of a GPU's session, for plans that no config was compiled to.
+    pub fn session_with(&self, plans: PlanSet, options: Options, ranks: &Ranks) -> Result<Session, Failure> {
         Ok(match self {
             Device::Cpu { threads } => Session::among(plans, *threads, ranks.wire())?,
             Device::Cuda(device) => {
-                let options = session_options(settled);
                 if let Some(why) = cuda::attention::refusal(&plans, &device.facts(options)) {
                     return Err(Failure::User(UserError(why)));
                 }
@@ -136,13 +141,14 @@ impl Device {
 
 /// How a session on a GPU runs plans, by what the switches came to.
 pub fn session_options(settled: &Settled) -> Options {
-    let Settled { cuda_graphs, autotune, deterministic, attention_kernel, .. } = *settled;
+    let Settled { cuda_graphs, autotune, deterministic, window, attention_kernel, .. } = *settled;
     Options {
         graphs: cuda_graphs,
         deterministic,
         autotune,
         check_each_launch: false,
         attention: attention_kernel,
+        window,
     }
 }
 
@@ -168,9 +174,22 @@ fn wire_ceiling(switches: &Switches) -> u64 {
     if switches.compute.wire == Wire::Nccl { nccl::CEILING_BYTES } else { 0 }
 }
 
-/// How GPUs of a name are linked, in a node and between nodes: as the table has it, or by links that are named.
+/// How this machine's GPUs are linked with one another, in words, or why that is not known.
+pub fn topology() -> Result<&'static Topology, String> {
+    gpu::topology().map_err(|why| why.to_string())
+}
+
+/// The link by which exchanges among this many GPUs of this machine are predicted: the slowest that NVML tells of. `None` where
+/// there is one GPU, or NVML does not tell.
+pub fn link_here(gpus: usize) -> Option<Link> {
+    topology().ok().and_then(|topology| topology.link(gpus))
+}
+
+/// How GPUs of a name are linked, in a node and between nodes: as this machine's are, as the table has it, or by links that are
+/// named.
 pub fn links_of(
     gpu: &str,
+    here: Option<&Link>,
     local: Option<&str>,
     net: Option<&str>,
     ranks_a_node: usize,
@@ -183,9 +202,10 @@ pub fn links_of(
             UserError(format!("{option} names the link `{name}`, which is not in the table; {advice}"))
         })
     };
-    let local = match local {
-        Some(name) => find(name, "--link")?,
-        None => links::of_gpu(gpu).ok_or_else(|| {
+    let local = match (local, here) {
+        (Some(name), _) => find(name, "--link")?,
+        (None, Some(link)) => link,
+        (None, None) => links::of_gpu(gpu).ok_or_else(|| {
             UserError(format!("how GPUs like the {gpu} are linked is not in the table: name it with --link"))
         })?,
     };

@@ -36,6 +36,14 @@ pub fn check() -> Result<(), UserError> {
     nccl().map(drop).map_err(|why| UserError(format!("ranks on GPUs exchange through NCCL: {why}")))
 }
 
+/// Refuses windows before any work where this NCCL has none.
+pub fn check_windows() -> Result<(), UserError> {
+    nccl()
+        .and_then(|nccl| nccl.windows())
+        .map(drop)
+        .map_err(|why| UserError(format!("`wire_window=on` cannot run: {why}")))
+}
+
 /// A session as one of several ranks, or alone. Kernels are compiled by one rank of each host, and the others load them.
 pub fn session(
     plans: PlanSet,
@@ -43,7 +51,7 @@ pub fn session(
     options: Options,
     ranks: &Ranks,
 ) -> Result<Session, Failure> {
-    let communicators = connect(&plans, device, ranks)?;
+    let communicators = connect(&plans, device, options.window, ranks)?;
     if ranks.are_many() {
         ranks.once_a_host(|| Ok(compile_ahead(&plans, device, options)?))?;
     }
@@ -75,17 +83,22 @@ pub fn session(
 fn connect(
     plans: &PlanSet,
     device: &cuda::Device,
+    window: bool,
     ranks: &Ranks,
 ) -> Result<Option<Arc<Communicators>>, Failure> {
     if !plans.plans.iter().any(Plan::has_exchanges) {
         return Ok(None);
     }
     check()?;
+    if window {
+        check_windows()?;
+    }
     let failed = |why: cuda::CudaError| Failure::Environment(why.to_string());
     let id = if ranks.is_first() { nccl().and_then(|nccl| nccl.new_id()).map_err(failed)? } else { vec![] };
     // Every rank has NCCL, or all hear which one has not.
     let id = ranks.of_first(id)?;
-    let connect = || Communicators::connect(device, plans.mesh, ranks.rank(), &id, PATIENCE).map_err(failed);
+    let connect =
+        || Communicators::connect(device, plans.mesh, ranks.rank(), &id, window, PATIENCE).map_err(failed);
     let mut communicators = ranks.at_once(connect)?;
     if let Some(alarm) = ranks.alarm() {
         communicators.watch(move |why| alarm.fail(why)).map_err(failed)?;

@@ -52,7 +52,7 @@ pub fn settle(
     } else {
         let choice = choose(program, target, &settled.options)?;
         let layers = choice.layers();
-        let why = why(&choice, !target.timings.is_empty());
+        let why = why(&choice, target.timings.knows_kernels());
         if layers.is_empty() || choice.lose.is_empty() {
             (ALL.into(), why)
         } else {

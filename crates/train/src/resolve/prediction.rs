@@ -96,7 +96,7 @@ pub fn tokens_per_update(config: &Config, compiled: &Compiled) -> usize {
 
 /// Whether predictions add up measured times of this device's kernels; otherwise they are the least by peak rates.
 pub fn is_calibrated(compiled: &Compiled) -> bool {
-    !compiled.target.timings.is_empty()
+    compiled.target.timings.knows_kernels()
 }
 
 /// The device's peak in the fastest type the run's products are computed in, FLOP/s. The CPU has none to speak of: its

@@ -196,7 +196,7 @@ pub fn forecast(
         shares_prefixes: shares_prefixes(config),
         bytes_per_image,
         seconds_per_image: tower.seconds(largest_image),
-        is_at_best: target.timings.is_empty(),
+        is_at_best: !target.timings.knows_kernels(),
     };
     let read_bytes_per_second = config.train.batch as f64 * bytes_per_image / step_seconds;
     Ok(Some(Forecast { economy, tokens, read_bytes_per_second }))

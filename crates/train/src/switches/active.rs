@@ -17,6 +17,8 @@ pub struct Prepared {
     /// Plans are replayed as graphs.
     pub cuda_graphs: bool,
     pub autotune: Autotune,
+    /// The arena is a window of NCCL's communicators.
+    pub window: bool,
     /// The only kernel attention may run on.
     pub attention_kernel: AttentionKernel,
     /// The share of an image's tokens that a text is shown.
@@ -30,16 +32,18 @@ pub struct Prepared {
 impl Prepared {
     /// As it will be, before there is a session.
     pub fn settled(settled: &Settled) -> Prepared {
-        let Settled { cuda_graphs, autotune, attention_kernel, visual_tokens, decoded, .. } = *settled;
+        let Settled { cuda_graphs, autotune, window, attention_kernel, visual_tokens, decoded, .. } =
+            *settled;
         let lengths = settled.arrangement.as_ref().map(|arrangement| arrangement.manner);
-        Prepared { cuda_graphs, autotune, attention_kernel, visual_tokens, lengths, decoded }
+        Prepared { cuda_graphs, autotune, window, attention_kernel, visual_tokens, lengths, decoded }
     }
 
     /// As it is. How much was timed is settled; that nothing was is the session's word.
     pub fn session(session: &Session, settled: &Settled) -> Prepared {
         let is_tuned = session.as_cuda().is_some_and(|cuda| cuda.is_tuned());
         let autotune = if is_tuned { settled.autotune } else { Autotune::Off };
-        Prepared { cuda_graphs: session.replays_graphs(), autotune, ..Prepared::settled(settled) }
+        let window = session.as_cuda().is_some_and(|cuda| cuda.has_window());
+        Prepared { cuda_graphs: session.replays_graphs(), autotune, window, ..Prepared::settled(settled) }
     }
 }
 

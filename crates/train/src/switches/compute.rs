@@ -1,13 +1,14 @@
-//! Switches of what computes, in which type, and how ranks exchange: `backend`, `precision`, `fp8.scaling`, `wire`.
+//! Switches of what computes, in which type, and how ranks exchange: `backend`, `precision`, `fp8.scaling`, `wire`,
+//! `wire_window`.
 
 use flatout_ir::ops::collective::Order;
 use flatout_ir::ops::product::Compute as Arithmetic;
 use flatout_ir::{DType, Launch, Op, OpKind, Precision, Scaling, Target};
 use flatout_settings::choice;
 
-use super::active::Reading;
-use super::value::{Auto, field};
-use super::{AXOLOTL, Class, GUIDES, HF, ROW, Settle, Switch, TITAN, elsewhere};
+use super::active::{Reading, on};
+use super::value::{Auto, Toggle, field};
+use super::{AXOLOTL, Class, GUIDES, HF, MEGATRON, ROW, Settle, Switch, TITAN, elsewhere};
 
 choice! {
     pub enum Backend { Auto = "auto", Cuda = "cuda", Cpu = "cpu" }
@@ -24,9 +25,10 @@ pub struct Compute {
     pub precision: Auto<Precision>,
     pub fp8_scaling: Auto<Scaling>,
     pub wire: Wire,
+    pub wire_window: Toggle,
 }
 
-pub(super) const ROWS: [Switch; 4] = [BACKEND, PRECISION, FP8_SCALING, WIRE];
+pub(super) const ROWS: [Switch; 5] = [BACKEND, PRECISION, FP8_SCALING, WIRE, WIRE_WINDOW];
 
 pub const BACKEND: Switch = Switch {
     name: "backend",
@@ -182,14 +184,10 @@ pub const WIRE: Switch = Switch {
         options.order = if is_exchanged && is_free { Order::Any } else { Order::Tree };
         Ok(())
     }),
-    active: |reading| {
-        let launches = reading.plans.plans.iter().flat_map(|plan| &plan.launches);
-        let mut exchanges = launches.filter(|l| l.op.ways().is_some());
-        match exchanges.next() {
-            None => "nothing to exchange",
-            Some(_) if reading.target.name == "cpu" => Wire::Sockets.name(),
-            Some(_) => Wire::Nccl.name(),
-        }
+    active: |reading| match exchanges(reading) {
+        false => "nothing to exchange",
+        true if reading.target.name == "cpu" => Wire::Sockets.name(),
+        true => Wire::Nccl.name(),
     },
     guides_word: "NCCL backend",
     elsewhere: &[
@@ -199,6 +197,38 @@ pub const WIRE: Switch = Switch {
     ],
     ..ROW
 };
+
+fn exchanges(reading: &Reading<'_>) -> bool {
+    reading.plans.plans.iter().flat_map(|plan| &plan.launches).any(|l| l.op.ways().is_some())
+}
+
+pub const WIRE_WINDOW: Switch = Switch {
+    name: "wire_window",
+    doc: "The arena allocated by NCCL and registered with all ranks, so that exchanges read and write it in place.",
+    field: field!(compute.wire_window),
+    class: Class::Bitwise,
+    off: Some("off"),
+    refusal: |value, target| {
+        let is_absent = value == Toggle::On.name() && target.name == "cpu";
+        is_absent
+            .then(|| "cannot run on the CPU: windows are NCCL's, which connects GPUs; leave it out".into())
+    },
+    settle: Settle::ByTarget(|s| {
+        s.settled.window = s.asked.compute.wire_window == Toggle::On;
+        Ok(())
+    }),
+    active: |reading| match exchanges(reading) {
+        false => "nothing to exchange",
+        true => on(reading.prepared.window),
+    },
+    guides_word: "user buffer registration",
+    elsewhere: &[
+        elsewhere(MEGATRON, "use_nccl_ub", "wire_window"),
+        elsewhere(MEGATRON, "nccl_ub", "wire_window"),
+    ],
+    ..ROW
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -247,5 +277,21 @@ mod tests {
         assert_eq!(state(&through), "nccl");
         assert_eq!(kernels(&through, OpKind::AllReduce), ["cuda.all_reduce"]);
         assert!(kernels(&through, OpKind::ReduceScatter).is_empty(), "one rank divides nothing");
+    }
+
+    /// Windows change no plan: the session is told, and says whether NCCL was given one.
+    #[test]
+    fn a_window_is_reported_where_something_is_exchanged() {
+        let state =
+            |c: &Compiled, prepared: Prepared| active(&c.plans, &c.target, prepared)["wire_window"].clone();
+        let settled = |c: &Compiled| state(c, Prepared::settled(&c.settled));
+        let [plain, windowed] = [compiled(2, &[]), compiled(2, &["wire_window=on"])];
+        assert_eq!([settled(&plain), settled(&windowed)], ["off", "on"]);
+        assert_eq!(format!("{:?}", plain.plans.plans), format!("{:?}", windowed.plans.plans));
+        let without = Prepared { window: false, ..Prepared::settled(&windowed.settled) };
+        assert_eq!(state(&windowed, without), "off", "a session that has none");
+        assert_eq!(settled(&compiled(1, &["wire_window=on"])), "nothing to exchange");
+        assert!(device::session_options(&windowed.settled).window);
+        assert!(!device::session_options(&plain.settled).window);
     }
 }

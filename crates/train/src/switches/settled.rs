@@ -28,6 +28,8 @@ pub struct Settled {
     pub autotune: Autotune,
     /// Only kernels that give the same bits every time.
     pub deterministic: bool,
+    /// The arena is a window of NCCL's communicators.
+    pub window: bool,
     /// The only kernel attention may run on.
     pub attention_kernel: AttentionKernel,
     /// The share of an image's tokens that a text is shown.
@@ -111,6 +113,7 @@ pub fn settle(asked: &Switches, model: &Model, target: &Target) -> Result<Settle
         cuda_graphs: false,
         autotune: Autotune::Off,
         deterministic: false,
+        window: false,
         attention_kernel: AttentionKernel::Auto,
         visual_tokens: VisualTokens::All,
         arrangement: None,

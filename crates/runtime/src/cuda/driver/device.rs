@@ -10,6 +10,7 @@ use flatout_ir::timings::Timings;
 use super::cache::Cache;
 use super::library::{self, Candidate, Kind, Libraries};
 use super::nvrtc::{self, Nvrtc};
+use super::topology::{self, Topology};
 use super::{Attribute, Context, Driver};
 use super::{environment, gpus, nvml};
 use crate::Laps;
@@ -146,6 +147,20 @@ pub fn all() -> Vec<Identity> {
     std::iter::once(first.clone()).chain(others).collect()
 }
 
+/// How the GPUs that this process sees are linked, or why that is not known.
+pub fn topology() -> Result<&'static Topology, CudaError> {
+    static READ: OnceLock<Result<Topology, CudaError>> = OnceLock::new();
+    let read = || {
+        let (driver, nvml) = (driver()?, library::libraries().require(Kind::Nvml)?);
+        let place = |gpu: Identity| {
+            let pci = driver.pci_address(driver.device(gpu.index)?)?;
+            Ok((pci.to_lowercase(), topology::nvlink_of(gpu.major, gpu.minor)))
+        };
+        topology::read(nvml, &all().into_iter().map(place).collect::<Result<Vec<_>, CudaError>>()?)
+    };
+    READ.get_or_init(read).as_ref().map_err(Clone::clone)
+}
+
 fn identify(driver: &Driver, index: usize, cuda: u32) -> Result<Identity, CudaError> {
     let device = driver.device(index)?;
     Ok(Identity {
@@ -192,7 +207,8 @@ impl Device {
         let mut laps = Laps::begin();
         let found = library::libraries();
         let driver = driver()?;
-        let identity = identify(driver, index, driver.version()?)?;
+        let version = found.get(Kind::Driver).map(|file| file.version.to_string());
+        let identity = Identity { driver: version, ..identify(driver, index, driver.version()?)? };
         let device = driver.device(index)?;
         let before = found
             .get(Kind::Nvml)

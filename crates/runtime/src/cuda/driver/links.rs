@@ -6,6 +6,8 @@ use flatout_ir::links::{Link, Links};
 
 /// The network between nodes where nobody names one: 400 Gbit/s a GPU.
 pub const NET: &str = "ib400";
+/// The newest generation of PCIe that the table has.
+pub const NEWEST_PCIE: u32 = 5;
 /// The part of a GPU that NCCL's kernels hold while they exchange: 16 of an H100's 132 multiprocessors.
 const HELD_PART: f64 = 16.0 / 132.0;
 
@@ -29,6 +31,11 @@ pub fn find(name: &str) -> Option<&'static Link> {
     named().find(|link| link.name == name)
 }
 
+/// The network between nodes where nobody names one.
+pub fn default_net() -> &'static Link {
+    find(NET).expect("the table has it")
+}
+
 /// The link between the GPUs of a node, by the name of the GPU.
 pub fn of_gpu(gpu: &str) -> Option<&'static Link> {
     rows().iter().find(|row| row.gpus.contains(&gpu)).map(|row| &row.link)
@@ -41,7 +48,7 @@ pub fn between(local: &Link, net: &Link, ranks_a_node: usize) -> Links {
 
 /// The links of nodes with GPUs of a name, as the table has them; `None` where it does not know the GPU.
 pub fn of_nodes(gpu: &str, ranks_a_node: usize) -> Option<Links> {
-    Some(between(of_gpu(gpu)?, find(NET)?, ranks_a_node))
+    Some(between(of_gpu(gpu)?, default_net(), ranks_a_node))
 }
 
 fn read(text: &'static str) -> Result<Vec<Row>, String> {
@@ -79,6 +86,10 @@ mod tests {
         assert_eq!(of_gpu("h200").unwrap().name, "nvlink4");
         assert_eq!(find(NET).unwrap().bytes_per_second, 48e9);
         assert_eq!(find("nvlink9"), None);
+        assert!(
+            find(&format!("pcie{NEWEST_PCIE}")).is_some()
+                && find(&format!("pcie{}", NEWEST_PCIE + 1)).is_none()
+        );
         let links = of_nodes("a100-80", 8).unwrap();
         assert_eq!((links.local.name.as_str(), links.ranks_a_node), ("nvlink3", 8));
         assert_eq!(of_nodes("gtx1080", 8), None);

@@ -2,6 +2,7 @@
 
 use std::ptr::null_mut;
 
+use super::nccl::WindowCalls;
 use super::{Driver, Handle};
 use crate::cuda::context::{CudaError, Stream};
 
@@ -10,6 +11,8 @@ pub struct DeviceMemory {
     driver: &'static Driver,
     at: u64,
     bytes: usize,
+    /// Allocated by NCCL, so that it can be a window of its communicators.
+    of_nccl: Option<WindowCalls>,
 }
 
 impl DeviceMemory {
@@ -18,7 +21,17 @@ impl DeviceMemory {
         let bytes = bytes.max(256);
         // SAFETY: writes one address.
         driver.ok(unsafe { (driver.mem_alloc)(&mut at, bytes) }, &format!("cuMemAlloc of {bytes} bytes"))?;
-        Ok(DeviceMemory { driver, at, bytes })
+        Ok(DeviceMemory { driver, at, bytes, of_nccl: None })
+    }
+
+    /// Memory of the current device that NCCL allocates.
+    pub fn of_nccl(
+        driver: &'static Driver,
+        calls: WindowCalls,
+        bytes: usize,
+    ) -> Result<DeviceMemory, CudaError> {
+        let bytes = bytes.max(256);
+        Ok(DeviceMemory { driver, at: calls.allocate(bytes)?, bytes, of_nccl: Some(calls) })
     }
 
     pub fn address(&self) -> u64 {
@@ -97,8 +110,15 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`; freeing waits for the device.
-        unsafe { (self.driver.mem_free)(self.at) };
+        match self.of_nccl {
+            Some(calls) => {
+                let _ = self.driver.synchronize_context();
+                // SAFETY: allocated in `of_nccl`, and the device is done with it.
+                unsafe { calls.free(self.at) };
+            }
+            // SAFETY: allocated in `new`; freeing waits for the device.
+            None => drop(unsafe { (self.driver.mem_free)(self.at) }),
+        }
     }
 }
 

@@ -16,6 +16,7 @@ pub mod nvml;
 pub mod nvrtc;
 pub mod store;
 mod stream;
+pub mod topology;
 
 pub use memory::{DeviceMemory, PinnedMemory};
 pub use module::{Module, Modules};

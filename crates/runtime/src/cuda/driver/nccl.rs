@@ -3,6 +3,10 @@
 //! Written against nccl.h of 2.27 and 2.28. A communicator is made before the arena, so that the memory it takes is known, and
 //! is used by one stream at a time. After every plan was captured the host calls nothing here but `failure`.
 
+mod window;
+
+pub use window::{WindowCalls, Windows};
+
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -59,10 +63,16 @@ const NCCL_IN_PROGRESS: c_int = 7;
 const NCCL_INT8: c_int = 0;
 const NCCL_FLOAT32: c_int = 7;
 
+/// Exchanges take no multiprocessors where copy engines can make them.
+const NCCL_CTA_POLICY_ZERO: c_int = 2;
+/// The first version that has it.
+const ZERO_CTAS_SINCE: Version = Version([2, 28, 0]);
+
 impl Config {
-    /// A communicator whose calls return when they are done.
-    fn blocking() -> Config {
+    /// A communicator whose calls return when they are done. With a window, copy engines may move what needs no addition.
+    fn blocking(nccl: Version, has_window: bool) -> Config {
         let unset = NCCL_CONFIG_UNDEF_INT;
+        let takes_none = has_window && nccl >= ZERO_CTAS_SINCE;
         Config {
             size: size_of::<Config>(),
             magic: NCCL_API_MAGIC,
@@ -76,7 +86,7 @@ impl Config {
             traffic_class: unset,
             comm_name: std::ptr::null(),
             collnet_enable: unset,
-            cta_policy: unset,
+            cta_policy: if takes_none { NCCL_CTA_POLICY_ZERO } else { unset },
             shrink_share: unset,
             nvls_ctas: unset,
         }
@@ -368,13 +378,14 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 
 impl Communicators {
     /// Connects this rank of a mesh with all others, which call this too with the id that one of them made. A mesh of one rank
-    /// has a communicator of one rank. Gives up after `patience`; the thread that waits inside NCCL is left to the end of the
-    /// process then.
+    /// has a communicator of one rank. `has_window` says that memory will be registered with it. Gives up after `patience`; the
+    /// thread that waits inside NCCL is left to the end of the process then.
     pub fn connect(
         device: &Device,
         mesh: Mesh,
         rank: usize,
         id: &[u8],
+        has_window: bool,
         patience: Duration,
     ) -> Result<Communicators, CudaError> {
         let nccl = nccl()?;
@@ -386,7 +397,7 @@ impl Communicators {
         let (sender, made) = mpsc::channel();
         let bind = device.binder();
         let spawned = std::thread::Builder::new().name("nccl".into()).spawn(move || {
-            let made = bind().and_then(|()| make(nccl, mesh, rank, UniqueId(id)));
+            let made = bind().and_then(|()| make(nccl, mesh, rank, UniqueId(id), has_window));
             // Nobody listens where the time was up.
             drop(sender.send(made));
         });
@@ -434,6 +445,11 @@ impl Communicators {
         self.bytes
     }
 
+    /// The calls by which memory becomes a window of these communicators.
+    pub fn windows(&self) -> Result<WindowCalls, CudaError> {
+        self.nccl.windows()
+    }
+
     /// `nccl 2.28.9`.
     pub fn words(&self) -> String {
         format!("nccl {}", self.nccl.version())
@@ -476,12 +492,13 @@ fn make(
     mesh: Mesh,
     rank: usize,
     id: UniqueId,
+    has_window: bool,
 ) -> Result<Vec<(Axis, Arc<Communicator>)>, CudaError> {
     let ranks = mesh.ranks();
+    let config = || Config::blocking(nccl.library.version, has_window);
     let mut raw = null_mut();
     // SAFETY: writes one handle; the config is read before the call returns.
-    let status =
-        unsafe { (nccl.init_rank)(&mut raw, ranks as c_int, id, rank as c_int, &mut Config::blocking()) };
+    let status = unsafe { (nccl.init_rank)(&mut raw, ranks as c_int, id, rank as c_int, &mut config()) };
     nccl.ok(status, null_mut(), "ncclCommInitRankConfig")?;
     let all = Arc::new(Communicator { nccl, raw, rank, ranks });
     let mut by_axis = vec![];
@@ -494,7 +511,7 @@ fn make(
             // Groups are told apart by their first rank.
             let (group, key) = (mesh.group(rank, axis)[0] as c_int, at as c_int);
             // SAFETY: writes one handle; the communicator of all ranks is alive.
-            let status = unsafe { (nccl.split)(all.raw, group, key, &mut raw, &mut Config::blocking()) };
+            let status = unsafe { (nccl.split)(all.raw, group, key, &mut raw, &mut config()) };
             all.ok(status, "ncclCommSplit")?;
             by_axis.push((axis, Arc::new(Communicator { nccl, raw, rank: at, ranks: ways })));
         }
@@ -514,6 +531,11 @@ mod tests {
         assert_eq!(std::mem::offset_of!(Config, net_name), 32);
         assert_eq!(std::mem::offset_of!(Config, comm_name), 48);
         assert_eq!(std::mem::offset_of!(Config, nvls_ctas), 68);
-        assert_eq!((size_of::<UniqueId>(), Config::blocking().size), (128, 72));
+        let config = |minor: u32, has_window: bool| Config::blocking(Version([2, minor, 3]), has_window);
+        assert_eq!((size_of::<UniqueId>(), config(27, false).size), (128, 72));
+        // Only newer versions know the policy, and only windows are moved by it.
+        let policies =
+            [(27, true), (28, false), (28, true), (30, true)].map(|(v, w)| config(v, w).cta_policy);
+        assert_eq!(policies, [NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, 2, 2]);
     }
 }

@@ -24,7 +24,7 @@ use flatout_ir::{Launch, Plan, PlanSet, Queue, View};
 use super::context::{CudaError, Facts, Function, Kernel, Prepare, Source, Work};
 use super::driver::cache::{Cache, Compiled};
 use super::driver::device::Device;
-use super::driver::nccl::Communicators;
+use super::driver::nccl::{Communicators, Windows};
 use super::driver::nvrtc;
 use super::driver::store::Store;
 use super::driver::{DeviceMemory, Event, Graph, Module, Modules, OwnedStream};
@@ -73,6 +73,8 @@ pub struct Options {
     pub check_each_launch: bool,
     /// The kernel attention must run on.
     pub attention: AttentionKernel,
+    /// Where there are communicators, let NCCL allocate the arena and register it with them.
+    pub window: bool,
 }
 
 impl Options {
@@ -96,6 +98,7 @@ impl Default for Options {
             autotune: Autotune::Off,
             check_each_launch: false,
             attention: AttentionKernel::Auto,
+            window: false,
         }
     }
 }
@@ -108,6 +111,8 @@ pub struct Session {
     /// The ranges each plan writes.
     written: Vec<Vec<Range<usize>>>,
     traffic: RefCell<Traffic>,
+    /// Behind the graphs and works that use the arena through them, and before the communicators that they belong to.
+    windows: Option<Windows>,
     /// Behind the graphs and works that use them, and before the memory that they move.
     communicators: Option<Arc<Communicators>>,
     arena: DeviceMemory,
@@ -182,7 +187,15 @@ impl Session {
             wire_stream.set_clock(Clock::new(driver, &modules, stream.get()).map_err(system)?);
         }
         laps.lap("kernels");
-        let arena = DeviceMemory::new(driver, plans.arena_bytes).map_err(|why| {
+        let windowed = communicators.as_ref().filter(|_| options.window);
+        let arena = match windowed {
+            Some(communicators) => {
+                let calls = communicators.windows().map_err(system)?;
+                DeviceMemory::of_nccl(driver, calls, plans.arena_bytes)
+            }
+            None => DeviceMemory::new(driver, plans.arena_bytes),
+        };
+        let arena = arena.map_err(|why| {
             RuntimeError::Resources(format!(
                 "the GPU has no {} bytes for the arena: {why}",
                 plans.arena_bytes
@@ -227,14 +240,20 @@ impl Session {
         laps.lap("products");
         // Timing candidates may have left anything.
         arena.fill(0, stream.get()).map_err(system)?;
-        let wire_bytes = match &communicators {
-            Some(communicators) => {
-                stream.synchronize().map_err(system)?;
-                meet()?;
-                communicators.bytes() + first_exchanges(plans, &works, &stream, device)?
+        let (mut wire_bytes, mut windows) = (0, None);
+        if let Some(communicators) = &communicators {
+            stream.synchronize().map_err(system)?;
+            meet()?;
+            let (before, _) = driver.memory().map_err(system)?;
+            if windowed.is_some() {
+                // SAFETY: the session drops the windows before the arena.
+                let registered = unsafe { Windows::register(communicators, arena.address(), arena.bytes()) };
+                windows = Some(registered.map_err(system)?);
             }
-            None => 0,
-        };
+            first_exchanges(plans, &works, &stream)?;
+            let (after, _) = driver.memory().map_err(system)?;
+            wire_bytes = communicators.bytes() + before.saturating_sub(after);
+        }
         for (plan, works) in plans.plans.iter().zip(&works) {
             one_by_one(plan, works, &stream, &wire_stream)?;
         }
@@ -265,6 +284,7 @@ impl Session {
             works,
             written: plans.plans.iter().map(written).collect(),
             traffic: RefCell::new(traffic),
+            windows,
             communicators,
             arena,
             wire_stream,
@@ -298,6 +318,11 @@ impl Session {
     /// The library that moves tensors between ranks, with its version; `None` where nothing does.
     pub fn wire(&self) -> Option<String> {
         self.communicators.as_ref().map(|communicators| communicators.words())
+    }
+
+    /// Whether the arena is a window of every communicator, and so is what NCCL was given to exchange.
+    pub fn has_window(&self) -> bool {
+        self.windows.as_ref().is_some_and(|windows| windows.count() > 0)
     }
 
     /// The number of this rank in the plans' mesh.
@@ -627,20 +652,17 @@ pub fn compile_ahead(plans: &PlanSet, device: &Device, options: Options) -> Resu
     compiled.map_err(|why| RuntimeError::Resources(why.to_string()))
 }
 
-/// Runs every exchange of the plans once by itself, which is when NCCL connects. Gives the memory that it took.
+/// Runs every exchange of the plans once by itself, which is when NCCL connects and takes its memory.
 fn first_exchanges(
     plans: &PlanSet,
     works: &[Vec<Box<dyn Work>>],
     stream: &OwnedStream,
-    device: &Device,
-) -> Result<u64, RuntimeError> {
-    let free = || device.driver().memory().map(|(free, _)| free).map_err(late);
-    let before = free()?;
+) -> Result<(), RuntimeError> {
     let launches = plans.plans.iter().zip(works).flat_map(|(plan, works)| plan.launches.iter().zip(works));
     for (launch, work) in launches.filter(|(launch, _)| launch.op.kind().is_collective()) {
         work.enqueue(stream.get()).and_then(|()| stream.synchronize()).map_err(named(launch))?;
     }
-    Ok(before.saturating_sub(free()?))
+    Ok(())
 }
 
 /// The launches of a plan that are on a queue.
