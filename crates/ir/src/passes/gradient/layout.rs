@@ -306,7 +306,7 @@ fn divide(
 }
 
 /// Adds the slot of a rank's share of a slot, and those of its shares of buckets in it.
-fn shares_of(
+pub(super) fn shares_of(
     g: &mut Graph,
     of: SlotId,
     shard: &str,
