@@ -117,24 +117,36 @@ pub fn target() -> Target {
 const AUTO_TOKENS_CPU: usize = 2048;
 const AUTO_TOKENS_GPU: usize = 65536;
 
-/// Compiles for training: `grad`, `apply` and, where something is held out, `eval`. Several ranks also divide sums of gradients
-/// where `shard=auto` fits no other way.
+/// The levels that `shard=auto` goes on to where memory does not suffice, one after the other, and why.
+const FURTHER: [(Shard, &str); 2] = [
+    (
+        Shard::Gradients,
+        "each rank then keeps a share of gradients too, without which memory does not suffice",
+    ),
+    (
+        Shard::Parameters,
+        "each rank then keeps a share of all that layers read, and gathers a layer at a time: memory suffices no other way",
+    ),
+];
+
+/// Compiles for training: `grad`, `apply` and, where something is held out, `eval`. Several ranks also divide sums of gradients,
+/// and then what layers read, where `shard=auto` fits no other way.
 pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
     let refused = match compile_as_asked(config, target) {
         Err(refused) if target.ranks > 1 && config.switches.memory.shard == Auto::Auto => refused,
         compiled => return compiled,
     };
     let mut further = config.clone();
-    further.switches.memory.shard = Auto::Given(Shard::Gradients);
-    match compile_as_asked(&further, target) {
-        Ok(mut compiled) if !compiled.plans.sharded.is_empty() => {
-            let reason =
-                "each rank then keeps a share of gradients too, without which memory does not suffice";
-            compiled.settled.choose(SHARD.name, Shard::Gradients.name(), reason);
-            Ok(compiled)
+    for (level, reason) in FURTHER {
+        further.switches.memory.shard = Auto::Given(level);
+        if let Ok(mut compiled) = compile_as_asked(&further, target)
+            && !compiled.plans.sharded.is_empty()
+        {
+            compiled.settled.choose(SHARD.name, level.name(), reason);
+            return Ok(compiled);
         }
-        _ => Err(refused),
     }
+    Err(refused)
 }
 
 fn compile_as_asked(config: &Config, target: &Target) -> Result<Compiled, Failure> {

@@ -6,7 +6,7 @@
 //! whatever `recompute` keeps, unless `keep_gathered` makes one visit of all.
 //!
 //! The gathers of a visit stand where the visit before it begins, and so run beside it: at any time a plan has the unit that
-//! it reads and the next one, and no third. Codes of 8 bits are made of what was gathered, by the operation that makes
+//! it reads and the next one, and no third. Without overlap they stand where their own visit begins, and the plan has one. Codes of 8 bits are made of what was gathered, by the operation that makes
 //! them at other levels: the bits are the same. Evaluation gathers averages, where they are kept, in place of weights.
 //!
 //! The pass comes behind those that fuse and recompute, which see reads of slots as they do on one rank.
@@ -251,8 +251,12 @@ fn with_gathers(g: &Graph, shares: &Shares<'_>, role: Role, o: &Options) -> (Gra
     };
     let mut due = 0;
     for id in g.ids() {
-        // The first visit's begin with the plan.
-        while due < visits.len() && (due == 0 || visits[due - 1].first <= id) {
+        // Beside the visit before; the first visit's begin with the plan.
+        let begins = |due: usize| match due.checked_sub(o.overlap as usize) {
+            Some(visit) => visits[visit].first <= id,
+            None => true,
+        };
+        while due < visits.len() && begins(due) {
             visits[due].wanted.iter().for_each(|wanted| gathering.gather(due, *wanted));
             due += 1;
         }
