@@ -8,12 +8,12 @@ use flatout_ir::interpreter::Interpreter;
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, differentiate, gradient_path};
 use flatout_ir::passes::lanes::{lanes_a_rank, lanes_of, roles_after};
 use flatout_ir::passes::totals::{STOP, STOP_FLAGS, stop_path};
-use flatout_ir::passes::{input_path, update};
+use flatout_ir::passes::{adapter, input_path, update};
 use flatout_ir::target::paper;
 use flatout_ir::verify::queues;
 use flatout_ir::{
-    Class, Graph, Init, Mesh, Moments, OpKind, Options, Plan, PlanSet, Precision, Program, Role, Shard,
-    Update, compile, oracle, random,
+    Adapter, Class, Graph, Init, Mesh, Moments, OpKind, Options, Piece, Plan, PlanSet, Precision, Program,
+    Role, Shard, Update, compile, oracle, random,
 };
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::build;
@@ -69,6 +69,18 @@ fn weights(g: &Graph) -> HashMap<String, Vec<f64>> {
         (slot.path.clone(), (0..slot.ty.elements()).map(|k| value(k) as f64).collect())
     };
     slots.map(drawn).collect()
+}
+
+/// The tensors that plans have beside the model's weights.
+fn adapters(plans: &PlanSet) -> HashMap<String, Vec<f64>> {
+    let beside = plans.held(0).into_iter().filter(|piece| piece.class == Class::Weight);
+    let beside = beside.filter(|piece| piece.path.starts_with(adapter::SCOPE)).enumerate();
+    let drawn = |(i, piece): (usize, Piece)| {
+        let draw = |k: usize| 0.1 * random::normal(6, i as u64, k as u64) as f64;
+        let around = if piece.ty.rank() == 1 { 1.0 } else { 0.0 };
+        (piece.path, (0..piece.ty.elements()).map(|k| around + draw(k)).collect())
+    };
+    beside.map(drawn).collect()
 }
 
 /// The state that training ends in, and loss and norm of every update.
@@ -129,14 +141,15 @@ fn on_ranks(c: &DecoderConfig, rows: usize, options: &Options) -> Trained {
 
 fn interpreted(c: &DecoderConfig, rows: usize, options: &Options, mut run: Interpreter) -> Trained {
     let g = graph(c, 1);
-    let names: Vec<String> = weights(&g).into_keys().collect();
+    let beside = adapters(&run.plans);
+    let names: Vec<String> = weights(&g).into_keys().chain(beside.keys().cloned()).collect();
     let is_share = |path: &str| {
         let of = path.strip_prefix("bf16.").unwrap_or(path);
         run.plans.sharded.iter().any(|tensor| of.starts_with(&tensor.slot))
     };
     let kept = run.plans.slots.iter().filter(|slot| slot.class.is_saved() || slot.class == Class::Derived);
     let kept: Vec<String> = kept.map(|slot| slot.path.clone()).filter(|path| !is_share(path)).collect();
-    weights(&g).iter().for_each(|(path, values)| run.set_tensor(path, values));
+    weights(&g).iter().chain(&beside).for_each(|(path, values)| run.set_tensor(path, values));
     if run.plans.plan(Role::Derive).is_some() {
         run.run(Role::Derive);
     }
@@ -362,6 +375,49 @@ fn ranks_with_shares_quantise_whole_weights() {
         let options = Options { shard, ..fp8(shared(two, 2, buckets)) };
         assert!(!plans_of(c, &options).sharded.is_empty());
         assert_eq!(on_ranks(c, 2, &options), whole, "{}, {buckets} buckets", shard.name());
+    }
+}
+
+/// Of a frozen base each rank has its share, which layers gather as they do what is trained; norms of adapted rows are made of whole
+/// weights wherever a plan makes them.
+#[test]
+fn a_frozen_base_is_divided_beside_adapters() {
+    let wide = DecoderConfig {
+        width: 32,
+        head_size: Some(16),
+        ffn: 96,
+        context: 16,
+        init_std: 0.1,
+        ..small::decoder()
+    };
+    let cases = [
+        (dividable(), Precision::F32, false),
+        (dividable(), Precision::BF16, true),
+        (dividable(), Precision::F32, true),
+        (wide, Precision::FP8, false),
+    ];
+    for (c, precision, dora) in &cases {
+        let g = graph(c, 1);
+        let all = || g.slots.iter().filter(|slot| slot.class == Class::Weight);
+        let adapted = all().filter(|slot| slot.ty.rank() == 2 && slot.path.starts_with("layers."));
+        let beside = |weight: String| {
+            let (name, rank, scale, dropout) = ("own".to_string(), 2, 0.5, 0.0);
+            Adapter { name, weight, rank, scale, dropout, dora: *dora }
+        };
+        let adapters: Vec<Adapter> = adapted.map(|slot| beside(slot.path.clone())).collect();
+        let freeze: std::collections::BTreeSet<String> = all().map(|slot| slot.path.clone()).collect();
+        let (update, precision) = (Update { average: Some(0.9), ..Update::default() }, *precision);
+        let change = |o: Options| {
+            let (adapters, freeze, update) = (adapters.clone(), freeze.clone(), update.clone());
+            Options { adapters, freeze, update, precision, ..o }
+        };
+        let two = Mesh::new(1, 2);
+        let cut = change(Options { shard: Shard::Parameters, ..shared(two, 2, usize::MAX) });
+        let what = format!("{precision:?}, rows with lengths: {dora}");
+        assert_eq!(on_ranks(c, 2, &cut), on_ranks(c, 2, &change(options(two, 2))), "{what}");
+        let frozen = |o: &Options| plans_of(c, o).categories()["frozen"] as f64;
+        let part = frozen(&cut) / frozen(&change(options(two, 2)));
+        assert!(part > 0.5 && part < 0.75, "{what}: {part} of the base, with padding of every layer");
     }
 }
 

@@ -372,7 +372,7 @@ impl Config {
             if !may_change(&found.path) {
                 refuse!(
                     "`{}` cannot change when a run is resumed; what can is train.steps, train.epochs, \
-                     train.on_nonfinite, train.max_skipped, train.patience, eval.*, checkpoint.*, log.* and shard",
+                     train.on_nonfinite, train.max_skipped, train.patience, eval.*, checkpoint.*, log.*, shard and shard_keep",
                     found.path
                 );
             }

@@ -30,12 +30,6 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     options.lanes = lanes::lanes(config, target.ranks)?;
     options.mesh = target.mesh();
     let may_divide = layout::may_divide(model, options);
-    if options.shards_parameters() && options.adapters.iter().any(|adapter| adapter.dora) {
-        refuse!(
-            "`shard=parameters` cannot run with `adapter.kind=dora`: the lengths that rows begin with are those of whole rows, of which \
-             a rank has parts; give shard=gradients, or adapter.kind=lora"
-        );
-    }
     // Gradients that no rank divides are added once an update.
     let is_in_vain = match options.shard {
         Shard::Gradients => !may_divide,

@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(state(1, &["shard=parameters", "shard_keep=on"]), "nothing to gather");
     }
 
-    /// Of a frozen base a rank has its share, which is gathered for the layers; rows that have lengths of their own are refused.
+    /// Of a frozen base a rank has its share, which is gathered for the layers.
     #[test]
     fn frozen_weights_are_divided_beside_adapters() {
         let lora = ["adapter.kind=lora", "adapter.rank=2", "model.width=256"];
@@ -316,8 +316,6 @@ mod tests {
         assert!(part > 0.25 && part < 0.28, "{part} of a frozen base on each of four ranks");
         assert_eq!(cut.trained(), whole.trained());
         assert_eq!(shard_of(4, &[&lora[..], &["shard=parameters"]].concat()).0, "parameters");
-        let refused = compiled(4, &["adapter.kind=dora", "shard=parameters"]).unwrap_err();
-        assert!(refused.starts_with("`shard=parameters` cannot run with `adapter.kind=dora`"), "{refused}");
     }
 
     /// The state of `shard` in the plans, and the value that `auto` came to, with the first words of why.

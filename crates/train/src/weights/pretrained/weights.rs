@@ -310,6 +310,11 @@ impl Weights {
         Ok((bytes, hash))
     }
 
+    /// A piece's values in the type of its slot.
+    pub fn piece(&self, piece: &Piece) -> Result<Vec<u8>, Failure> {
+        Ok(self.read_for(piece, false)?.0)
+    }
+
     /// A part of a parameter's values as f32, where it can be had without the rest: it lies in its file as it stands, and no
     /// hash or adapter asks for all of it.
     fn read_some(&self, piece: &Piece) -> Result<Option<Vec<u8>>, Failure> {
