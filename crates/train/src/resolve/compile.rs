@@ -19,6 +19,7 @@ use crate::resolve::arranged::eval_layout;
 use crate::resolve::buckets;
 use crate::resolve::fp8_layers;
 use crate::resolve::lanes;
+use crate::resolve::mesh;
 use crate::resolve::recompute_layers;
 use crate::resolve::settle::settle;
 use crate::resolve::tower;
@@ -193,6 +194,7 @@ fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) ->
 /// Settles the switches for a number of rows at once, without plans.
 pub fn settle_for(config: &Config, target: &Target, micro_batch: usize) -> Result<Settled, UserError> {
     tower::check(config)?;
+    let target = &mesh::grouped(config, target)?;
     let (config, of_images) = &image_table::settle(config, target)?;
     let arranged = arranged::arranged(config, micro_batch)?;
     let capacities = capacities(config, micro_batch, arranged.as_ref().map(|(arrangement, _)| arrangement));
@@ -221,6 +223,7 @@ pub fn compile_for(
     may_recompute_all: bool,
 ) -> Result<Compiled, Failure> {
     tower::check(config)?;
+    let target = &mesh::grouped(config, target)?;
     let asked = config;
     let (config, of_images) = &image_table::settle(config, target)?;
     let eval_batch = match config.eval.rows {
