@@ -212,10 +212,22 @@ fn another_number_of_ranks_goes_on_with_the_unbroken_bits() {
     let mut half = words(TEXT, "run", "4");
     half.extend(["train.steps=7", "schedule.horizon_steps=20"]);
     assert_eq!(say(scene.folder.path(), &half).code, Some(0));
-    for (steps, ranks) in [("train.steps=12", "1"), ("train.steps=15", "8"), ("train.steps=20", "2")] {
-        let said = say(scene.folder.path(), &["resume", "run", steps, "--ranks", ranks, "-q"]);
+    // Of eight ranks two groups of four are replicas of each other.
+    let groups = ["mesh.shards=4", "shard=parameters"];
+    for (steps, ranks, more) in
+        [("12", "1", &[][..]), ("15", "8", &groups), ("20", "2", &["mesh.shards=auto"])]
+    {
+        let steps = format!("train.steps={steps}");
+        let mut all = vec!["resume", "run", &steps, "--ranks", ranks, "-q"];
+        all.extend(more);
+        let said = say(scene.folder.path(), &all);
         assert_eq!(said.code, Some(0), "{}", said.err);
     }
+    let mut refused = words(TEXT, "refused", "4");
+    refused.push("mesh.shards=3");
+    let said = say(scene.folder.path(), &refused);
+    assert_eq!(said.code, Some(2));
+    assert!(said.err.starts_with("flatout: `mesh.shards` = 3 does not divide the 4 ranks"), "{}", said.err);
     scene.assert_same("unbroken", "run", STEPS);
 }
 

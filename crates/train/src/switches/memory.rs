@@ -142,15 +142,13 @@ pub const SHARD_KEEP: Switch = Switch {
     ..ROW
 };
 
-/// Whether a plan of gradients gathers no layer twice.
+/// Whether a plan of gradients gathers no share twice.
 fn shard_keep(reading: &Reading<'_>) -> &'static str {
-    let mut gathered: Vec<&str> = reading.launches(OpKind::AllGather).map(|l| l.path.as_str()).collect();
-    if gathered.is_empty() {
-        return "nothing to gather";
-    }
+    let mut gathered: Vec<usize> = reading.launches(OpKind::AllGather).map(|l| l.ins[0].offset).collect();
     gathered.sort_unstable();
     match gathered.windows(2).any(|pair| pair[0] == pair[1]) {
-        false if gathered.len() < 2 => "nothing to gather twice",
+        _ if gathered.is_empty() => "nothing to gather",
+        false if gathered.len() == 1 => "nothing to gather twice",
         is_again => on(!is_again),
     }
 }

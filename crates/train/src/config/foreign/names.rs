@@ -382,9 +382,10 @@ pub(super) const WITHOUT_KEY: &[(&[&str], &str)] = &[
         "nothing has to be set: TensorBoard's files are always written into the run's folder",
     ),
     (
-        &["deepspeed", "fsdp", "ddp", "use_fsdp", "num_gpus", "world_size", "nproc_per_node"],
-        "one process trains on one GPU here",
+        &["deepspeed", "fsdp", "use_fsdp"],
+        "here that is the option `--gpus N` with `shard=optimizer`, `gradients` or `parameters`",
     ),
+    (&["ddp", "num_gpus", "world_size", "nproc_per_node"], "here that is the option `--gpus N`"),
     (PRESETS, "here that is the option `--with NAME`; flatout recipes lists what there is"),
 ];
 
