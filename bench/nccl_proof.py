@@ -42,7 +42,7 @@ KINDS = {
     "fp8": ["precision=fp8", "train.fp8_layers=all"],
     "lora": ["model.from=base", "adapter.kind=lora", "adapter.dropout=0.1"],
 }
-LEVELS = ["none", "optimizer", "gradients"]
+LEVELS = ["none", "optimizer", "gradients", "parameters"]
 # The decoder of `pretrain-226m` in an eighth of its layers: it starts in seconds, and an update has as many bytes of gradients for its
 # arithmetic.
 LARGE = ["pretrain-226m", "data.source=synthetic", "model.layers=4", "train.batch=32", "schedule.warmup_steps=5", "eval.rows=0",

@@ -47,8 +47,20 @@ const KINDS: [(&str, &str, &[usize]); 11] = [
     ("images", "vision-tiny data.synthetic_rows=200 train.mixup=0.4 image_table=off model.layers=3", &[2, 4]),
 ];
 
-/// The trainings and numbers of ranks that are also tried with gradients that are added in every micro-batch, of which a lane has one.
-const IN_STEP: [(&str, usize); 5] = [("text", 4), ("text", 2), ("int8", 2), ("lora", 4), ("images", 2)];
+/// The trainings and numbers of ranks that are also tried with gradients that are added in every micro-batch, of which a lane has one,
+/// and with weights that layers gather.
+const IN_STEP: [(&str, usize, &str); 10] = [
+    ("text", 4, "gradients"),
+    ("text", 2, "gradients"),
+    ("text", 4, "parameters"),
+    ("int8", 2, "gradients"),
+    ("int8", 2, "parameters"),
+    ("lora", 4, "gradients"),
+    ("lora", 4, "parameters"),
+    ("dora", 2, "parameters"),
+    ("images", 2, "gradients"),
+    ("images", 2, "parameters"),
+];
 
 pub fn words<'w>(command: &'w str, run: &'w str, ranks: &'w str) -> Vec<&'w str> {
     let (recipe, more) = command.split_once(' ').unwrap_or((command, ""));
@@ -98,7 +110,7 @@ fn every_number_of_ranks_that_divides_the_lanes_has_the_same_bits() {
         assert_eq!(scene.losses(&one).len() as u64, STEPS);
         // The first number of ranks once more without shares.
         let without = numbers.iter().take(1).map(|ranks| (*ranks, SHARDS[1]));
-        let in_step = IN_STEP.iter().filter(|(of, _)| *of == kind).map(|(_, ranks)| (*ranks, "gradients"));
+        let in_step = IN_STEP.iter().filter(|(of, ..)| *of == kind).map(|(_, ranks, shard)| (*ranks, *shard));
         let optimizer = numbers.iter().map(|ranks| (*ranks, SHARDS[0]));
         for (ranks, shard) in optimizer.chain(without).chain(in_step) {
             let run = format!("{kind}-{ranks}-{shard}");
@@ -160,11 +172,13 @@ fn ranks_that_do_not_divide_the_lanes_stay_close_and_say_so() {
         assert_eq!(runs.each_ref().map(|(_, run)| warned(run)), [0, 1], "{kind}");
     }
     // Ranks that exchange in every micro-batch have as many as the one that has most: five or six rows, examples of any length.
-    for (kind, more) in [("text", " shard=gradients train.micro_batch=5"), ("chat", " shard=gradients")] {
+    for (kind, shard, more) in
+        [("text", "gradients", " train.micro_batch=5"), ("chat", "gradients", ""), ("chat", "parameters", "")]
+    {
         let command = commands.iter().find(|(own, _)| *own == kind).expect("one of the commands").1;
-        let run = format!("{kind}-in-step");
-        train(&scene, &format!("{command}{more}"), &run, 3);
-        assert_eq!(world(&scene, &run).shard, "gradients");
+        let run = format!("{kind}-{shard}");
+        train(&scene, &format!("{command}{more} shard={shard}"), &run, 3);
+        assert_eq!(world(&scene, &run).shard, shard);
         let [one, three] = [&format!("{kind}-1"), &run].map(|run| events::steps(&scene.events(run)));
         for (one, three) in one.iter().zip(&three) {
             assert!((three.loss / one.loss - 1.0).abs() < 1e-5, "{kind}: {} and {}", one.loss, three.loss);
@@ -198,10 +212,22 @@ fn another_number_of_ranks_goes_on_with_the_unbroken_bits() {
     let mut half = words(TEXT, "run", "4");
     half.extend(["train.steps=7", "schedule.horizon_steps=20"]);
     assert_eq!(say(scene.folder.path(), &half).code, Some(0));
-    for (steps, ranks) in [("train.steps=12", "1"), ("train.steps=15", "8"), ("train.steps=20", "2")] {
-        let said = say(scene.folder.path(), &["resume", "run", steps, "--ranks", ranks, "-q"]);
+    // Of eight ranks two groups of four are replicas of each other.
+    let groups = ["mesh.shards=4", "shard=parameters"];
+    for (steps, ranks, more) in
+        [("12", "1", &[][..]), ("15", "8", &groups), ("20", "2", &["mesh.shards=auto"])]
+    {
+        let steps = format!("train.steps={steps}");
+        let mut all = vec!["resume", "run", &steps, "--ranks", ranks, "-q"];
+        all.extend(more);
+        let said = say(scene.folder.path(), &all);
         assert_eq!(said.code, Some(0), "{}", said.err);
     }
+    let mut refused = words(TEXT, "refused", "4");
+    refused.push("mesh.shards=3");
+    let said = say(scene.folder.path(), &refused);
+    assert_eq!(said.code, Some(2));
+    assert!(said.err.starts_with("flatout: `mesh.shards` = 3 does not divide the 4 ranks"), "{}", said.err);
     scene.assert_same("unbroken", "run", STEPS);
 }
 
@@ -248,9 +274,9 @@ fn a_rank_that_is_killed_ends_all_and_the_run_goes_on_exactly() {
         let run = format!("run-{round}");
         let (victim, first) = ((seed >> (3 * round)) % 4, 3 + (seed >> (5 * round)) as u64 % 20);
         let ranks = ["1", "2", "4", "8"][(seed >> (2 * round)) % 4];
-        // Once with gradients that are added in every micro-batch.
+        // Once with gradients that are added in every micro-batch, and once with weights that are gathered in it.
         let mut command = long(&run);
-        command.extend((round == 1).then_some("shard=gradients"));
+        command.push(["shard=optimizer", "shard=gradients", "shard=parameters"][round]);
         let mut child = scene.start(&command);
         wait_until(&mut child, || checkpoints(&scene.dir(&run)).whole >= Some(first));
         let all = children(child.id());
@@ -318,9 +344,10 @@ fn what_ranks_cannot_do_is_one_sentence_and_code_2() {
         ("train.lanes=32", "`train.lanes` = 32 is more than the rows of `train.batch` = 16"),
         ("train.lanes=5", "`train.lanes` = 5 is no power of two"),
         (
-            "shard=parameters",
-            "wants one of auto, none, optimizer, gradients, and got `parameters`; here that is `shard=gradients`: every rank",
+            "shard=full",
+            "wants one of auto, none, optimizer, gradients, parameters, and got `full`; here that is `shard=parameters`",
         ),
+        ("shard=parameters fuse.optimizer=off", "`shard=parameters` cannot run with `fuse.optimizer=off`"),
         ("shard=optimizer fuse.optimizer=off", "`shard=optimizer` cannot run with `fuse.optimizer=off`"),
         ("shard=gradients fuse.optimizer=off", "`shard=gradients` cannot run with `fuse.optimizer=off`"),
     ] {

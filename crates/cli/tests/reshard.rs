@@ -68,9 +68,13 @@ fn every_level_of_shards_goes_on_with_what_every_other_saved() {
     assert_eq!(say(scene.folder.path(), &unbroken).code, Some(0));
     let first = begin("run", "4", ["train.steps=2", "shard=gradients"]);
     assert_eq!(say(scene.folder.path(), &first).code, Some(0));
-    for (steps, ranks, level) in
-        [(4, "2", "none"), (5, "8", "gradients"), (6, "4", "optimizer"), (8, "2", "gradients")]
-    {
+    for (steps, ranks, level) in [
+        (3, "2", "parameters"),
+        (4, "2", "none"),
+        (5, "8", "gradients"),
+        (6, "4", "parameters"),
+        (8, "2", "optimizer"),
+    ] {
         let (steps, level) = (format!("train.steps={steps}"), format!("shard={level}"));
         let said = say(scene.folder.path(), &["resume", "run", &steps, &level, "--ranks", ranks, "-q"]);
         assert_eq!(said.code, Some(0), "{level} on {ranks} ranks: {}", said.err);

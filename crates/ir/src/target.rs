@@ -95,6 +95,9 @@ pub struct Target {
     pub cores: usize,
     /// Devices like this one that train together, each a rank with rows of its own.
     pub ranks: usize,
+    /// Of them those that divide weights, moments and gradients among themselves, a number that divides them: groups of so many are
+    /// replicas of one another. `None` for all.
+    pub shards: Option<usize>,
     /// How they are linked, where that is known: without it exchanges are not predicted.
     pub links: Option<Links>,
     /// Areas that inputs land in before a run copies them into place, so that the next may arrive while a plan reads
@@ -114,9 +117,10 @@ impl Target {
         self.driver_bytes + self.wire_bytes
     }
 
-    /// The mesh of its ranks, all of which may have shares.
+    /// The mesh of its ranks.
     pub fn mesh(&self) -> Mesh {
-        Mesh::new(1, self.ranks)
+        let shards = self.shards.unwrap_or(self.ranks);
+        Mesh::new(self.ranks / shards, shards)
     }
 
     /// The first kernel for an operation in a type.
@@ -155,6 +159,7 @@ pub fn paper() -> Target {
         wire_bytes: 0,
         cores: 1,
         ranks: 1,
+        shards: None,
         links: None,
         landings: 0,
         rates: Rates {

@@ -80,7 +80,7 @@ fn what_is_made_again_has_the_same_gradients() {
     let trained = differentiate(&stream(Class::Frozen));
     let (g, forward, _) = double_norms(&trained.graph, trained.forward, &paper());
     for how in [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full] {
-        let (again, count) = recompute::recompute(&g, forward, how, None);
+        let (again, count) = recompute::recompute(&g, forward, how, None, false);
         assert_eq!(count > 0, how != Recompute::None, "{how:?}");
         writes_agree(&trained.graph, &again);
     }
@@ -92,7 +92,7 @@ fn norms_that_are_trained_have_gradients_of_their_own() {
     let (g, forward, joined) = double_norms(&trained.graph, trained.forward, &paper());
     assert_eq!(joined, [BLOCKS, 0]);
     writes_agree(&trained.graph, &g);
-    writes_agree(&trained.graph, &recompute::recompute(&g, forward, Recompute::Cheap, None).0);
+    writes_agree(&trained.graph, &recompute::recompute(&g, forward, Recompute::Cheap, None, false).0);
 }
 
 #[test]

@@ -557,7 +557,7 @@ fn thin_products_drop_what_passes() {
 fn recompute_copies_next_to_the_use() {
     let t = trained();
     let count = |how: Recompute, op: &str| {
-        let (g, again) = recompute::recompute(&t.graph, t.forward, how, None);
+        let (g, again) = recompute::recompute(&t.graph, t.forward, how, None, false);
         (nodes(&g).matches(&format!("= {op}{{")).count(), again)
     };
     assert_eq!(count(Recompute::None, "rms_norm"), (1, 0));

@@ -8,12 +8,12 @@ use flatout_ir::interpreter::Interpreter;
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, differentiate, gradient_path};
 use flatout_ir::passes::lanes::{lanes_a_rank, lanes_of, roles_after};
 use flatout_ir::passes::totals::{STOP, STOP_FLAGS, stop_path};
-use flatout_ir::passes::{input_path, update};
+use flatout_ir::passes::{adapter, input_path, update};
 use flatout_ir::target::paper;
 use flatout_ir::verify::queues;
 use flatout_ir::{
-    Class, Graph, Init, Mesh, Moments, OpKind, Options, Plan, PlanSet, Precision, Program, Role, Shard,
-    Update, compile, oracle, random,
+    Adapter, Class, Graph, Init, Mesh, Moments, OpKind, Options, Piece, Plan, PlanSet, Precision, Program,
+    Role, Shard, Update, compile, oracle, random,
 };
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::build;
@@ -69,6 +69,18 @@ fn weights(g: &Graph) -> HashMap<String, Vec<f64>> {
         (slot.path.clone(), (0..slot.ty.elements()).map(|k| value(k) as f64).collect())
     };
     slots.map(drawn).collect()
+}
+
+/// The tensors that plans have beside the model's weights.
+fn adapters(plans: &PlanSet) -> HashMap<String, Vec<f64>> {
+    let beside = plans.held(0).into_iter().filter(|piece| piece.class == Class::Weight);
+    let beside = beside.filter(|piece| piece.path.starts_with(adapter::SCOPE)).enumerate();
+    let drawn = |(i, piece): (usize, Piece)| {
+        let draw = |k: usize| 0.1 * random::normal(6, i as u64, k as u64) as f64;
+        let around = if piece.ty.rank() == 1 { 1.0 } else { 0.0 };
+        (piece.path, (0..piece.ty.elements()).map(|k| around + draw(k)).collect())
+    };
+    beside.map(drawn).collect()
 }
 
 /// The state that training ends in, and loss and norm of every update.
@@ -129,11 +141,15 @@ fn on_ranks(c: &DecoderConfig, rows: usize, options: &Options) -> Trained {
 
 fn interpreted(c: &DecoderConfig, rows: usize, options: &Options, mut run: Interpreter) -> Trained {
     let g = graph(c, 1);
-    let names: Vec<String> = weights(&g).into_keys().collect();
-    let is_share = |path: &str| run.plans.sharded.iter().any(|tensor| path.starts_with(&tensor.slot));
+    let beside = adapters(&run.plans);
+    let names: Vec<String> = weights(&g).into_keys().chain(beside.keys().cloned()).collect();
+    let is_share = |path: &str| {
+        let of = path.strip_prefix("bf16.").unwrap_or(path);
+        run.plans.sharded.iter().any(|tensor| of.starts_with(&tensor.slot))
+    };
     let kept = run.plans.slots.iter().filter(|slot| slot.class.is_saved() || slot.class == Class::Derived);
     let kept: Vec<String> = kept.map(|slot| slot.path.clone()).filter(|path| !is_share(path)).collect();
-    weights(&g).iter().for_each(|(path, values)| run.set_tensor(path, values));
+    weights(&g).iter().chain(&beside).for_each(|(path, values)| run.set_tensor(path, values));
     if run.plans.plan(Role::Derive).is_some() {
         run.run(Role::Derive);
     }
@@ -270,7 +286,7 @@ fn shared(mesh: Mesh, lanes: usize, buckets: usize) -> Options {
 }
 
 /// The levels at which ranks have shares of something.
-const LEVELS: [Shard; 2] = [Shard::Optimizer, Shard::Gradients];
+const LEVELS: [Shard; 3] = [Shard::Optimizer, Shard::Gradients, Shard::Parameters];
 
 fn plans_of(c: &DecoderConfig, options: &Options) -> PlanSet {
     let eval = LossForm { dropout: false, ..LossForm::rows(1, c.context) };
@@ -293,8 +309,16 @@ fn ranks_with_shares_make_the_update_of_all_rows() {
         let want = plain(c, rows, &how);
         let ranks = mesh.ranks();
         let whole = on_ranks(c, rows, &options(mesh, ranks));
-        let [optimizer, gradients] = LEVELS;
-        let cases = [(optimizer, 1), (optimizer, 2), (optimizer, usize::MAX), (gradients, usize::MAX)];
+        let [optimizer, gradients, parameters] = LEVELS;
+        let mut cases = vec![
+            (optimizer, 1),
+            (optimizer, 2),
+            (optimizer, usize::MAX),
+            (gradients, usize::MAX),
+            (parameters, usize::MAX),
+        ];
+        // Layers that are gathered together.
+        cases.extend((ranks == 2).then_some((parameters, 2)));
         for (shard, buckets) in cases {
             let what = format!("{mesh}, {}, {buckets} buckets", shard.name());
             let got = on_ranks(c, rows, &Options { shard, ..shared(mesh, ranks, buckets) });
@@ -327,8 +351,10 @@ fn ranks_in_step_have_the_bits_of_one_rank() {
     let c = &dividable();
     let one = on_ranks(c, 8, &options(Mesh::ONE, 8));
     for mesh in [Mesh::new(1, 2), Mesh::new(1, 4), Mesh::new(2, 2), Mesh::new(1, 8), Mesh::new(4, 2)] {
-        let shared = Options { shard: Shard::Gradients, ..shared(mesh, 8, usize::MAX) };
-        assert!(on_ranks(c, 8, &shared) == one, "{mesh}");
+        for shard in [Shard::Gradients, Shard::Parameters] {
+            let shared = Options { shard, ..shared(mesh, 8, usize::MAX) };
+            assert!(on_ranks(c, 8, &shared) == one, "{mesh}, {}", shard.name());
+        }
     }
 }
 
@@ -353,6 +379,50 @@ fn ranks_with_shares_quantise_whole_weights() {
     }
 }
 
+/// Of a frozen base each rank has its share, which layers gather as they do what is trained; norms of adapted rows are made of whole
+/// weights wherever a plan makes them.
+#[test]
+fn a_frozen_base_is_divided_beside_adapters() {
+    let wide = DecoderConfig {
+        width: 32,
+        head_size: Some(16),
+        ffn: 160,
+        context: 16,
+        init_std: 0.1,
+        ..small::decoder()
+    };
+    let narrow = DecoderConfig { ffn: 160, ..dividable() };
+    let cases = [
+        (narrow.clone(), Precision::F32, false),
+        (narrow.clone(), Precision::BF16, true),
+        (narrow, Precision::F32, true),
+        (wide, Precision::FP8, false),
+    ];
+    for (c, precision, dora) in &cases {
+        let g = graph(c, 1);
+        let all = || g.slots.iter().filter(|slot| slot.class == Class::Weight);
+        let adapted = all().filter(|slot| slot.ty.rank() == 2 && slot.path.starts_with("layers."));
+        let beside = |weight: String| {
+            let (name, rank, scale, dropout) = ("own".to_string(), 2, 0.5, 0.0);
+            Adapter { name, weight, rank, scale, dropout, dora: *dora }
+        };
+        let adapters: Vec<Adapter> = adapted.map(|slot| beside(slot.path.clone())).collect();
+        let freeze: std::collections::BTreeSet<String> = all().map(|slot| slot.path.clone()).collect();
+        let (update, precision) = (Update { average: Some(0.9), ..Update::default() }, *precision);
+        let change = |o: Options| {
+            let (adapters, freeze, update) = (adapters.clone(), freeze.clone(), update.clone());
+            Options { adapters, freeze, update, precision, ..o }
+        };
+        let two = Mesh::new(1, 2);
+        let cut = change(Options { shard: Shard::Parameters, ..shared(two, 2, usize::MAX) });
+        let what = format!("{precision:?}, rows with lengths: {dora}");
+        assert_eq!(on_ranks(c, 2, &cut), on_ranks(c, 2, &change(options(two, 2))), "{what}");
+        let plans = plans_of(c, &cut);
+        let is_cut = |path: &str| plans.sharded.iter().any(|tensor| tensor.path == path);
+        assert!(adapters.iter().all(|adapter| is_cut(&adapter.weight)), "{what}");
+    }
+}
+
 /// Bytes a trained parameter a rank, by what holds it.
 #[test]
 fn shares_take_their_part_of_the_memory() {
@@ -366,10 +436,7 @@ fn shares_take_their_part_of_the_memory() {
         ["parameters", "gradients", "optimizer", "average"].map(of)
     };
     let average = Update { average: Some(0.9), ..Update::default() };
-    let in_step = |mesh: Mesh, lanes: usize| {
-        let options = shared(mesh, lanes, usize::MAX);
-        Options { shard: Shard::Gradients, ..options }
-    };
+    let in_step = |mesh: Mesh, shard: Shard| Options { shard, ..shared(mesh, mesh.ranks(), usize::MAX) };
     for (precision, copy) in [(Precision::F32, 4.0), (Precision::BF16, 2.0)] {
         for ranks in [2, 4, 8] {
             let n = ranks as f64;
@@ -379,7 +446,11 @@ fn shares_take_their_part_of_the_memory() {
             for (got, want) in [
                 (bytes(&change(options(mesh, ranks))), [whole, 4.0, 8.0, 4.0]),
                 (bytes(&change(shared(mesh, ranks, 1))), [4.0 / n + copy, 4.0, 8.0 / n, 4.0 / n]),
-                (bytes(&change(in_step(mesh, ranks))), [4.0 / n + copy, 4.0 / n, 8.0 / n, 4.0 / n]),
+                (
+                    bytes(&change(in_step(mesh, Shard::Gradients))),
+                    [4.0 / n + copy, 4.0 / n, 8.0 / n, 4.0 / n],
+                ),
+                (bytes(&change(in_step(mesh, Shard::Parameters))), [whole / n, 4.0 / n, 8.0 / n, 4.0 / n]),
             ] {
                 for (got, want) in got.iter().zip(want) {
                     // Vectors and padding.
@@ -422,6 +493,64 @@ fn gradients_in_step_are_made_where_they_are_sent_from() {
             assert!(more <= 2 * largest, "{more} bytes for buckets of {largest}");
             assert_eq!(copied, 0, "no gradient is made elsewhere");
         }
+    }
+}
+
+/// Layers' weights are gathered for the forward pass and again for the backward pass, each beside the layer before it, and of
+/// gathered weights a plan has those of two layers at most.
+#[test]
+fn weights_are_gathered_beside_the_layer_before() {
+    for (precision, element) in [(Precision::F32, 4), (Precision::BF16, 2)] {
+        let c = &DecoderConfig {
+            width: 256,
+            head_size: Some(64),
+            ffn: 512,
+            layers: 8,
+            vocab: 512,
+            tied: true,
+            ..dividable()
+        };
+        let mesh = Mesh::new(1, 4);
+        let of = |keep_gathered: bool, shard: Shard| {
+            plans_of(c, &Options { shard, precision, keep_gathered, ..shared(mesh, 4, usize::MAX) })
+        };
+        let plans = of(false, Shard::Parameters);
+        let gathers = |plans: &PlanSet, role: Role| -> Vec<(usize, usize, usize)> {
+            let plan = plans.plan(role).unwrap_or_else(|| panic!("a plan {role}"));
+            let is_gather = |at: usize| plan.launches[at].op.kind() == OpKind::AllGather;
+            let exchanges = plan.exchanges().into_iter().filter(|(at, _)| is_gather(*at));
+            exchanges
+                .map(|(at, until)| (at, until, plan.launches[at].outs[0].as_ref().expect("all").span_bytes()))
+                .collect()
+        };
+        // Eight layers each way, and the embedding twice: as a head it is read by one pass that makes its gradient too.
+        assert_eq!(gathers(&plans, Role::GRAD).len(), 2 * c.layers + 2);
+        assert_eq!(gathers(&plans, Role::Eval).len(), c.layers + 2);
+        assert_eq!(gathers(&plans, Role::Apply).len(), 1, "chunks of the norm");
+        assert_eq!(gathers(&of(true, Shard::Parameters), Role::GRAD).len(), c.layers + 1);
+        let grad = plans.plan(Role::GRAD).expect("gradients");
+        let is_product = |at: usize| grad.launches[at].op.kind() == OpKind::Product;
+        let beside =
+            gathers(&plans, Role::GRAD).into_iter().filter(|(at, until, _)| (*at..*until).any(is_product));
+        assert!(beside.count() >= 2 * c.layers - 2, "each but the first and those around the head");
+        let layer = gathers(&plans, Role::GRAD).iter().map(|(.., bytes)| *bytes).max().expect("a layer");
+        let matrices: usize = graph(c, 1)
+            .slots
+            .iter()
+            .filter(|slot| {
+                slot.class == Class::Weight && slot.path.starts_with("layers.3.") && slot.ty.rank() == 2
+            })
+            .map(|slot| slot.ty.elements())
+            .sum();
+        assert!(layer >= element * matrices && layer < element * matrices + element * 4 * 4096);
+        // Above gradients that are exchanged as they are made, a plan has two layers more.
+        let bytes = |plans: &PlanSet| plans.transient_bytes;
+        let [gathered, whole] =
+            [of(false, Shard::Parameters), of(false, Shard::Gradients)].map(|p| bytes(&p));
+        assert!(
+            gathered <= whole + 2 * layer + 4096,
+            "{gathered} bytes, and {whole} without gathers of {layer}"
+        );
     }
 }
 
@@ -500,7 +629,9 @@ fn averages_are_gathered_for_evaluation_and_weights_come_back() {
     let c = &dividable();
     for precision in [Precision::F32, Precision::BF16] {
         let how = Update { average: Some(0.9), ..Update::default() };
-        let told = [options(Mesh::new(1, 2), 2), shared(Mesh::new(1, 2), 2, 2)].map(|o| {
+        let two = Mesh::new(1, 2);
+        let gathered = Options { shard: Shard::Parameters, ..shared(two, 2, usize::MAX) };
+        let told = [options(two, 2), shared(two, 2, 2), gathered].map(|o| {
             let o = Options { precision, update: how.clone(), ..o };
             let mut run = Interpreter::new(plans_of(c, &o));
             let g = graph(c, 1);
@@ -526,14 +657,24 @@ fn averages_are_gathered_for_evaluation_and_weights_come_back() {
                 run.run(Role::Average);
             }
             run.run(Role::Eval);
+            let loss = run.result(Role::Eval, "loss");
             if gathers {
                 run.run(Role::Derive);
             }
             run.run(Role::GRAD);
-            (run.result(Role::Eval, "loss"), run.get("region.0.grads").iter().map(|x| x.abs()).sum::<f64>())
+            let gradients =
+                |path: &str| -> Vec<Vec<f64>> { [0, 1].map(|rank| run.get_at(rank, path)).into() };
+            // Both ranks have the same row: what they add is twice what one has.
+            let gradients = match run.plans.slot("region.0.grads.shard") {
+                Some(_) => gradients("region.0.grads.shard").concat().iter().map(|x| 0.5 * x).collect(),
+                None => gradients("region.0.grads").swap_remove(0),
+            };
+            (loss, gradients.iter().map(|x| x.abs()).sum::<f64>())
         });
-        assert_eq!(told[0].0, told[1].0, "{precision:?}: the loss of averages");
-        assert_eq!(told[0].1, told[1].1, "{precision:?}: the gradients of weights");
+        for of in &told[1..] {
+            assert_eq!(told[0].0, of.0, "{precision:?}: the loss of averages");
+            assert!((told[0].1 / of.1 - 1.0).abs() < 1e-9, "{precision:?}: the gradients of weights");
+        }
     }
 }
 

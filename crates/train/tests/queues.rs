@@ -26,7 +26,7 @@ fn compiled(recipe: &str, ranks: usize, shard: Shard, overlap: &str) -> Compiled
 }
 
 /// The roles whose plans may exchange, in the order of an update.
-const ROLES: [Role; 4] = [Role::Derive, Role::GRAD, Role::Apply, Role::Average];
+const ROLES: [Role; 5] = [Role::Derive, Role::GRAD, Role::Apply, Role::Average, Role::Eval];
 
 /// The state of all ranks after copies are made, gradients where ranks add them there, an update, and averages are gathered. Values
 /// are drawn for every slot.

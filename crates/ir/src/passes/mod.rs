@@ -39,6 +39,8 @@ pub mod gradient {
     pub mod average;
     mod buckets;
     pub mod differentiate;
+    pub(crate) mod frozen;
+    pub mod gathers;
     pub mod held_ratios;
     pub mod lanes;
     pub mod layout;
@@ -83,7 +85,7 @@ use fuse::{
     bundles, column_sums, double_norms, epilogues, fused_products, joined_products, regions, thin_products,
 };
 use gradient::shards::{self, Divided};
-use gradient::{held_ratios, one_pass_loss, rejoin, score_gradients};
+use gradient::{frozen, gathers, held_ratios, one_pass_loss, rejoin, score_gradients};
 use options::{Options, Precision, Recompute};
 use place::prefetch;
 use state::{Reports, State};
@@ -132,6 +134,13 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
     reports
         .say(Role::Eval, "average", averages, || format!("{averages} parameters are read as their averages"));
 
+    // Layers read what is gathered for them, where ranks divide their weights.
+    for (role, count) in add_gathers(&mut graphs, &mut divided, options) {
+        reports
+            .say(role, "gathers", count, || format!("{count} gathers bring weights to where they are read"));
+    }
+    graphs.iter().for_each(|(_, g)| check("gathers", g));
+
     // Of what ranks divide, each has its share alone.
     let sharded = shards::take_wholes(&mut graphs, &divided, options);
     graphs.iter().for_each(|(_, g)| check("shards", g));
@@ -143,7 +152,8 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
 
     // Exchanges begin as soon as what they send is there.
     for (role, g) in graphs.iter_mut().filter(|_| options.runs("prefetch")) {
-        let (ordered, exchanges) = prefetch::prefetch(g);
+        let (ordered, exchanges) =
+            prefetch::prefetch(g, |id| options.shards_parameters() && gathers::is_of_unit(g, id));
         *g = ordered;
         check("prefetch", g);
         reports.say(*role, "prefetch", exchanges, || {
@@ -163,6 +173,19 @@ fn add_copies(graphs: &mut Vec<(Role, Graph)>, divided: &[Divided], o: &Options)
         fp8_copies::fp8_copies(graphs, o);
     }
     adapter_norms::adapter_norms(graphs, &o.adapters);
+}
+
+/// Divides what nothing trains too, and gathers weights where they are read, if ranks divide these. Gives how many gathers each
+/// graph has.
+fn add_gathers(
+    graphs: &mut Vec<(Role, Graph)>,
+    divided: &mut Vec<Divided>,
+    o: &Options,
+) -> Vec<(Role, usize)> {
+    let apply = graphs.iter_mut().find(|(role, _)| *role == Role::Apply && o.shards_parameters());
+    let Some((_, apply)) = apply else { return vec![] };
+    divided.extend(frozen::divide(apply, o));
+    gathers::gathers(graphs, divided, o)
 }
 
 /// A row of a table of passes.
@@ -439,7 +462,9 @@ const JOINED: &[Pass] = &[
         name: "recompute",
         enabled: |o, role| role.is_grad() && o.recompute != Recompute::None,
         run: |s, o, _| {
-            let again = recompute::recompute(&s.graph, s.forward(), o.recompute, o.recompute_layers);
+            let regathers = o.shards_parameters() && !o.keep_gathered;
+            let again =
+                recompute::recompute(&s.graph, s.forward(), o.recompute, o.recompute_layers, regathers);
             s.rewrite(again, |again| format!("{again} forward operations run again in the backward pass"))
         },
     },

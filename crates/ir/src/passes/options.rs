@@ -72,6 +72,9 @@ named! {
         /// Sums of gradients as well: a micro-batch's gradients are added over ranks as they are made, and a rank keeps the sums
         /// of its share.
         Gradients = "gradients",
+        /// What layers read as well: a layer's weights, those that nothing trains among them, are gathered before it reads them, and
+        /// again in the backward pass.
+        Parameters = "parameters",
     }
 }
 
@@ -158,6 +161,8 @@ pub struct Options {
     /// The ranks that run the plans together.
     pub mesh: Mesh,
     pub shard: Shard,
+    /// Gathered weights stay until the last launch that reads them, instead of being gathered again where a layer is read again.
+    pub keep_gathered: bool,
     /// The most buckets that a sharded region is exchanged in; `usize::MAX` for one a layer.
     pub buckets: usize,
     /// Parts of a step that are summed apart and then added by one tree, whichever ranks they lie on; 1 where bits need not
@@ -192,7 +197,12 @@ impl Options {
 
     /// Whether ranks have shares of the sums of gradients, so that every plan of gradients exchanges them.
     pub fn shards_gradients(&self) -> bool {
-        self.shard == Shard::Gradients && self.mesh.ways(Axis::Shard) > 1
+        matches!(self.shard, Shard::Gradients | Shard::Parameters) && self.mesh.ways(Axis::Shard) > 1
+    }
+
+    /// Whether ranks have shares of the weights that layers read, so that every plan that reads them gathers them.
+    pub fn shards_parameters(&self) -> bool {
+        self.shard == Shard::Parameters && self.mesh.ways(Axis::Shard) > 1
     }
 }
 
@@ -218,6 +228,7 @@ impl Default for Options {
             update: Update::default(),
             mesh: Mesh::ONE,
             shard: Shard::None,
+            keep_gathered: false,
             buckets: 1,
             lanes: 1,
             order: Order::Tree,

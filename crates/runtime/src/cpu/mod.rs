@@ -41,6 +41,7 @@ pub fn target(threads: usize) -> Target {
         wire_bytes: 0,
         cores,
         ranks: 1,
+        shards: None,
         links: None,
         landings: 0,
         rates: rates(cores),

@@ -262,7 +262,7 @@ fn every_number_of_ranks_has_the_bits_of_one() {
     same_bits(&[[1, 4]], Moments::BF16, equal);
 }
 
-/// Where gradients are added over ranks in every micro-batch too, if a lane has one.
+/// Where gradients are added over ranks in every micro-batch too, if a lane has one; and where weights are gathered in it.
 #[test]
 fn ranks_in_step_have_the_bits_of_one() {
     for (moments, precision, meshes) in [
@@ -274,9 +274,11 @@ fn ranks_in_step_have_the_bits_of_one() {
         let one = on_ranks(&of(Mesh::ONE), 8, 1);
         for [replicas, shards] in meshes {
             let mesh = Mesh::new(*replicas, *shards);
-            let in_step = Options { shard: Shard::Gradients, buckets: usize::MAX, ..of(mesh) };
-            let ran = on_ranks(&in_step, 8, 1);
-            assert_eq!(ran.parts_from(&one), None, "{mesh}, {moments:?}, {}", precision.name());
+            for shard in [Shard::Gradients, Shard::Parameters] {
+                let in_step = Options { shard, buckets: usize::MAX, ..of(mesh) };
+                let what = format!("{mesh}, {}, {moments:?}, {}", shard.name(), precision.name());
+                assert_eq!(on_ranks(&in_step, 8, 1).parts_from(&one), None, "{what}");
+            }
         }
     }
 }

@@ -40,7 +40,7 @@ const TOWER_FROM: &str = "model.vision.from";
 const CLASSES: &str = "model.classes";
 
 /// What `flatout resume` may change. Ranks divide their state anew at every start, and another number of them may need to divide more.
-const MAY_CHANGE: [&str; 9] = [
+const MAY_CHANGE: [&str; 10] = [
     "train.steps",
     "train.epochs",
     "train.on_nonfinite",
@@ -49,6 +49,7 @@ const MAY_CHANGE: [&str; 9] = [
     "eval.",
     "checkpoint.",
     "log.",
+    "mesh.",
     "switches.shard",
 ];
 
@@ -372,7 +373,7 @@ impl Config {
             if !may_change(&found.path) {
                 refuse!(
                     "`{}` cannot change when a run is resumed; what can is train.steps, train.epochs, \
-                     train.on_nonfinite, train.max_skipped, train.patience, eval.*, checkpoint.*, log.* and shard",
+                     train.on_nonfinite, train.max_skipped, train.patience, eval.*, checkpoint.*, log.*, mesh.*, shard and shard_keep",
                     found.path
                 );
             }

@@ -59,6 +59,8 @@ pub struct Config {
     pub data: Data,
     pub train: Train,
     #[serde(default)]
+    pub mesh: Mesh,
+    #[serde(default)]
     pub preference: Preference,
     #[serde(default)]
     pub adapter: Adapter,
@@ -341,6 +343,14 @@ section! {
         pub folds: Option<usize>,
         /// Which of the folds this run is, from 1; all of them, one after another, where not given.
         pub fold: Option<usize>,
+    }
+}
+
+section! {
+    /// How ranks are grouped.
+    pub struct Mesh {
+        /// Ranks that divide weights, moments and gradients among themselves, where a run has several such groups; all (auto).
+        pub shards: Count = Count::Auto,
     }
 }
 

@@ -6,7 +6,7 @@ use flatout_models::config::{Model, ModelKind};
 use flatout_settings::{Key, Kind, Leaf, Section, leaves};
 
 use super::{
-    Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Optimizer, Preference, Schedule, Train, text,
+    Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Mesh, Optimizer, Preference, Schedule, Train, text,
 };
 use crate::switches::Switches;
 
@@ -29,6 +29,7 @@ pub(super) fn sections() -> Vec<(&'static str, Vec<Key>)> {
         ("model", Model::keys()),
         ("data", Data::keys()),
         ("train", Train::keys()),
+        ("mesh", Mesh::keys()),
         ("preference", Preference::keys()),
         ("adapter", Adapter::keys()),
         ("eval", Eval::keys()),

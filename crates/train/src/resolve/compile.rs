@@ -19,6 +19,7 @@ use crate::resolve::arranged::eval_layout;
 use crate::resolve::buckets;
 use crate::resolve::fp8_layers;
 use crate::resolve::lanes;
+use crate::resolve::mesh;
 use crate::resolve::recompute_layers;
 use crate::resolve::settle::settle;
 use crate::resolve::tower;
@@ -117,24 +118,36 @@ pub fn target() -> Target {
 const AUTO_TOKENS_CPU: usize = 2048;
 const AUTO_TOKENS_GPU: usize = 65536;
 
-/// Compiles for training: `grad`, `apply` and, where something is held out, `eval`. Several ranks also divide sums of gradients
-/// where `shard=auto` fits no other way.
+/// The levels that `shard=auto` goes on to where memory does not suffice, one after the other, and why.
+const FURTHER: [(Shard, &str); 2] = [
+    (
+        Shard::Gradients,
+        "each rank then keeps a share of gradients too, without which memory does not suffice",
+    ),
+    (
+        Shard::Parameters,
+        "each rank then keeps a share of all that layers read, and gathers a layer at a time: memory suffices no other way",
+    ),
+];
+
+/// Compiles for training: `grad`, `apply` and, where something is held out, `eval`. Several ranks also divide sums of gradients,
+/// and then what layers read, where `shard=auto` fits no other way.
 pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
     let refused = match compile_as_asked(config, target) {
         Err(refused) if target.ranks > 1 && config.switches.memory.shard == Auto::Auto => refused,
         compiled => return compiled,
     };
     let mut further = config.clone();
-    further.switches.memory.shard = Auto::Given(Shard::Gradients);
-    match compile_as_asked(&further, target) {
-        Ok(mut compiled) if !compiled.plans.sharded.is_empty() => {
-            let reason =
-                "each rank then keeps a share of gradients too, without which memory does not suffice";
-            compiled.settled.choose(SHARD.name, Shard::Gradients.name(), reason);
-            Ok(compiled)
+    for (level, reason) in FURTHER {
+        further.switches.memory.shard = Auto::Given(level);
+        if let Ok(mut compiled) = compile_as_asked(&further, target)
+            && !compiled.plans.sharded.is_empty()
+        {
+            compiled.settled.choose(SHARD.name, level.name(), reason);
+            return Ok(compiled);
         }
-        _ => Err(refused),
     }
+    Err(refused)
 }
 
 fn compile_as_asked(config: &Config, target: &Target) -> Result<Compiled, Failure> {
@@ -181,6 +194,7 @@ fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) ->
 /// Settles the switches for a number of rows at once, without plans.
 pub fn settle_for(config: &Config, target: &Target, micro_batch: usize) -> Result<Settled, UserError> {
     tower::check(config)?;
+    let target = &mesh::grouped(config, target)?;
     let (config, of_images) = &image_table::settle(config, target)?;
     let arranged = arranged::arranged(config, micro_batch)?;
     let capacities = capacities(config, micro_batch, arranged.as_ref().map(|(arrangement, _)| arrangement));
@@ -209,6 +223,7 @@ pub fn compile_for(
     may_recompute_all: bool,
 ) -> Result<Compiled, Failure> {
     tower::check(config)?;
+    let target = &mesh::grouped(config, target)?;
     let asked = config;
     let (config, of_images) = &image_table::settle(config, target)?;
     let eval_batch = match config.eval.rows {

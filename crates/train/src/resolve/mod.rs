@@ -7,6 +7,7 @@ pub mod fit;
 pub mod fp8_layers;
 pub mod groups;
 pub mod lanes;
+pub mod mesh;
 pub mod prediction;
 mod recompute_layers;
 pub mod settle;

@@ -31,7 +31,12 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     options.mesh = target.mesh();
     let may_divide = layout::may_divide(model, options);
     // Gradients that no rank divides are added once an update.
-    if options.shard == Shard::Gradients && !may_divide {
+    let is_in_vain = match options.shard {
+        Shard::Gradients => !may_divide,
+        Shard::Parameters => !may_divide && !layout::may_divide_frozen(model, options),
+        Shard::None | Shard::Optimizer => false,
+    };
+    if is_in_vain {
         options.shard = Shard::Optimizer;
     }
     if settled.choice(SHARD.name).is_some_and(|chosen| chosen.value != Shard::None.name()) && !may_divide {

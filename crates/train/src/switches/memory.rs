@@ -1,4 +1,4 @@
-//! Switches of memory: `optimizer.state`, `shard`, `recompute`, `memory_plan`.
+//! Switches of memory: `optimizer.state`, `shard`, `shard_keep`, `recompute`, `memory_plan`.
 
 use std::collections::HashMap;
 
@@ -17,17 +17,24 @@ use crate::refuse;
 pub struct Memory {
     pub optimizer_state: Moments,
     pub shard: Auto<Shard>,
+    pub shard_keep: Toggle,
     pub recompute: Auto<Recompute>,
     pub plan: Toggle,
 }
 
 impl Default for Memory {
     fn default() -> Memory {
-        Memory { optimizer_state: Moments::F32, shard: Auto::Auto, recompute: Auto::Auto, plan: Toggle::On }
+        Memory {
+            optimizer_state: Moments::F32,
+            shard: Auto::Auto,
+            shard_keep: Toggle::Off,
+            recompute: Auto::Auto,
+            plan: Toggle::On,
+        }
     }
 }
 
-pub(super) const ROWS: [Switch; 4] = [OPTIMIZER_STATE, SHARD, RECOMPUTE, PLAN];
+pub(super) const ROWS: [Switch; 5] = [OPTIMIZER_STATE, SHARD, SHARD_KEEP, RECOMPUTE, PLAN];
 
 pub const OPTIMIZER_STATE: Switch = Switch {
     name: "optimizer.state",
@@ -67,10 +74,10 @@ fn moments(reading: &Reading<'_>) -> &'static str {
 }
 
 /// Where nothing that is trained is large enough, `resolve::settle` takes `auto` back to `none`; where plans do not fit otherwise,
-/// `resolve::compile` takes it on to `gradients`.
+/// `resolve::compile` takes it on to `gradients` and `parameters`.
 pub const SHARD: Switch = Switch {
     name: "shard",
-    doc: "Ranks divide rows alone, or also the weights, moments and averages of large tensors, or their gradients as well.",
+    doc: "Ranks divide rows alone, or also weights, moments and averages of large tensors, their gradients as well, or all that layers read.",
     field: field!(memory.shard),
     class: Class::Bounded,
     off: Some("none"),
@@ -99,12 +106,12 @@ pub const SHARD: Switch = Switch {
         Ok(())
     }),
     active: shard,
-    guides_word: "ZeRO-1, ZeRO-2",
+    guides_word: "ZeRO-1, ZeRO-2, ZeRO-3, FSDP",
     ..ROW
 };
 
-/// Whether gradients are exchanged in shares, at every update or at every micro-batch, and weights gathered, or every rank updates
-/// everything.
+/// Whether layers gather what they read; or gradients are exchanged in shares, at every update or at every micro-batch, and weights
+/// gathered behind it; or every rank updates everything.
 fn shard(reading: &Reading<'_>) -> &'static str {
     let plans = reading.plans;
     let has = |role: Role, kind: OpKind| {
@@ -112,11 +119,37 @@ fn shard(reading: &Reading<'_>) -> &'static str {
     };
     let gathers = [Role::Apply, Role::Derive].into_iter().all(|role| has(role, OpKind::AllGather));
     match gathers {
+        _ if has(Role::GRAD, OpKind::AllGather) => Shard::Parameters.name(),
         true if has(Role::GRAD, OpKind::ReduceScatter) => Shard::Gradients.name(),
         true if has(Role::Apply, OpKind::ReduceScatter) => Shard::Optimizer.name(),
         true => "shares without totals",
         false if plans.mesh.ways(Axis::Shard) > 1 && may_be_divided(plans) => Shard::None.name(),
         false => "nothing to share",
+    }
+}
+
+pub const SHARD_KEEP: Switch = Switch {
+    name: "shard_keep",
+    doc: "Weights that layers gather with shard=parameters stay until the backward pass has read them, instead of being gathered again for it.",
+    field: field!(memory.shard_keep),
+    class: Class::Bitwise,
+    settle: Settle::ByModel(|s| {
+        s.settled.options.keep_gathered = s.asked.memory.shard_keep == Toggle::On;
+        Ok(())
+    }),
+    active: shard_keep,
+    guides_word: "reshard_after_forward",
+    ..ROW
+};
+
+/// Whether a plan of gradients gathers no share twice.
+fn shard_keep(reading: &Reading<'_>) -> &'static str {
+    let mut gathered: Vec<usize> = reading.launches(OpKind::AllGather).map(|l| l.ins[0].offset).collect();
+    gathered.sort_unstable();
+    match gathered.windows(2).any(|pair| pair[0] == pair[1]) {
+        _ if gathered.is_empty() => "nothing to gather",
+        false if gathered.len() == 1 => "nothing to gather twice",
+        is_again => on(!is_again),
     }
 }
 
@@ -256,6 +289,33 @@ mod tests {
         compile::compile(&config, &target).map_err(|failure| failure.to_string())
     }
 
+    /// Gathered weights are kept where that is asked for, which plans show; elsewhere there is nothing to keep.
+    #[test]
+    fn gathered_weights_are_kept_on_request() {
+        let state = |ranks: usize, words: &[&str]| {
+            let compiled = compiled(ranks, words).unwrap();
+            active(&compiled.plans, &compiled.target, Prepared::settled(&compiled.settled))[SHARD_KEEP.name]
+                .clone()
+        };
+        assert_eq!(state(2, &["shard=parameters"]), "off");
+        assert_eq!(state(2, &["shard=parameters", "shard_keep=on"]), "on");
+        assert_eq!(state(2, &["shard=gradients", "shard_keep=on"]), "nothing to gather");
+        assert_eq!(state(1, &["shard=parameters", "shard_keep=on"]), "nothing to gather");
+    }
+
+    /// Of a frozen base a rank has its share, which is gathered for the layers.
+    #[test]
+    fn frozen_weights_are_divided_beside_adapters() {
+        let lora = ["adapter.kind=lora", "adapter.rank=2", "model.width=256"];
+        let of = |level: &str| compiled(4, &[&lora[..], &[level]].concat()).unwrap();
+        let [whole, cut] = ["shard=optimizer", "shard=parameters"].map(of);
+        let frozen = |compiled: &Compiled| compiled.plans.categories()["frozen"] as f64;
+        let part = frozen(&cut) / frozen(&whole);
+        assert!(part > 0.25 && part < 0.28, "{part} of a frozen base on each of four ranks");
+        assert_eq!(cut.trained(), whole.trained());
+        assert_eq!(shard_of(4, &[&lora[..], &["shard=parameters"]].concat()).0, "parameters");
+    }
+
     /// The state of `shard` in the plans, and the value that `auto` came to, with the first words of why.
     fn shard_of(ranks: usize, words: &[&str]) -> (String, Option<(String, String)>) {
         let compiled = compiled(ranks, words).unwrap();
@@ -269,12 +329,13 @@ mod tests {
     #[test]
     fn shards_are_read_from_plans_and_chosen_where_there_is_something_to_divide() {
         let chose = |value: &str, why: &str| Some((value.to_string(), why.to_string()));
-        for value in ["shard=auto", "shard=none", "shard=optimizer", "shard=gradients"] {
+        for value in ["shard=auto", "shard=none", "shard=optimizer", "shard=gradients", "shard=parameters"] {
             assert_eq!(shard_of(1, &[value]), ("nothing to share".into(), None), "{value} on one rank");
         }
         assert_eq!(shard_of(2, &[]), ("optimizer".into(), chose("optimizer", "each of 2")));
         assert_eq!(shard_of(2, &["shard=optimizer"]), ("optimizer".into(), None));
         assert_eq!(shard_of(2, &["shard=gradients"]), ("gradients".into(), None));
+        assert_eq!(shard_of(2, &["shard=parameters"]), ("parameters".into(), None));
         assert_eq!(shard_of(2, &["shard=none"]), ("none".into(), None));
         let apart = ["fuse.optimizer=off"];
         assert_eq!(
@@ -286,7 +347,7 @@ mod tests {
         assert!(compiled(1, &["fuse.optimizer=off", "shard=optimizer"]).is_ok(), "one rank divides nothing");
         let small = ["model.width=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.ffn=24"];
         assert_eq!(shard_of(2, &small), ("nothing to share".into(), chose("none", "nothing that is")));
-        for level in ["shard=optimizer", "shard=gradients"] {
+        for level in ["shard=optimizer", "shard=gradients", "shard=parameters"] {
             let asked = [&small[..], &[level]].concat();
             assert_eq!(shard_of(2, &asked), ("nothing to share".into(), None), "{level}");
         }
@@ -294,14 +355,18 @@ mod tests {
         assert_eq!(trained, compiled(1, &[]).unwrap().trained(), "a tensor counts once, whoever has it");
     }
 
-    /// Where the plans of `optimizer` do not fit, `auto` goes on to `gradients`, and says why.
+    /// Where the plans of `optimizer` do not fit, `auto` goes on to `gradients`, then to `parameters`, and says why.
     #[test]
-    fn gradients_are_divided_where_memory_does_not_suffice() {
+    fn more_is_divided_where_memory_does_not_suffice() {
         let words =
             ["model.width=256", "model.ffn=512", "train.batch=4", "train.micro_batch=1", "recompute=full"];
         let bytes = |level: &str| compiled(4, &[&words[..], &[level]].concat()).unwrap().plans.arena_bytes;
-        let [optimizer, gradients] = ["shard=optimizer", "shard=gradients"].map(bytes);
-        assert!(gradients < optimizer, "{gradients} and {optimizer} bytes");
+        let [optimizer, gradients, parameters] =
+            ["shard=optimizer", "shard=gradients", "shard=parameters"].map(bytes);
+        assert!(
+            parameters < gradients && gradients < optimizer,
+            "{parameters}, {gradients} and {optimizer} bytes"
+        );
         let config = crate::recipes::resolve("tiny", &[], &words.map(String::from)).unwrap();
         let of = |memory_bytes: usize| {
             let target = Target { ranks: 4, memory_bytes: memory_bytes as u64, ..compile::target() };
@@ -312,6 +377,9 @@ mod tests {
         let further = chosen(of(gradients).unwrap());
         assert_eq!(further.value, "gradients");
         assert!(further.why.contains("memory does not suffice"), "{}", further.why);
-        assert!(of(gradients / 2).is_err());
+        let last = chosen(of(parameters).unwrap());
+        assert_eq!(last.value, "parameters");
+        assert!(last.why.contains("memory suffices no other way"), "{}", last.why);
+        assert!(of(parameters / 2).is_err());
     }
 }

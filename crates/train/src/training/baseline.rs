@@ -8,6 +8,7 @@ use crate::Failure;
 use crate::ranks::Ranks;
 use crate::tasks::batch::Inputs;
 use crate::tasks::preference::{Compared, Scores, Side};
+use crate::training::shared_eval::run_for_others;
 
 /// Runs the plan `eval` over the prompts of some judged answers with the answers of others, and takes the mean of what
 /// these gained over the reference for the baseline, or 0 where that is less. It is that of the whole update or evaluation,
@@ -39,6 +40,9 @@ pub fn take_among(
     let mut own = vec![];
     for part in of_rank(ranks.rank()) {
         own.extend(gained(session, compared, side, part, &inputs)?);
+    }
+    if of_rank(ranks.rank()).count() < parts.len().div_ceil(ranks.count()) {
+        run_for_others(session)?;
     }
     let bytes: Vec<u8> = own.into_iter().flat_map(f32::to_le_bytes).collect();
     let count = |rank: usize| of_rank(rank).map(|part| part.numbers.len()).sum::<usize>();

@@ -6,14 +6,14 @@
 //! On the CPU that is with the same weights. On a GPU one more update may have been made by then, and where the rows give
 //! finite gradients with the weights there are now, this says so.
 //!
-//! Where ranks add their gradients in every micro-batch, each computes all of its own, whatever it found: what it sees are sums of
-//! these ranks' samples.
+//! Where ranks exchange in every micro-batch, each computes all of its own, whatever it found. If they add gradients there, it
+//! sees sums of these ranks' samples.
 
 use std::ops::Range;
 
 use flatout_ir::passes::differentiate::LOSS_SUM;
 use flatout_ir::passes::layout;
-use flatout_ir::{Class, Piece, Plan};
+use flatout_ir::{Class, OpKind, Piece, Plan};
 use flatout_runtime::{RuntimeError, Session};
 
 use crate::run::state::{held, leaves};
@@ -31,30 +31,35 @@ pub fn diagnose(session: &mut Session, parts: &[Batch], draw: Draw) -> Result<St
             break;
         }
     }
-    let exchanges = |batch: &Batch| {
-        let plan = session.plans().plan(batch.role);
-        plan.is_some_and(Plan::has_exchanges)
-    };
-    let in_step = parts.iter().any(exchanges);
+    let any_plan =
+        |has: fn(&Plan) -> bool| parts.iter().any(|batch| session.plans().plan(batch.role).is_some_and(has));
+    let (in_step, adds) = (any_plan(Plan::has_exchanges), any_plan(adds_over_ranks));
     for batch in parts {
         if found.is_some() && !in_step {
             break;
         }
         accumulate(session, batch, draw)?;
         if found.is_none() {
-            found = blame(session, batch, &pieces, in_step)?;
+            found = blame(session, batch, &pieces, adds)?;
         }
     }
     clear(session)?;
     Ok(found.unwrap_or_else(|| ALL_FINITE.into()))
 }
 
-/// The words about sums that are not finite behind a micro-batch, where there are some.
+/// Whether ranks add gradients in a plan; what else they exchange in it are weights.
+fn adds_over_ranks(plan: &Plan) -> bool {
+    let adds = |kind: OpKind| matches!(kind, OpKind::ReduceScatter | OpKind::AllReduce);
+    plan.launches.iter().any(|launch| adds(launch.op.kind()))
+}
+
+/// The words about sums that are not finite behind a micro-batch, where there are some; of sums of several ranks, where these add
+/// them in it.
 fn blame(
     session: &Session,
     batch: &Batch,
     weights: &[Piece],
-    in_step: bool,
+    adds: bool,
 ) -> Result<Option<String>, RuntimeError> {
     // The backward pass goes from the last parameter to the first, and what is not finite goes on with it: the one it reached
     // first is where to look.
@@ -70,7 +75,7 @@ fn blame(
 
     let what = batch.unit;
     let samples = match (batch.samples.iter().min(), batch.samples.iter().max()) {
-        (Some(first), Some(last)) if in_step => {
+        (Some(first), Some(last)) if adds => {
             format!("{what} {first} to {last} and those that other ranks had at the time")
         }
         (Some(first), Some(last)) => format!("{what} {first} to {last}"),

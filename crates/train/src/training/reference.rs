@@ -20,6 +20,7 @@ use crate::tasks::batch::Inputs;
 use crate::tasks::capacities::{self, Capacities};
 use crate::tasks::dataset::Dataset;
 use crate::tasks::preference::{Compared, Scores, Side};
+use crate::training::shared_eval::run_for_others;
 use crate::weights::loaded::Loaded;
 use crate::weights::pretrained::{Origin, Source, open};
 use crate::{Failure, UserError, refuse};
@@ -236,16 +237,27 @@ fn score_among(
         threads.spawn(move || {
             let parts = compared.parts(layout);
             let parts = parts.flat_map(|(side, parts)| parts.into_iter().map(move |part| (side, part)));
-            for (side, laid_out) in parts.skip(rank).step_by(count) {
+            let mut parts_of_all = 0;
+            for (side, laid_out) in parts {
+                parts_of_all += 1;
+                if (parts_of_all - 1) % count != rank {
+                    continue;
+                }
                 let batch = compared.batch(Role::Eval, side, laid_out.clone(), &inputs);
                 let is_last = batch.is_err();
-                if sender.send(batch.map(|batch| (side, laid_out, batch))).is_err() || is_last {
+                if sender.send(batch.map(|batch| Some((side, laid_out, batch)))).is_err() || is_last {
                     return;
                 }
             }
+            // The last ones may not suffice for every rank.
+            let is_left_over = (1..=rank).contains(&(parts_of_all % count));
+            _ = is_left_over.then(|| sender.send(Ok(None)));
         });
         for made in ready {
-            let (side, laid_out, batch) = made?;
+            let Some((side, laid_out, batch)) = made? else {
+                run_for_others(session)?;
+                continue;
+            };
             let by_answer = compared.sums(session, batch)?;
             compared.take(side, &laid_out, &by_answer, &mut scores);
             own.extend(laid_out.numbers.iter().map(|number| (side, *number)));

@@ -82,7 +82,9 @@ fn with_changes(own: &Config, asked: &Config) -> Config {
     config.train.patience = asked.train.patience;
     (config.eval, config.checkpoint, config.log) =
         (asked.eval.clone(), asked.checkpoint.clone(), asked.log.clone());
-    config.switches.memory.shard = asked.switches.memory.shard;
+    config.mesh = asked.mesh.clone();
+    let memory = &mut config.switches.memory;
+    (memory.shard, memory.shard_keep) = (asked.switches.memory.shard, asked.switches.memory.shard_keep);
     config
 }
 

@@ -1,6 +1,6 @@
 //! Evaluation by several ranks: each runs `eval` on some batches, and every rank counts the results of all in order.
 
-use flatout_ir::Role;
+use flatout_ir::{Plan, Role};
 use flatout_runtime::Session;
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use crate::training::evaluate::{EvalResults, Evaluator, Sums, evaluate};
 
 /// Runs `eval` on a set in batches of a capacity. Batch `b` is that of rank `b` modulo their number; sums are made batch by
 /// batch in f64 on every rank, so that their bits do not depend on how many ranks there are. A reason to stop on any rank
-/// ends it on all.
+/// ends it on all. Where layers gather what they read, all ranks run the plan equally often.
 pub fn evaluate_among(
     ranks: &Ranks,
     session: &mut Session,
@@ -33,7 +33,10 @@ pub fn evaluate_among(
             let own = first + ranks.rank();
             let results = match own < batches {
                 true => Some(evaluator.run(session, set, own, capacity, draw)?.1),
-                false => None,
+                false => {
+                    run_for_others(session)?;
+                    None
+                }
             };
             let asked = stop().and_then(signal::number_of);
             let told = Told { asked, part: results.as_ref().map(Part::of) };
@@ -49,6 +52,16 @@ pub fn evaluate_among(
         }
         Ok(Ok(sums))
     })
+}
+
+/// Runs `eval` where other ranks do and this one has no batch, if ranks exchange in it: on the inputs that are there, and nobody reads
+/// the results.
+pub fn run_for_others(session: &mut Session) -> Result<(), Failure> {
+    let exchanges = session.plans().plan(Role::Eval).is_some_and(Plan::has_exchanges);
+    if exchanges {
+        session.run(Role::Eval)?;
+    }
+    Ok(())
 }
 
 /// Does something that runs `eval`. Averages that ranks have shares of are gathered to where `eval` reads weights, and the

@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use flatout_ir::passes::adapter;
 use flatout_ir::passes::average::averaged_weight;
-use flatout_ir::types::bf16_from_f32;
-use flatout_ir::{Class, DType, Init, TensorType, bicubic, random};
+use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
+use flatout_ir::{Class, DType, Init, Piece, TensorType, bicubic, random};
 use flatout_runtime::cpu::normal;
 
+use crate::Failure;
 use crate::run::state::{held, leaves};
 use flatout_runtime::{RuntimeError, Session};
 use rayon::prelude::*;
@@ -15,38 +16,51 @@ use rayon::prelude::*;
 /// Writes every parameter and table. A weight depends on the seed, its own path and nothing else.
 pub fn write(session: &mut Session, seed: u64) -> Result<(), RuntimeError> {
     write_drawn(session, seed, |_| true)?;
-    write_row_norms(session)?;
+    write_row_norms(session, |piece| Ok::<_, RuntimeError>(drawn_for(piece, seed)))?;
     write_tables(session)
 }
 
-/// Writes what adapters begin with beside weights that are there.
-pub fn write_adapters(session: &mut Session, seed: u64) -> Result<(), RuntimeError> {
+/// Writes what adapters begin with beside weights that are there; `source` gives pieces of these that the session does not have.
+pub fn write_adapters(
+    session: &mut Session,
+    seed: u64,
+    source: impl Fn(&Piece) -> Result<Vec<u8>, Failure>,
+) -> Result<(), Failure> {
     write_drawn(session, seed, |path| path.starts_with(adapter::SCOPE))?;
-    write_row_norms(session)
+    write_row_norms(session, source)
 }
 
 fn write_drawn(session: &mut Session, seed: u64, wanted: impl Fn(&str) -> bool) -> Result<(), RuntimeError> {
     let pieces = held(session, Class::is_parameter);
     for piece in pieces.into_iter().filter(|piece| piece.init != Init::RowNorms && wanted(&piece.path)) {
-        let bytes = match piece.ty.dtype {
-            DType::BF16 => narrow(&piece.path, &piece.init, seed, piece.range.clone()),
-            _ => bytes_of(&drawn(&piece.path, &piece.init, seed, piece.range.clone())),
-        };
-        session.write_range(&piece.slot, piece.at, &bytes)?;
+        session.write_range(&piece.slot, piece.at, &drawn_for(&piece, seed))?;
     }
     Ok(())
 }
 
-/// Writes magnitudes: the norms of the rows of weights as they are stored.
-fn write_row_norms(session: &mut Session) -> Result<(), RuntimeError> {
+/// The first values of a piece in the type of its slot.
+fn drawn_for(piece: &Piece, seed: u64) -> Vec<u8> {
+    match piece.ty.dtype {
+        DType::BF16 => narrow(&piece.path, &piece.init, seed, piece.range.clone()),
+        _ => bytes_of(&drawn(&piece.path, &piece.init, seed, piece.range.clone())),
+    }
+}
+
+/// Writes magnitudes: the norms of the rows of weights as they are stored. Of a weight that ranks divide, `source` gives all rows.
+fn write_row_norms<E: From<RuntimeError>>(
+    session: &mut Session,
+    source: impl Fn(&Piece) -> Result<Vec<u8>, E>,
+) -> Result<(), E> {
     let pieces = held(session, Class::is_parameter);
     for piece in pieces.iter().filter(|piece| piece.init == Init::RowNorms && piece.elements() > 0) {
         let weight = adapter::weight_beside(&piece.path).expect("a magnitude belongs to a weight");
         let weight = pieces.iter().find(|piece| piece.path == weight).expect("its weight is a parameter");
         let columns = weight.ty.elements() / piece.ty.elements();
         let rows = columns * piece.range.start..columns * piece.range.end;
-        let rows = weight.covering(&rows).expect("a rank with a magnitude has the rows that it is of");
-        let wide = session.read_range_f32(&rows.slot, rows.within())?;
+        let wide = match weight.covering(&rows) {
+            Some(rows) => session.read_range_f32(&rows.slot, rows.within())?,
+            None => as_f32(weight.ty.dtype, &source(&Piece { range: rows, ..weight.clone() })?),
+        };
         session.write_range(&piece.slot, piece.at, &bytes_of(&row_norms(&wide, piece.elements())))?;
     }
     Ok(())
@@ -121,6 +135,14 @@ fn narrow(path: &str, init: &Init, seed: u64, range: Range<usize>) -> Vec<u8> {
         },
     );
     bytes
+}
+
+/// Values of a slot of this type.
+fn as_f32(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        DType::BF16 => bytes.as_chunks::<2>().0.iter().map(|x| bf16_to_f32(u16::from_le_bytes(*x))).collect(),
+        _ => bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
+    }
 }
 
 fn bytes_of(values: &[f32]) -> Vec<u8> {

@@ -77,6 +77,15 @@ pub fn may_divide(model: &Graph, o: &Options) -> bool {
     elements.iter().any(|(_, elements)| is_divided(*elements, false, false, o))
 }
 
+/// Whether ranks that gather weights will divide something of what nothing trains.
+pub fn may_divide_frozen(model: &Graph, o: &Options) -> bool {
+    let is_frozen = |slot: &&Slot| slot.class == Class::Frozen || o.freeze.contains(&slot.path);
+    let frozen = model.slots.iter().filter(|slot| slot.class.is_parameter() && slot.ty.rank() >= 2);
+    let elements: usize = frozen.filter(is_frozen).map(|slot| slot.ty.elements()).sum();
+    let dtype = if o.precision.is_narrow() { DType::BF16 } else { DType::F32 };
+    o.shards_parameters() && elements * dtype.bytes() >= LEAST_BYTES
+}
+
 /// The parameters of a group, side by side.
 pub(super) struct Region {
     pub group: Group,
@@ -306,7 +315,7 @@ fn divide(
 }
 
 /// Adds the slot of a rank's share of a slot, and those of its shares of buckets in it.
-fn shares_of(
+pub(super) fn shares_of(
     g: &mut Graph,
     of: SlotId,
     shard: &str,

@@ -16,8 +16,15 @@ use crate::replay::{Replay, users};
 
 /// Rewrites the backward pass; returns how many forward nodes run again. Of `Full` and `Wide`, only the first so many layers do
 /// where a number is given, and the others keep what `Cheap` keeps. A layer that nothing is differentiated through, as those
-/// of a frozen tower, keeps nothing and is not counted.
-pub fn recompute(g: &Graph, forward: usize, how: Recompute, layers: Option<usize>) -> (Graph, usize) {
+/// of a frozen tower, keeps nothing and is not counted. Where ranks gather weights as layers read them, `regathers`, what is made
+/// of a weight alone runs again too.
+pub fn recompute(
+    g: &Graph,
+    forward: usize,
+    how: Recompute,
+    layers: Option<usize>,
+    regathers: bool,
+) -> (Graph, usize) {
     let mut replay = Replay::new(g);
     let read: HashSet<Value> = g.nodes[forward..].iter().flat_map(|node| node.ins.iter().copied()).collect();
     let is_read =
@@ -31,7 +38,7 @@ pub fn recompute(g: &Graph, forward: usize, how: Recompute, layers: Option<usize
         .collect();
     let is_none = how.all == Recompute::None;
     let boundary = boundary(g, forward);
-    let mut again = Again { g, forward, how, boundary, read, made: HashMap::new(), count: 0 };
+    let mut again = Again { g, forward, how, boundary, read, regathers, made: HashMap::new(), count: 0 };
     let skipped: HashSet<NodeId> = rows.values().map(|row| row.product).collect();
     for id in g.ids().filter(|id| !skipped.contains(id)) {
         if (id.0 as usize) < forward || is_none {
@@ -90,6 +97,8 @@ struct Again<'a> {
     boundary: HashSet<Value>,
     /// What the backward pass reads of the forward pass, before anything is made again.
     read: HashSet<Value>,
+    /// Whether weights are gathered for the forward pass and again for the backward pass.
+    regathers: bool,
     made: HashMap<Value, Value>,
     count: usize,
 }
@@ -150,19 +159,24 @@ impl Again<'_> {
                 Op::RmsNorm { residual, .. } => residual && v.out == 1,
                 Op::DoubleNorm { .. } => v.out == 1 && self.read.contains(&v),
                 Op::QkNormRope { .. } | Op::Rope { .. } | Op::Gated { .. } | Op::Dropout { .. } => false,
-                Op::Map { f } => Act::of(f).is_none() && !self.is_of_frozen(node),
+                Op::Map { f } => Act::of(f).is_none() && !self.is_of_weight(node),
                 _ => true,
             },
             Recompute::Full => layer_of(&node.path).is_none() || self.boundary.contains(&v),
         }
     }
 
-    /// A weight that nothing trains, scaled or cast: to keep all of them would be to keep the model twice.
-    fn is_of_frozen(&self, node: &Node) -> bool {
+    /// A weight that nothing trains or that is gathered, scaled or cast: to keep all of them would be to keep the model twice.
+    fn is_of_weight(&self, node: &Node) -> bool {
+        let is_read_again = |class: Class| match class {
+            Class::Frozen => true,
+            Class::Weight | Class::Derived => self.regathers,
+            _ => false,
+        };
         node.outs[0].rank() >= 2
             && node.ins.first().is_some_and(|v| match &self.g.node(v.node).op {
-                Op::Read { slot } => self.g.slot(*slot).class == Class::Frozen,
-                Op::Map { .. } => self.is_of_frozen(self.g.node(v.node)),
+                Op::Read { slot } => is_read_again(self.g.slot(*slot).class),
+                Op::Map { .. } => self.is_of_weight(self.g.node(v.node)),
                 _ => false,
             })
     }

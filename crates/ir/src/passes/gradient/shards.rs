@@ -5,6 +5,9 @@
 //! the same. An evaluation of averages borrows that slot: `average` gathers their shares into it before the first batch, and
 //! `derive` brings the weights back behind the last. So averages need no memory but their shares, and `eval` has no exchange: each
 //! rank may run it as often as it has batches.
+//!
+//! Where layers' weights are divided too, `gathers` puts them together wherever a plan reads them: `apply` and `derive` write copies of
+//! shares alone, there is no slot with all elements, and no plan `average`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,6 +18,7 @@ use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::passes::gradient::buckets::Bucket;
 use crate::passes::gradient::differentiate::flat;
+use crate::passes::gradient::gathers::weight_in;
 use crate::passes::gradient::layout::slot;
 use crate::passes::options::Options;
 use crate::passes::types::copies::update_with_copy;
@@ -75,7 +79,7 @@ pub(super) fn all_gather<'g>(x: Tensor<'g>, o: &Options) -> Tensor<'g> {
     x.b.op(gather_op(o), &[x])
 }
 
-fn gather_op(o: &Options) -> Op {
+pub(super) fn gather_op(o: &Options) -> Op {
     Op::AllGather { axis: Axis::Shard, ways: o.mesh.ways(Axis::Shard) }
 }
 
@@ -89,11 +93,15 @@ pub(crate) fn gathers(graphs: &mut Vec<(Role, Graph)>, divided: &[Divided], o: &
     if weights.is_empty() {
         return;
     }
+    // Layers that gather what they read do so from the shares, or from copies of these.
+    if o.shards_parameters() && !o.precision.is_narrow() {
+        return;
+    }
     let has_eval = graphs.iter().any(|(role, _)| *role == Role::Eval);
     if !graphs.iter().any(|(role, _)| *role == Role::Derive) {
         graphs.push((Role::Derive, Graph::default()));
     }
-    if has_eval && !averages.is_empty() {
+    if has_eval && !averages.is_empty() && !o.shards_parameters() {
         graphs.push((Role::Average, Graph::default()));
     }
     for (role, g) in graphs {
@@ -112,7 +120,8 @@ pub(crate) fn gathers(graphs: &mut Vec<(Role, Graph)>, divided: &[Divided], o: &
     }
 }
 
-/// Writes all elements of a bucket from the ranks' shares: those that the graph has just updated, or those that are there.
+/// Writes all elements of a bucket from the ranks' shares: those that the graph has just updated, or those that are there. Where
+/// layers gather them, the copy of the share alone.
 fn gather(g: &mut Graph, role: Role, (shard, elements): (&str, usize), whole: &str, o: &Options) {
     let narrow = o.precision.is_narrow();
     let share = match role {
@@ -128,8 +137,11 @@ fn gather(g: &mut Graph, role: Role, (shard, elements): (&str, usize), whole: &s
             if narrow { g.add(Op::Map { f: E::Cast(DType::BF16) }, vec![read], shard) } else { read }
         }
     };
-    let all = g.add(gather_op(o), vec![share], whole);
-    let path = if narrow { copy_path(whole) } else { whole.into() };
+    let (all, read) = match o.shards_parameters() {
+        true => (share, shard),
+        false => (g.add(gather_op(o), vec![share], whole), whole),
+    };
+    let path = if narrow { copy_path(read) } else { read.into() };
     let ty = g.ty(all).clone();
     let into = g.find_slot(&path).unwrap_or_else(|| g.add_slot(slot(&path, ty, Class::Derived)));
     g.writes.push((into, all));
@@ -152,10 +164,16 @@ pub(crate) fn take_wholes(graphs: &mut [(Role, Graph)], divided: &[Divided], o: 
     let known = inside(apply, divided);
     let mut sharded = table(apply, &known);
     let is_read = |class: Class| match class {
-        Class::Weight => !o.precision.is_narrow(),
+        Class::Weight => !o.precision.is_narrow() && !o.shards_parameters(),
         class => class == Class::Derived,
     };
-    let is_gone = |slot: &Slot| known.contains_key(&slot.path) && !is_read(slot.class);
+    // Layers that gather weights read no copy of all elements.
+    let gathered = known.iter().filter(|(_, of)| o.shards_parameters() && of.class(apply).is_parameter());
+    let gathered: HashSet<String> = gathered.map(|(path, _)| path.clone()).collect();
+    let is_copy = |slot: &Slot| {
+        slot.class == Class::Derived && weight_in(&slot.path).any(|(weight, _)| gathered.contains(weight))
+    };
+    let is_gone = |slot: &Slot| (known.contains_key(&slot.path) && !is_read(slot.class)) || is_copy(slot);
     let (mut seen, mut before, mut kept) = (HashSet::new(), HashMap::new(), 0);
     for slot in graphs.iter().flat_map(|(_, g)| &g.slots).filter(|slot| seen.insert(&slot.path)) {
         before.insert(slot.path.clone(), kept);

@@ -1,14 +1,16 @@
 //! When exchanges begin: each right behind the last launch that makes something of what it sends, so that all that comes later
-//! and does not read what it brings may run beside it.
+//! and does not read what it brings may run beside it. Gathers of weights could all begin with the plan, which would then hold
+//! all of them: they have their places already (`gradient::gathers`).
 
 use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
 use crate::passes::place::views::is_movement;
 use crate::replay::Replay;
 
-/// The graph in this order, and how many exchanges it has. A graph without any stays as it is.
-pub fn prefetch(g: &Graph) -> (Graph, usize) {
-    let exchanges: Vec<NodeId> = g.ids().filter(|id| g.node(*id).op.ways().is_some()).collect();
+/// The graph in this order, and how many exchanges it has that had no place. A graph without any stays as it is.
+pub fn prefetch(g: &Graph, is_placed: impl Fn(NodeId) -> bool) -> (Graph, usize) {
+    let is_free = |id: &NodeId| g.node(*id).op.ways().is_some() && !is_placed(*id);
+    let exchanges: Vec<NodeId> = g.ids().filter(is_free).collect();
     if exchanges.is_empty() {
         return (g.clone(), 0);
     }

@@ -8,7 +8,7 @@ use crate::cost;
 use crate::passes::options::Options;
 use crate::passes::state::{Reports, State};
 use crate::passes::types::fp8::{Unit, units};
-use crate::passes::{JOINED, Program, TYPED, add_copies, run};
+use crate::passes::{JOINED, Program, TYPED, add_copies, add_gathers, run};
 use crate::plan::{Refusal, Role};
 use crate::replay::without_dead;
 use crate::target::Target;
@@ -50,8 +50,9 @@ pub fn choose(program: &Program, target: &Target, options: &Options) -> Result<C
         let mut joined = typed.clone();
         run(JOINED, &mut joined, &options, target)?;
         let mut graphs = vec![(Role::GRAD, without_dead(&joined.graph))];
-        graphs.extend(joined.apply.map(|apply| (Role::Apply, apply)));
+        graphs.extend(joined.apply.take().map(|apply| (Role::Apply, apply)));
         add_copies(&mut graphs, &joined.divided, &options);
+        add_gathers(&mut graphs, &mut joined.divided, &options);
         let priced = graphs.iter().filter(|(role, _)| *role != Role::Derive);
         Ok(priced.map(|(_, g)| cost::of_graph(g, target).predicted_seconds).sum())
     };

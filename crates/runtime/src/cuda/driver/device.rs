@@ -354,6 +354,7 @@ pub(crate) fn described(
         wire_bytes: 0,
         cores: 1,
         ranks: 1,
+        shards: None,
         links: None,
         landings: LANDINGS,
         rates,

@@ -296,8 +296,6 @@ pub(super) const OTHER_VALUES: &[(&[&str], &str)] = &[
     (&["use_gqa"], ": fewer of them than model.heads"),
 ];
 
-const LEVELS: &str = ": every rank has all that layers read, so far";
-
 /// (our key, a value it has elsewhere, what to write here, a remark)
 pub(super) const VALUES: &[(&str, &str, &str, &str)] = &[
     ("precision", "float32", "precision=fp32", ""),
@@ -321,11 +319,10 @@ pub(super) const VALUES: &[(&str, &str, &str, &str)] = &[
     ("compile", "true", "compile=default", ""),
     ("preference.loss", "sigmoid", "preference.loss=dpo", ""),
     ("preference.loss", "kto_pair", "preference.loss=kto", ", of rows with one answer and a label"),
-    ("shard", "parameters", "shard=gradients", LEVELS),
-    ("shard", "full", "shard=gradients", LEVELS),
+    ("shard", "full", "shard=parameters", ""),
     ("shard", "zero1", "shard=optimizer", ""),
     ("shard", "zero2", "shard=gradients", ""),
-    ("shard", "zero3", "shard=gradients", LEVELS),
+    ("shard", "zero3", "shard=parameters", ""),
     ("recompute", "true", "recompute=full", ""),
     ("recompute", "false", "recompute=none", ""),
     ("recompute", "selective", "recompute=cheap", ""),
@@ -385,9 +382,10 @@ pub(super) const WITHOUT_KEY: &[(&[&str], &str)] = &[
         "nothing has to be set: TensorBoard's files are always written into the run's folder",
     ),
     (
-        &["deepspeed", "fsdp", "ddp", "use_fsdp", "num_gpus", "world_size", "nproc_per_node"],
-        "one process trains on one GPU here",
+        &["deepspeed", "fsdp", "use_fsdp"],
+        "here that is the option `--gpus N` with `shard=optimizer`, `gradients` or `parameters`",
     ),
+    (&["ddp", "num_gpus", "world_size", "nproc_per_node"], "here that is the option `--gpus N`"),
     (PRESETS, "here that is the option `--with NAME`; flatout recipes lists what there is"),
 ];
 

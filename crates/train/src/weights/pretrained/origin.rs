@@ -99,7 +99,8 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
             let left_out = pretrained.weights.left_out();
             let frozen = pretrained.weights.load(session, |class| class == Class::Frozen)?;
             pretrained.weights.load(session, |class| class != Class::Frozen)?;
-            initial::write_adapters(session, config.train.seed)?;
+            let weights = &pretrained.weights;
+            initial::write_adapters(session, config.train.seed, |piece| weights.piece(piece))?;
             initial::write_tables(session)?;
             let description = pretrained.description;
             // It is pinned already, as the config of every run that begins is.

@@ -281,11 +281,11 @@ impl Weights {
         Ok((wide, Some(hash)))
     }
 
-    /// A piece's values in the type of its slot, and the hash of the bytes of the whole tensor where they were all read. Values
-    /// that are stored in that type, as they stand, are not touched.
-    fn read_for(&self, piece: &Piece) -> Result<(Vec<u8>, Option<String>), Failure> {
+    /// A piece's values in the type of its slot, and the hash of the bytes of the whole tensor where they were all read, as they
+    /// are if it is asked for. Values that are stored in that type, as they stand, are not touched.
+    fn read_for(&self, piece: &Piece, with_hash: bool) -> Result<(Vec<u8>, Option<String>), Failure> {
         let of_slot = |wide: Vec<u8>| if piece.ty.dtype == DType::BF16 { narrow(&wide) } else { wide };
-        if let Some(wide) = self.read_some(piece)? {
+        if !with_hash && let Some(wide) = self.read_some(piece)? {
             return Ok((of_slot(wide), None));
         }
         let as_stored = self.found(&piece.path).filter(|place| {
@@ -308,6 +308,11 @@ impl Weights {
             bytes = bytes[size * piece.range.start..size * piece.range.end].to_vec();
         }
         Ok((bytes, hash))
+    }
+
+    /// A piece's values in the type of its slot.
+    pub fn piece(&self, piece: &Piece) -> Result<Vec<u8>, Failure> {
+        Ok(self.read_for(piece, false)?.0)
     }
 
     /// A part of a parameter's values as f32, where it can be had without the rest: it lies in its file as it stands, and no
@@ -358,11 +363,16 @@ impl Weights {
     ) -> Result<BTreeMap<String, String>, Failure> {
         let mut pieces = held(session, |class| class.is_parameter() && wanted(class));
         pieces.retain(|piece| !piece.path.starts_with(SCOPE) || self.places.contains_key(&piece.path));
+        // No checkpoint has what nothing trains: the first rank, which keeps the hashes, reads whole tensors of it, also where ranks
+        // have shares.
+        let is_first = session.rank() == 0;
+        let with_hash = |piece: &Piece| is_first && piece.class == Class::Frozen;
         let mut hashes = BTreeMap::new();
         let mut left = pieces.as_slice();
         while !left.is_empty() {
             let (some, rest) = left.split_at(portion(left));
-            let read = some.par_iter().map(|piece| self.read_for(piece)).collect::<Result<Vec<_>, _>>()?;
+            let read = some.par_iter().map(|piece| self.read_for(piece, with_hash(piece)));
+            let read = read.collect::<Result<Vec<_>, _>>()?;
             for (piece, (bytes, hash)) in some.iter().zip(read) {
                 session.write_range(&piece.slot, piece.at, &bytes)?;
                 hashes.extend(hash.map(|hash| (piece.path.clone(), hash)));
@@ -377,7 +387,7 @@ impl Weights {
 fn portion(pieces: &[Piece]) -> usize {
     let mut bytes = 0;
     let fits = |piece: &&Piece| {
-        bytes += 4 * piece.elements();
+        bytes += 4 * if piece.class == Class::Frozen { piece.ty.elements() } else { piece.elements() };
         bytes <= PORTION_BYTES
     };
     pieces.iter().take_while(fits).count().max(1)
@@ -468,12 +478,18 @@ mod tests {
                     slot: name.into(),
                     at: 0,
                 };
-                let (all, hash) = weights.read_for(&whole).unwrap();
+                let (all, hash) = weights.read_for(&whole, false).unwrap();
                 assert_eq!((all.len(), hash.is_some()), (elements * dtype.bytes(), name != "drawn"));
                 for range in [0..elements, 0..1, 1..elements, 2..5, 3..3] {
-                    let (some, _) = weights.read_for(&whole.part(range.clone())).unwrap();
-                    let expected = dtype.bytes() * range.start..dtype.bytes() * range.end;
-                    assert_eq!(some, all[expected], "{name} {dtype:?} {range:?}");
+                    let part = whole.part(range.clone());
+                    let expected = &all[dtype.bytes() * range.start..dtype.bytes() * range.end];
+                    assert_eq!(
+                        weights.read_for(&part, false).unwrap().0,
+                        expected,
+                        "{name} {dtype:?} {range:?}"
+                    );
+                    let of_all = weights.read_for(&part, true).unwrap();
+                    assert_eq!(of_all, (expected.to_vec(), hash.clone()), "{name} {dtype:?} {range:?}");
                 }
             }
         }

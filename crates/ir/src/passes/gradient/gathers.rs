@@ -1,0 +1,359 @@
+//! Gathers: where ranks have shares of the weights that layers read, a layer's are put together right before it reads them.
+//!
+//! A unit is a layer, or a weight in none. The launches that read it one after the other, with no other unit read in
+//! between, are a visit: the forward pass visits each unit, and the backward pass visits them again from the last to the first.
+//! For each visit the unit is gathered, and views of what arrives stand in place of its weights. Nothing holds them between visits,
+//! whatever `recompute` keeps, unless `keep_gathered` makes one visit of all.
+//!
+//! The gathers of a visit stand where the visit before it begins, and so run beside it: at any time a plan has the unit that
+//! it reads and the next one, and no third. Without overlap they stand where their own visit begins, and the plan has one. Codes of 8 bits are made of what was gathered, by the operation that makes
+//! them at other levels: the bits are the same. Evaluation gathers averages, where they are kept, in place of weights.
+//!
+//! The pass comes behind those that fuse and recompute, which see reads of slots as they do on one rank.
+
+use std::collections::HashMap;
+
+use crate::graph::{Class, Graph, NodeId, SlotId, Value};
+use crate::ops::Op;
+use crate::ops::elementwise::Elementwise as E;
+use crate::ops::quantize::Source;
+use crate::passes::gradient::layout::slot;
+use crate::passes::gradient::recompute::layer_of;
+use crate::passes::gradient::shards::{Divided, bucket_path, gather_op};
+use crate::passes::options::Options;
+use crate::passes::types::fp8::weight_path;
+use crate::passes::types::precision::copy_path;
+use crate::plan::Role;
+use crate::replay::{Replay, without_dead};
+use crate::types::{DType, TensorType};
+use crate::verify::extent;
+
+/// Gathers weights in every graph that reads some of which ranks have shares. Gives how many gathers each graph has.
+pub(crate) fn gathers(
+    graphs: &mut Vec<(Role, Graph)>,
+    divided: &[Divided],
+    o: &Options,
+) -> Vec<(Role, usize)> {
+    let Some((_, apply)) = graphs.iter().find(|(role, _)| *role == Role::Apply && !divided.is_empty()) else {
+        return vec![];
+    };
+    let shares = Shares::new(apply, divided);
+    let mut counts = vec![];
+    for (role, g) in graphs.iter_mut() {
+        let is_made_behind_gather =
+            |slot: SlotId| matches!(shares.found(&g.slot(slot).path), Some((_, Form::Codes(_))));
+        if g.writes.iter().any(|(slot, _)| is_made_behind_gather(*slot)) {
+            let kept = g.writes.iter().filter(|(slot, _)| !is_made_behind_gather(*slot)).copied().collect();
+            *g = without_dead(&Graph { writes: kept, ..g.clone() });
+        }
+        let (gathered, count) = with_gathers(g, &shares, *role, o);
+        if count > 0 {
+            *g = gathered;
+            counts.push((*role, count));
+        }
+    }
+    graphs.retain(|(role, g)| *role != Role::Derive || !g.writes.is_empty());
+    counts
+}
+
+/// Whether a gather brings a unit's weights, and so has its place: what it sends is in slots before the plan begins.
+pub(crate) fn is_of_unit(g: &Graph, id: NodeId) -> bool {
+    let is_slot = |v: Value| matches!(g.node(v.node).op, Op::Read { .. });
+    let node = g.node(id);
+    matches!(node.op, Op::AllGather { .. }) && {
+        let sent = node.ins[0];
+        let cast = g.node(sent.node);
+        is_slot(sent) || matches!(cast.op, Op::Map { f: E::Cast(_) }) && is_slot(cast.ins[0])
+    }
+}
+
+/// The weight that a slot holds, as it is kept, in bf16 or in 8 bits.
+pub(super) fn weight_in(path: &str) -> impl Iterator<Item = (&str, Form)> {
+    let codes = ["rows", "columns", "scale"].into_iter().enumerate();
+    let codes = codes
+        .filter_map(move |(out, what)| Some((strip(path, &weight_path(what, ""))?, Form::Codes(out as u8))));
+    let copy = strip(path, &copy_path("")).map(|weight| (weight, Form::Copy));
+    [(path, Form::Kept)].into_iter().chain(copy).chain(codes)
+}
+
+fn strip<'a>(path: &'a str, prefix: &str) -> Option<&'a str> {
+    path.strip_prefix(prefix)
+}
+
+/// What a slot holds of a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Form {
+    Kept,
+    /// In bf16.
+    Copy,
+    /// An output of the operation that quantises it: its codes along rows or columns, or their scale.
+    Codes(u8),
+}
+
+/// Where a weight lies among what ranks divide.
+struct Weight {
+    divided: usize,
+    bucket: usize,
+    /// Its first element in the bucket.
+    start: usize,
+}
+
+/// The weights that ranks have shares of.
+struct Shares<'a> {
+    divided: &'a [Divided],
+    /// Type and class of each share.
+    kept_as: Vec<(DType, Class)>,
+    /// By path.
+    weights: HashMap<String, Weight>,
+    /// The unit of each bucket, by the numbers of what is divided and of the bucket.
+    units: HashMap<(usize, usize), String>,
+    /// The share of averages beside each share of weights.
+    averages: HashMap<usize, usize>,
+}
+
+impl Shares<'_> {
+    fn new<'a>(apply: &Graph, divided: &'a [Divided]) -> Shares<'a> {
+        let find = |path: &str| apply.find_slot(path).expect("laid out before");
+        let kept_as = |of: &Divided| {
+            let shard = apply.slot(find(&of.shard));
+            (shard.ty.dtype, shard.class)
+        };
+        let kept_as: Vec<(DType, Class)> = divided.iter().map(kept_as).collect();
+        let numbers = |class: Class| {
+            let of_class = kept_as.iter().enumerate().filter(move |(_, (_, known))| *known == class);
+            of_class.map(|(number, _)| number)
+        };
+        let averages = numbers(Class::Weight).zip(numbers(Class::Average)).collect();
+        let roots: HashMap<SlotId, usize> =
+            divided.iter().enumerate().map(|(number, of)| (find(&of.whole), number)).collect();
+        let (mut weights, mut firsts) = (HashMap::new(), HashMap::<(usize, usize), (usize, &str)>::new());
+        for id in apply.slot_ids().filter(|id| apply.slot(*id).class.is_parameter()) {
+            let (root, range) = extent(apply, id);
+            let Some(&number) = roots.get(&root) else { continue };
+            let buckets = &divided[number].buckets;
+            let bucket = buckets.iter().rposition(|bucket| bucket.place <= range.start).expect("the first");
+            let slot = apply.slot(id);
+            let start = range.start - buckets[bucket].place;
+            weights.insert(slot.path.clone(), Weight { divided: number, bucket, start });
+            if slot.ty.rank() >= 2 {
+                let first = firsts.entry((number, bucket)).or_insert((start, &slot.path));
+                *first = (*first).min((start, &slot.path));
+            }
+        }
+        let unit = |path: &str| layer_of(path).unwrap_or(path).to_string();
+        let units = firsts.into_iter().map(|(bucket, (_, path))| (bucket, unit(path))).collect();
+        Shares { divided, kept_as, weights, units, averages }
+    }
+
+    fn found(&self, path: &str) -> Option<(&Weight, Form)> {
+        weight_in(path).find_map(|(weight, form)| Some((self.weights.get(weight)?, form)))
+    }
+
+    fn unit(&self, weight: &Weight) -> &str {
+        &self.units[&(weight.divided, weight.bucket)]
+    }
+
+    /// The bucket to gather for a weight that is read in a form.
+    fn wanted(&self, weight: &Weight, form: Form) -> Wanted {
+        let is_trained = self.kept_as[weight.divided].1 == Class::Weight;
+        let (divided, bucket) = (weight.divided, weight.bucket);
+        Wanted { divided, bucket, is_copy: is_trained && form != Form::Kept }
+    }
+}
+
+/// A bucket that is gathered, and whether in bf16 although it is kept in f32.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Wanted {
+    divided: usize,
+    bucket: usize,
+    is_copy: bool,
+}
+
+/// Launches that read a unit one after the other.
+struct Visit {
+    first: NodeId,
+    wanted: Vec<Wanted>,
+}
+
+/// The visits of a graph, and in which of them a node reads a unit.
+fn visits<'a>(reads: &Reads<'a>, keeps: bool) -> (Vec<Visit>, HashMap<(NodeId, &'a str), usize>) {
+    let (mut visits, mut visited): (Vec<Visit>, HashMap<_, usize>) = (vec![], HashMap::new());
+    let mut last: HashMap<&str, (NodeId, usize)> = HashMap::new();
+    for id in reads.g.ids().filter(|id| reads.weight(id.out(0)).is_none()) {
+        for (weight, form) in reads.g.node(id).ins.iter().filter_map(|v| reads.weight(*v)) {
+            let unit = reads.shares.unit(weight);
+            let is_left = |known: NodeId| {
+                let mut others = last.iter().filter(|(other, _)| **other != unit);
+                !keeps && others.any(|(_, (read, _))| *read > known && *read < id)
+            };
+            let visit = match last.get(unit) {
+                Some((known, visit)) if !is_left(*known) => *visit,
+                _ => {
+                    visits.push(Visit { first: id, wanted: vec![] });
+                    visits.len() - 1
+                }
+            };
+            last.insert(unit, (id, visit));
+            visited.insert((id, unit), visit);
+            let (wanted, known) = (reads.shares.wanted(weight, form), &mut visits[visit].wanted);
+            if !known.contains(&wanted) {
+                known.push(wanted);
+            }
+        }
+    }
+    (visits, visited)
+}
+
+/// A graph, and the weights that it reads of which ranks have shares.
+struct Reads<'a> {
+    g: &'a Graph,
+    shares: &'a Shares<'a>,
+}
+
+impl<'a> Reads<'a> {
+    /// The weight that a value is a view of.
+    fn weight(&self, mut v: Value) -> Option<(&'a Weight, Form)> {
+        loop {
+            let node = self.g.node(v.node);
+            match node.op {
+                Op::Read { slot } => return self.shares.found(&self.g.slot(slot).path),
+                Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } | Op::Broadcast { .. } => {
+                    v = node.ins[0];
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    /// The extents of a weight that is read in 8 bits.
+    fn matrix(&self, name: &str) -> Vec<usize> {
+        let ty = |what: &str| Some(&self.g.slot(self.g.find_slot(&weight_path(what, name))?).ty);
+        match (ty("rows"), ty("columns")) {
+            (Some(rows), _) => rows.dims.clone(),
+            (None, Some(columns)) => vec![columns.dims[1], columns.dims[0]],
+            (None, None) => unreachable!("a scale belongs to codes"),
+        }
+    }
+}
+
+/// The graph with its gathers, and how many these are.
+fn with_gathers(g: &Graph, shares: &Shares<'_>, role: Role, o: &Options) -> (Graph, usize) {
+    let reads = Reads { g, shares };
+    let (visits, visited) = visits(&reads, o.keep_gathered);
+    let mut gathering = Gathering {
+        reads: &reads,
+        role,
+        gather: gather_op(o),
+        replay: Replay::new(g),
+        arrived: HashMap::new(),
+        views: HashMap::new(),
+        codes: HashMap::new(),
+    };
+    let mut due = 0;
+    for id in g.ids() {
+        // Beside the visit before; the first visit's begin with the plan.
+        let begins = |due: usize| match due.checked_sub(o.overlap as usize) {
+            Some(visit) => visits[visit].first <= id,
+            None => true,
+        };
+        while due < visits.len() && begins(due) {
+            visits[due].wanted.iter().for_each(|wanted| gathering.gather(due, *wanted));
+            due += 1;
+        }
+        if reads.weight(id.out(0)).is_some() {
+            continue;
+        }
+        let node = g.node(id);
+        let value = |v: &Value| match reads.weight(*v) {
+            Some((weight, _)) => gathering.view(visited[&(id, shares.unit(weight))], *v),
+            None => gathering.replay.get(*v),
+        };
+        let ins = node.ins.iter().map(value).collect();
+        gathering.replay.copy_as(id, node.op.clone(), ins);
+    }
+    (gathering.replay.finish(), gathering.arrived.len())
+}
+
+/// A graph on the way to one with gathers.
+struct Gathering<'a> {
+    reads: &'a Reads<'a>,
+    role: Role,
+    gather: Op,
+    replay: Replay<'a>,
+    /// By the number of the visit, as all below.
+    arrived: HashMap<(usize, Wanted), Value>,
+    views: HashMap<(usize, Value), Value>,
+    /// The nodes that quantise weights, by these.
+    codes: HashMap<(usize, &'a str), NodeId>,
+}
+
+impl Gathering<'_> {
+    /// Brings the elements of a bucket of all ranks.
+    fn gather(&mut self, visit: usize, wanted: Wanted) {
+        let Wanted { divided: number, bucket, is_copy } = wanted;
+        let shares = self.reads.shares;
+        let average = shares.averages.get(&number).filter(|_| self.role == Role::Eval);
+        let source = *average.unwrap_or(&number);
+        let Divided { shard, buckets, .. } = &shares.divided[source];
+        let shard = bucket_path(shard, bucket, buckets.len());
+        let (kept, class) = shares.kept_as[source];
+        // Of averages there is no copy in bf16, because few plans read them.
+        let (path, dtype, class) = match is_copy && average.is_none() {
+            true => (copy_path(&shard), DType::BF16, Class::Derived),
+            false => (shard, kept, class),
+        };
+        let unit = &shares.units[&(number, bucket)];
+        let ty = TensorType::new(dtype, [buckets[bucket].share]);
+        let g = &mut self.replay.new;
+        let from = g.find_slot(&path).unwrap_or_else(|| g.add_slot(slot(&path, ty, class)));
+        let mut share = g.add(Op::Read { slot: from }, vec![], unit);
+        if is_copy && dtype != DType::BF16 {
+            share = g.add(Op::Map { f: E::Cast(DType::BF16) }, vec![share], unit);
+        }
+        let all = g.add(self.gather.clone(), vec![share], unit);
+        self.arrived.insert((visit, wanted), all);
+    }
+
+    /// What stands in place of a view of a weight in a visit.
+    fn view(&mut self, visit: usize, v: Value) -> Value {
+        if let Some(known) = self.views.get(&(visit, v)) {
+            return *known;
+        }
+        let node = self.reads.g.node(v.node);
+        let view = match node.op {
+            Op::Read { slot } => self.weight(visit, v, slot),
+            _ => {
+                let from = self.view(visit, node.ins[0]);
+                self.replay.new.push_keyed(node.op.clone(), vec![from], &node.path, node.key).out(0)
+            }
+        };
+        self.views.insert((visit, v), view);
+        view
+    }
+
+    /// A weight out of its bucket, or what is made of it in 8 bits: by one operation, whichever of its outputs are read.
+    fn weight(&mut self, visit: usize, v: Value, slot: SlotId) -> Value {
+        let (weight, form) = self.reads.weight(v).expect("a weight that ranks divide");
+        let all = self.arrived[&(visit, self.reads.shares.wanted(weight, form))];
+        let (g, path) = (&mut self.replay.new, &self.reads.g.node(v.node).path);
+        let mut cut = |dims: Vec<usize>| {
+            let (start, len) = (weight.start, dims.iter().product());
+            let own = g.add(Op::Slice { axis: 0, start, len }, vec![all], path);
+            g.add(Op::Reshape { dims }, vec![own], path)
+        };
+        let Form::Codes(out) = form else { return cut(self.reads.g.dims(v).to_vec()) };
+        let found = weight_in(&self.reads.g.slot(slot).path).find(|(_, known)| *known == form);
+        let (name, _) = found.expect("a weight has codes");
+        let node = match self.codes.get(&(visit, name)) {
+            Some(node) => *node,
+            None => {
+                let narrow = cut(self.reads.matrix(name));
+                let op = Op::Quantize { to: DType::E4M3, current: true, of: Source::Given };
+                let node = self.replay.new.push(op, vec![narrow], path);
+                self.codes.insert((visit, name), node);
+                node
+            }
+        };
+        node.out(out)
+    }
+}
