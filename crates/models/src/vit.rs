@@ -123,7 +123,7 @@ impl Block {
     /// Declares a block's parameters under the current scope.
     pub fn declare(b: &Builder, c: &VitConfig) -> Block {
         let (d, k, init) = (c.width, c.head_size(), [normal(c); 2]);
-        let heads = Heads { count: c.heads, kv_count: c.heads, size: k, scale: 1.0 / (k as f32).sqrt() };
+        let heads = Heads::plain(c.heads, k);
         let norm = |name: &str| Norm::declare(b, name, d, norm_spec(c));
         let scale = |name: &str| {
             c.layer_scale.map(|value| weight(b, name, &[d], Init::Constant { value: value as f32 }))
