@@ -8,7 +8,7 @@ pub use crate::decoder::{
 };
 pub use crate::registry::{Model, ModelKind};
 pub use crate::vision::{FoveaConfig, Look, Qwen3VlConfig, Tower, Vision};
-pub use crate::vit::VitConfig;
+pub use crate::vit::{VitConfig, VitLibrary};
 use flatout_settings::choice;
 
 choice! {

@@ -5,7 +5,7 @@
 
 mod config;
 
-pub use config::VitConfig;
+pub use config::{VitConfig, VitLibrary};
 
 use flatout_ir::ops::attention::Mask;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
@@ -133,7 +133,10 @@ impl Block {
             attn: b.scope("attn", || Attention::declare(b, d, heads, None, [true; 2], init)),
             attn_scale: scale("attn_scale"),
             ffn_norm: norm("ffn_norm"),
-            ffn: b.scope("ffn", || FeedForward::declare(b, [d, c.ffn()], Activation::GeluExact, true, init)),
+            ffn: b.scope("ffn", || {
+                let activation = if c.swiglu { Activation::Swiglu } else { Activation::GeluExact };
+                FeedForward::declare(b, [d, c.ffn()], activation, true, init)
+            }),
             ffn_scale: scale("ffn_scale"),
         }
     }

@@ -106,7 +106,9 @@ impl Architecture {
         let [mut ours, mut theirs] = [model, &back].map(|model| comparable(model, self.scales_embeddings));
         // How far positions go says nothing where they are not parameters on both sides.
         if [model, &back].iter().any(|model| model.positions != Positions::Learned) {
-            [&mut ours, &mut theirs].map(|all| all["context"].take());
+            for all in [&mut ours, &mut theirs] {
+                all["context"].take();
+            }
         }
         let differs = |key: flatout_settings::Key| {
             let [ours, theirs] = [&ours, &theirs].map(|all| all[key.name].clone());

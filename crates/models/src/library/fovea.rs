@@ -35,6 +35,11 @@ pub fn tower(vit: &VitConfig, own: &FoveaConfig) -> Result<FoveaConfig, String> 
     if vit.registers > 0 {
         return Err("it has registers, and a foveated tower has none: give a DINOv2 without them".into());
     }
+    if vit.swiglu {
+        return Err(
+            "its feed-forward is gated, and a foveated tower's is not: give a DINOv2 with GELU".into()
+        );
+    }
     Ok(FoveaConfig {
         width: vit.width,
         layers: vit.layers,

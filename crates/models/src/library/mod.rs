@@ -24,6 +24,7 @@ mod smollm3;
 pub mod stored;
 mod timm;
 pub mod vision;
+mod vit;
 
 use serde_json::{Map, Value};
 
