@@ -21,6 +21,9 @@ from program import Program
 
 SMALL = ["train.steps=20", "train.batch=4", "model.context=32", "schedule.warmup_steps=2", "eval.rows=0", "backend=cpu"]
 SHAPE = ["model.width=48", "model.layers=2", "model.ffn=80"]
+# The factor on embeddings is the root of a width that has one, so that it is the same in every type.
+GEMMA = ["model.heads=4", "model.kv_heads=2", "model.head_size=12", "model.norm_weight=one_plus", "model.post_norms=true",
+         "model.activation=geglu", "model.width=64", "model.embed_scale=8"]
 CASES = {
     "qwen3, tied": SHAPE + ["model.heads=4", "model.kv_heads=2", "model.head_size=20"],
     "llama, tied": SHAPE + ["model.heads=4", "model.kv_heads=1", "model.qk_norm=false"],
@@ -33,6 +36,25 @@ CASES = {
                             "model.rope_original_context=16"],
     "gpt2": SHAPE + ["model.heads=4", "model.kv_heads=4", "model.qk_norm=false", "model.bias=all", "model.norm=layer",
                      "model.norm_bias=true", "model.activation=gelu_tanh", "model.positions=learned"],
+    "llama, biases of the feed-forward, dynamic": SHAPE + [
+        "model.heads=4", "model.kv_heads=2", "model.qk_norm=false", "model.bias=ffn", "model.rope_scaling=dynamic",
+        "model.rope_factor=2", "model.rope_original_context=32"],
+    "qwen2, windows": SHAPE + ["model.heads=4", "model.kv_heads=2", "model.qk_norm=false", "model.bias=qkv",
+                               "model.window=7", "model.global_layers=[0]", "model.tied=false"],
+    "qwen3, windows": SHAPE + ["model.heads=4", "model.kv_heads=2", "model.window=7", "model.global_every=2"],
+    "mistral": SHAPE + ["model.heads=4", "model.kv_heads=2", "model.qk_norm=false", "model.window=7"],
+    "phi3": SHAPE + ["model.heads=4", "model.kv_heads=2", "model.qk_norm=false", "model.rope_size=6",
+                     "model.rope_scaling=longrope", "model.rope_factor=2", "model.rope_original_context=16",
+                     "model.rope_short_factors=[1,1.5,2]", "model.rope_long_factors=[1,3,6]", "model.rope_attention_factor=1.2"],
+    "gemma2": SHAPE + GEMMA + ["model.qk_norm=false", "model.score_cap=5", "model.logit_cap=7", "model.window=7",
+                               "model.global_every=2", "model.score_size=9"],
+    "gemma3, capped": SHAPE + GEMMA + ["model.logit_cap=7", "model.window=7", "model.global_layers=[0]",
+                                       "model.rope_local_theta=100"],
+    "olmo2": SHAPE + ["model.heads=4", "model.kv_heads=2", "model.pre_norms=false", "model.post_norms=true",
+                      "model.qk_norm_over=heads", "model.tied=false"],
+    "smollm3": SHAPE + ["model.heads=4", "model.kv_heads=2", "model.qk_norm=false", "model.unrotated_layers=[1]"],
+    "granite": SHAPE + ["model.heads=4", "model.kv_heads=2", "model.qk_norm=false", "model.embed_scale=3",
+                        "model.score_scale=0.2", "model.residual_scale=0.6", "model.logit_divisor=4"],
     "qwen3, untied": SHAPE + ["model.heads=6", "model.kv_heads=2", "model.tied=false", "model.rope_theta=1e6"],
 }
 BOUND = 1e-4

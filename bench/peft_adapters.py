@@ -81,6 +81,33 @@ def main():
             flatout("export", f"on{dora}", "--to", f"back{dora}", "--adapter")
             back = PeftModel.from_pretrained(base(), scratch / f"back{dora}")
             compare(f"trained on and back, dora {dora}", back, ids, flatout.logits(f"on{dora}", ids))
+
+        # Phi-3 keeps q, k and v in one tensor, and gate and up in another.
+        flatout("train", "tiny", *SHAPE, "model.qk_norm=false", "model.rope_size=6", *SMALL, "--run", "joint")
+        flatout("export", "joint", "--to", "base", "--force")
+        for number, words in enumerate([
+            ["adapter.kind=lora", "adapter.rank=4", "adapter.alpha=8"],
+            ["adapter.kind=lora", "adapter.rank=3", "adapter.paths=['**.wq','**.wv']",
+             "adapter.groups=[{paths=['layers.1.attn.wv'],rank=2,alpha=7.5}]"],
+            ["adapter.kind=dora", "adapter.rank=4", "adapter.paths=layers.*.attn"],
+        ]):
+            run, apart = f"phi{number}", f"phi-apart{number}"
+            flatout("train", "tiny", "model.from=base", *words, *SMALL, "lr=1e-2", "--run", run)
+            flatout("export", run, "--to", apart, "--adapter")
+            model = PeftModel.from_pretrained(base(), scratch / apart)
+            compare(f"phi3, {words[0]}, adapter", model, ids, flatout.logits(run, ids))
+        for dora in [False, True]:
+            model = get_peft_model(base(), LoraConfig(
+                r=4, lora_alpha=8, target_modules="all-linear", use_dora=dora, alpha_pattern={r"layers\.\d+\.mlp\..*": 3},
+            ))
+            for path, p in model.named_parameters():
+                if "lora_B" in path:
+                    torch.nn.init.normal_(p, std=0.05)
+            model.save_pretrained(scratch / f"phi-theirs{dora}")
+            still = ["train.steps=1", "lr=1e-30", "weight_decay=0", "schedule.warmup_steps=0"]
+            words = ["model.from=base", f"adapter.from=phi-theirs{dora}", *SMALL, *still]
+            flatout("train", "tiny", *words, "--run", f"phi-in{dora}")
+            compare(f"phi3 from PEFT, dora {dora}", model, ids, flatout.logits(f"phi-in{dora}", ids))
     print(f"worst {worst:.1e}, bound {BOUND:.0e}")
     sys.exit(worst > BOUND)
 

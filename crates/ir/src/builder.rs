@@ -9,6 +9,7 @@ use crate::attr::Attr;
 use crate::graph::{Class, Graph, Init, Node, Slot, SlotId, Value};
 use crate::ops::Op;
 use crate::ops::attention::{Attend, Masking};
+use crate::ops::cap::Cap;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::gated::Act;
 use crate::ops::linear_attention::LinearAttend;
@@ -399,7 +400,18 @@ impl<'g> Tensor<'g> {
     /// The losses of targets under a head `[V, D]`.
     #[track_caller]
     pub fn head_loss(self, head: Tensor<'g>, target: Tensor<'g>, weight: Tensor<'g>) -> HeadLosses<'g> {
-        let outs = self.b.ops(Op::HeadLoss { compute: Compute::Full }, &[self, head, target, weight]);
+        self.capped_head_loss(head, target, weight, Cap::NONE)
+    }
+    /// The same of logits that are kept within a cap.
+    #[track_caller]
+    pub fn capped_head_loss(
+        self,
+        head: Tensor<'g>,
+        target: Tensor<'g>,
+        weight: Tensor<'g>,
+        cap: Cap,
+    ) -> HeadLosses<'g> {
+        let outs = self.b.ops(Op::HeadLoss { compute: Compute::Full, cap }, &[self, head, target, weight]);
         HeadLosses { sum: outs[0], logp: outs[1], best: outs[3] }
     }
 }

@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use flatout_ir::graph::NodeId;
 use flatout_ir::interpreter::Interpreter;
 use flatout_ir::ops::attention::{Attend, Mask, Masking, Segments};
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
@@ -100,7 +101,7 @@ impl<'g> Model<'g> {
         let y = self.b.scope("attn", || {
             let (q, k, v) = (self.heads(y, "wq", HEADS), self.heads(y, "wk", 1), self.heads(y, "wv", 1));
             let of = Segments::Uniform { len: LEN };
-            let attend = Attend { scale: 0.25, mask: Mask::Causal, q: of, k: of };
+            let attend = Attend { scale: 0.25, cap: Cap::NONE, mask: Mask::Causal, q: of, k: of };
             let y = q.attention(k, v, &attend, &Masking::default());
             self.linear(y.reshape(&[TOKENS, HEADS * SIZE]), "wo", WIDTH)
         });
@@ -316,7 +317,7 @@ fn a_weight_that_is_read_without_its_siblings_stays_apart() {
         b.tensor(y.reshape(&[TOKENS, HEADS, SIZE]).v)
     };
     let of = Segments::Uniform { len: LEN };
-    let attend = Attend { scale: 0.25, mask: Mask::Full, q: of, k: of };
+    let attend = Attend { scale: 0.25, cap: Cap::NONE, mask: Mask::Full, q: of, k: of };
     let (q, k, v) = (heads(x, wq), heads(x, wk), heads(x, wv));
     let seen = q.attention(k, v, &attend, &Masking::default()).reshape(&[TOKENS, WIDTH]);
     let others = heads(x.square(), wq).attention(k, v, &attend, &Masking::default());

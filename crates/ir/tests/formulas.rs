@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 
 use flatout_ir::check::{cases, draw, within};
 use flatout_ir::graph::{Graph, Node, Value};
-use flatout_ir::ops::attention::{Mask, Segments};
+use flatout_ir::ops::attention::{Attend, Mask, Segments};
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::frequency::Frequencies;
 use flatout_ir::ops::gated::Act;
@@ -86,7 +87,9 @@ fn formula(op: &Op, ins: &[Data]) -> Option<Vec<Vec<f64>>> {
         Op::Gated { act, p: 0.0 } => {
             vec![ins[0].x.iter().zip(&ins[1].x).map(|(gate, up)| activate(*act, *gate) * up).collect()]
         }
-        Op::Attention { scale, mask, q, k } => attention(*scale as f64, *mask, *q, *k, ins),
+        Op::Attention { scale, cap, mask, q, k } => {
+            attention(&Attend { scale: *scale, cap: *cap, mask: *mask, q: *q, k: *k }, ins)
+        }
         Op::LinearAttention { .. } => {
             let at = LinearAttend::of(op).unwrap().0;
             let mut ins = ins.to_vec();
@@ -96,7 +99,7 @@ fn formula(op: &Op, ins: &[Data]) -> Option<Vec<Vec<f64>>> {
             }
             vec![linear_attention(&at, &ins)]
         }
-        Op::HeadLoss { .. } => head_loss(ins),
+        Op::HeadLoss { cap, .. } => head_loss(*cap, ins),
         _ => return None,
     })
 }
@@ -221,7 +224,8 @@ fn share_below(x: f64) -> f64 {
     (density(0) + inner + density(steps)) * width / 3.0 / (2.0 * std::f64::consts::PI).sqrt()
 }
 
-fn attention(scale: f64, mask: Mask, q_cut: Segments, k_cut: Segments, ins: &[Data]) -> Vec<Vec<f64>> {
+fn attention(attend: &Attend, ins: &[Data]) -> Vec<Vec<f64>> {
+    let Attend { scale, cap, mask, q: q_cut, k: k_cut } = *attend;
     let (q, k, v) = (&ins[0], &ins[1], &ins[2]);
     let (tq, h, n) = (q.dims[0], q.dims[1], q.dims[2]);
     let (tk, hk) = (k.dims[0], k.dims[1]);
@@ -261,7 +265,10 @@ fn attention(scale: f64, mask: Mask, q_cut: Segments, k_cut: Segments, ins: &[Da
         let at = |j: usize| (j * hk + head * hk / h) * n;
         let row = (i * h + head) * n;
         let seen: Vec<usize> = (0..tk).filter(|&j| sees(i as i64, j as i64)).collect();
-        let score = |j: usize| scale * (0..n).map(|c| q.x[row + c] * k.x[at(j) + c]).sum::<f64>();
+        let score = |j: usize| {
+            let dot: f64 = (0..n).map(|c| q.x[row + c] * k.x[at(j) + c]).sum();
+            capped(cap, scale as f64 * dot)
+        };
         let total: f64 = seen.iter().map(|&j| score(j).exp()).sum();
         lse.push(total.ln());
         for &j in &seen {
@@ -307,12 +314,17 @@ fn linear_attention(at: &LinearAttend, ins: &[Data]) -> Vec<f64> {
     o
 }
 
-fn head_loss(ins: &[Data]) -> Vec<Vec<f64>> {
+fn capped(cap: Cap, x: f64) -> f64 {
+    cap.0.map_or(x, |cap| cap as f64 * (x / cap as f64).tanh())
+}
+
+fn head_loss(cap: Cap, ins: &[Data]) -> Vec<Vec<f64>> {
     let (x, w, target, weight) = (&ins[0], &ins[1], &ins[2], &ins[3]);
     let (rows, width, vocabulary) = (x.dims[0], x.dims[1], w.dims[0]);
     let (mut sum, mut logp, mut lse, mut best) = (0.0, vec![], vec![], vec![]);
     for r in 0..rows {
-        let logit = |v: usize| (0..width).map(|c| x.x[r * width + c] * w.x[v * width + c]).sum::<f64>();
+        let logit =
+            |v: usize| capped(cap, (0..width).map(|c| x.x[r * width + c] * w.x[v * width + c]).sum::<f64>());
         lse.push((0..vocabulary).map(|v| logit(v).exp()).sum::<f64>().ln());
         logp.push(if target.x[r] < 0.0 { 0.0 } else { logit(target.x[r] as usize) - lse[r] });
         best.push((0..vocabulary).map(logit).fold(f64::NEG_INFINITY, f64::max) - lse[r]);

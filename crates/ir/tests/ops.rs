@@ -6,6 +6,7 @@ use flatout_ir::autodiff::gradients;
 use flatout_ir::check::{Build, Case, cases, check, differentiate, draw, evaluate, sound, within};
 use flatout_ir::graph::{Class, Graph, Init, Slot, SlotId};
 use flatout_ir::ops::attention::{self, Attend, Mask, Masking, Segments};
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::ops::elementwise::{Elementwise as E, NAMED};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::product::Compute;
@@ -339,21 +340,23 @@ fn both_passes(t: &flatout_ir::check::Trial, base: bool) -> Vec<Tensor<'_>> {
     let (x, w, weight, sum_before) = (t.x(&[5, 3]), t.x(&[7, 3]), t.x(&[5]), t.x(&[7, 3]));
     let target = t.index(&[5], &[2, -1, 6, 0, 2]);
     let add = base.then_some(sum_before);
-    let mut outs = t.b.ops(Op::HeadLoss { compute: Compute::Full }, &[x, w, target, weight]);
+    let mut outs = t.b.ops(Op::HeadLoss { compute: Compute::Full, cap: Cap::NONE }, &[x, w, target, weight]);
     outs.truncate(3);
     let backward = [Some(x), Some(w), Some(target), Some(outs[2]), Some(-weight), add];
     outs.extend(t.b.ops(
-        Op::HeadLossGrad { base, compute: Compute::Full },
+        Op::HeadLossGrad { base, compute: Compute::Full, cap: Cap::NONE },
         &backward.into_iter().flatten().collect::<Vec<_>>(),
     ));
     let joined = [Some(x), Some(w), Some(target), Some(weight), add];
     outs.extend(t.b.ops(
-        Op::HeadLossTrain { base, compute: Compute::Full },
+        Op::HeadLossTrain { base, compute: Compute::Full, cap: Cap::NONE },
         &joined.into_iter().flatten().collect::<Vec<_>>(),
     ));
     if base {
-        let plain =
-            t.b.ops(Op::HeadLossTrain { base: false, compute: Compute::Full }, &[x, w, target, weight]);
+        let plain = t.b.ops(
+            Op::HeadLossTrain { base: false, compute: Compute::Full, cap: Cap::NONE },
+            &[x, w, target, weight],
+        );
         outs[4] = plain[4] + sum_before;
     }
     outs
@@ -518,7 +521,7 @@ fn whole_and_merged(t: &flatout_ir::check::Trial) -> Vec<Tensor<'_>> {
     let over = |first: usize, len: usize| {
         let seen: Vec<i32> = SEEN.iter().flatten().map(|key| key - first as i32).collect();
         let (q_cut, k_cut) = (Segments::Uniform { len: 5 }, Segments::Uniform { len });
-        let attend = Attend { scale: 0.7, mask: Mask::TwoIntervals, q: q_cut, k: k_cut };
+        let attend = Attend { scale: 0.7, cap: Cap::NONE, mask: Mask::TwoIntervals, q: q_cut, k: k_cut };
         let masking = Masking { intervals: Some(t.index(&[5, 4], &seen)), ..Masking::default() };
         q.attention_and_lse(k.slice(0, first, len), v.slice(0, first, len), &attend, &masking)
     };

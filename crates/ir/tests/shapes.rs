@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard};
 use flatout_ir::graph::Init;
 use flatout_ir::ops::Op;
 use flatout_ir::ops::attention::{Attend, Mask, Masking, Segments};
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Rotary};
 use flatout_ir::ops::norm::NormWeight;
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
@@ -55,7 +56,12 @@ fn x<'g>(b: &'g Builder, name: &str, dims: &[usize]) -> Tensor<'g> {
 fn attend(b: &Builder, h: usize, len: usize) -> Tensor<'_> {
     let of = Segments::Uniform { len };
     let (q, k, v) = (x(b, "q", &[6, h, 3]), x(b, "k", &[6, 2, 3]), x(b, "v", &[6, 2, 3]));
-    q.attention(k, v, &Attend { scale: 1.0, mask: Mask::Full, q: of, k: of }, &Masking::default())
+    q.attention(
+        k,
+        v,
+        &Attend { scale: 1.0, cap: Cap::NONE, mask: Mask::Full, q: of, k: of },
+        &Masking::default(),
+    )
 }
 
 fn linear<'g>(b: &'g Builder, v: &[usize], k: Segments) -> Tensor<'g> {

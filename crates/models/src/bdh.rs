@@ -7,6 +7,7 @@ mod config;
 
 pub use config::{BdhConfig, BdhInit, BdhResidual};
 
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::ops::frequency::Frequencies;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Rotary};
@@ -186,7 +187,7 @@ fn of_texts(b: &Builder, c: &BdhConfig, form: Form) {
     let pass = Pass { positions, sight, mask: LinearMask::Strict, draw };
     let x = apply(b, c, &layer, x, &pass);
     let head = b.read(head);
-    b.scope("head", || next_token::results(b, form, x, head));
+    b.scope("head", || next_token::results(b, form, x, head, Cap::NONE));
 }
 
 impl Family for BdhConfig {

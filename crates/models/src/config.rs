@@ -4,11 +4,11 @@ pub(crate) mod bounds;
 
 pub use crate::bdh::{BdhConfig, BdhInit, BdhResidual};
 pub use crate::decoder::{
-    Attention, Bias, DecoderConfig, Norm, NormWeights, Positions, RopePairs, RopeScaling,
+    Attention, Bias, DecoderConfig, Norm, NormWeights, Positions, QkNormOver, RopePairs, RopeScaling,
 };
 pub use crate::registry::{Model, ModelKind};
 pub use crate::vision::{FoveaConfig, Look, Qwen3VlConfig, Tower, Vision};
-pub use crate::vit::VitConfig;
+pub use crate::vit::{VitConfig, VitLibrary};
 use flatout_settings::choice;
 
 choice! {

@@ -8,8 +8,12 @@ mod config;
 mod rope;
 mod window;
 
-pub use config::{Attention, Bias, DecoderConfig, Norm, NormWeights, Positions, RopePairs, RopeScaling};
+pub use config::{
+    Attention, Bias, DecoderConfig, Norm, NormWeights, Positions, QkNormOver, RopePairs, RopeScaling,
+};
+pub(crate) use rope::longrope_amplitude;
 
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::{Builder, DType, Graph, Init, SlotId, Tensor};
@@ -18,7 +22,7 @@ use serde_json::Value;
 use crate::config::Head;
 use crate::form::{Documents, Form, LossForm, Seen};
 use crate::layers::pooling::pool;
-use crate::layers::{self, Draw, FeedForward, Heads, Rotation, Sight, bounds, weight};
+use crate::layers::{self, Draw, FeedForward, HeadNorm, Heads, Rotation, Sight, bounds, weight};
 use crate::library::processor::{self, Processor};
 use crate::library::{Described, Published, huggingface};
 use crate::objectives::{next_token, text_classes};
@@ -44,10 +48,10 @@ pub struct Weights {
 
 #[derive(Clone, Debug)]
 pub struct Block {
-    attn_norm: layers::Norm,
+    attn_norm: Option<layers::Norm>,
     attn: layers::Attention,
     attn_post_norm: Option<layers::Norm>,
-    ffn_norm: layers::Norm,
+    ffn_norm: Option<layers::Norm>,
     ffn: FeedForward,
     ffn_post_norm: Option<layers::Norm>,
 }
@@ -117,7 +121,13 @@ fn head_norm_spec(c: &DecoderConfig) -> NormSpec {
 
 /// Which products add a bias: those to q, k and v, attention's output, the feed-forward's.
 pub(crate) fn biased(c: &DecoderConfig) -> [bool; 3] {
-    [c.bias != Bias::None, matches!(c.bias, Bias::Attention | Bias::All), c.bias == Bias::All]
+    match c.bias {
+        Bias::None => [false, false, false],
+        Bias::Qkv => [true, false, false],
+        Bias::Attention => [true, true, false],
+        Bias::All => [true, true, true],
+        Bias::Ffn => [false, false, true],
+    }
 }
 
 /// States [T, D] of `tokens` i32 [T] as they enter the first block; `table` is the embedding, read.
@@ -179,20 +189,28 @@ fn drop<'g>(c: &DecoderConfig, draw: Option<Draw<'g>>, x: Tensor<'g>) -> Tensor<
 impl Block {
     /// Declares a block's parameters under the current scope.
     pub fn declare(b: &Builder, c: &DecoderConfig) -> Block {
-        let heads =
-            Heads { count: c.heads, kv_count: c.kv_heads(), size: c.head_size(), scale: c.score_scale() };
+        let heads = Heads {
+            count: c.heads,
+            kv_count: c.kv_heads(),
+            size: c.head_size(),
+            scale: c.score_scale(),
+            cap: Cap(c.score_cap.map(|cap| cap as f32)),
+        };
         let [qkv, output, ffn] = biased(c);
         let residual = Init::Normal { std: (c.init_std * c.init_residual) as f32 };
         let init = [normal(c), residual];
         let norm = |name: &str| layers::Norm::declare(b, name, c.width, norm_spec(c));
-        let head_norm = c.qk_norm.then(|| head_norm_spec(c));
+        let head_norm = c.qk_norm.then(|| match c.qk_norm_over {
+            QkNormOver::Head => HeadNorm::Each(head_norm_spec(c)),
+            QkNormOver::Heads => HeadNorm::All(head_norm_spec(c)),
+        });
         Block {
-            attn_norm: norm("attn_norm"),
+            attn_norm: c.pre_norms.then(|| norm("attn_norm")),
             attn: b.scope("attn", || {
                 layers::Attention::declare(b, c.width, heads, head_norm, [qkv, output], init)
             }),
             attn_post_norm: c.post_norms.then(|| norm("attn_post_norm")),
-            ffn_norm: norm("ffn_norm"),
+            ffn_norm: c.pre_norms.then(|| norm("ffn_norm")),
             ffn: b.scope("ffn", || FeedForward::declare(b, [c.width, c.ffn], c.activation, ffn, init)),
             ffn_post_norm: c.post_norms.then(|| norm("ffn_post_norm")),
         }
@@ -211,20 +229,24 @@ impl Block {
         let norm = |name: &str, norm: &layers::Norm, x: Tensor<'g>| b.scope(name, || norm.apply(b, x));
         let read = pass.read_behind(c, layer);
         let draw = pass.draw.map(|draw| Draw { rows: at_read(draw.rows, read), ..draw });
-        let post_norm = |name: &str, after: &Option<layers::Norm>, y: Tensor<'g>| {
-            drop(c, draw, after.as_ref().map_or(y, |after| norm(name, after, y)))
+        let norm_where = |name: &str, given: &Option<layers::Norm>, x: Tensor<'g>| {
+            given.as_ref().map_or(x, |given| norm(name, given, x))
+        };
+        let residual = |name: &str, after: &Option<layers::Norm>, y: Tensor<'g>| {
+            let y = drop(c, draw, norm_where(name, after, y));
+            if c.residual_scale == 1.0 { y } else { y.scale(c.residual_scale) }
         };
         let rotation = rotation(c, layer, pass.positions);
-        let normed = norm("attn_norm", &self.attn_norm, x);
+        let normed = norm_where("attn_norm", &self.attn_norm, x);
         let y = b.scope("attn", || {
             let mask = pass.sight.mask(c.mask(layer));
             let heads = self.attn.attend(b, normed, layer, rotation.as_ref(), &pass.sight, mask);
             self.attn.output(b, at_read(heads, read))
         });
-        let x = at_read(x, read) + post_norm("attn_post_norm", &self.attn_post_norm, y);
-        let normed = norm("ffn_norm", &self.ffn_norm, x);
+        let x = at_read(x, read) + residual("attn_post_norm", &self.attn_post_norm, y);
+        let normed = norm_where("ffn_norm", &self.ffn_norm, x);
         let y = b.scope("ffn", || self.ffn.apply(b, normed));
-        x + post_norm("ffn_post_norm", &self.ffn_post_norm, y)
+        x + residual("ffn_post_norm", &self.ffn_post_norm, y)
     }
 }
 
@@ -235,9 +257,9 @@ fn rotation<'g>(c: &DecoderConfig, layer: usize, positions: Tensor<'g>) -> Optio
     };
     let spec = || match c.rope_sections {
         Some(sections) => RopeSpec::interleaved(c.head_size(), c.frequencies(layer), sections, pairs),
-        None => RopeSpec::text(c.head_size(), c.frequencies(layer), pairs),
+        None => RopeSpec::text(c.rope_size(), c.frequencies(layer), pairs),
     };
-    (c.positions == Positions::Rope).then(|| Rotation { positions, spec: spec() })
+    c.rotates_in(layer).then(|| Rotation { positions, spec: spec() })
 }
 
 /// The graph of a decoder in one form. Inputs are named `tokens`, `positions` and so on, as each form needs them.
@@ -258,7 +280,10 @@ pub fn build(c: &DecoderConfig, form: Form) -> Graph {
         Form::Classes { dropout, .. } => b.scope("score", || classify(&b, c, &w, x, &pass, !dropout)),
         _ => {
             let head = w.head.map_or(table, |head| b.read(head));
-            b.scope("head", || next_token::results(&b, form, x, head));
+            b.scope("head", || {
+                let x = if c.logit_divisor == 1.0 { x } else { x.scale(1.0 / c.logit_divisor) };
+                next_token::results(&b, form, x, head, Cap(c.logit_cap.map(|cap| cap as f32)))
+            });
         }
     }
     b.finish()

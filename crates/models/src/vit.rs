@@ -5,7 +5,7 @@
 
 mod config;
 
-pub use config::VitConfig;
+pub use config::{VitConfig, VitLibrary};
 
 use flatout_ir::ops::attention::Mask;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
@@ -123,7 +123,7 @@ impl Block {
     /// Declares a block's parameters under the current scope.
     pub fn declare(b: &Builder, c: &VitConfig) -> Block {
         let (d, k, init) = (c.width, c.head_size(), [normal(c); 2]);
-        let heads = Heads { count: c.heads, kv_count: c.heads, size: k, scale: 1.0 / (k as f32).sqrt() };
+        let heads = Heads::plain(c.heads, k);
         let norm = |name: &str| Norm::declare(b, name, d, norm_spec(c));
         let scale = |name: &str| {
             c.layer_scale.map(|value| weight(b, name, &[d], Init::Constant { value: value as f32 }))
@@ -133,7 +133,10 @@ impl Block {
             attn: b.scope("attn", || Attention::declare(b, d, heads, None, [true; 2], init)),
             attn_scale: scale("attn_scale"),
             ffn_norm: norm("ffn_norm"),
-            ffn: b.scope("ffn", || FeedForward::declare(b, [d, c.ffn()], Activation::GeluExact, true, init)),
+            ffn: b.scope("ffn", || {
+                let activation = if c.swiglu { Activation::Swiglu } else { Activation::GeluExact };
+                FeedForward::declare(b, [d, c.ffn()], activation, true, init)
+            }),
             ffn_scale: scale("ffn_scale"),
         }
     }

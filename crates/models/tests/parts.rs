@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use flatout_ir::interpreter::Interpreter;
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::passes::differentiate::{differentiate, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::target::paper;
@@ -71,7 +72,7 @@ fn pass(b: &Builder) -> Pass<'_> {
 fn next_token<'g>(b: &'g Builder, c: &DecoderConfig, x: Tensor<'g>) {
     let head = b.param("head", &[c.vocab, c.width], Init::Normal { std: 0.3 });
     let form = Form::Loss(LossForm::rows(2, 5));
-    objectives::next_token::results(b, form, x, head);
+    objectives::next_token::results(b, form, x, head, Cap::NONE);
 }
 
 /// One block twice, with the same weights or with copies of them under other names.

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use flatout_ir::graph::{Class, Graph, Init, Slot};
 use flatout_ir::ops::attention::{Mask, Segments};
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::ops::collective::{Combine, Order};
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::epilogue::Epilogue;
@@ -254,6 +255,12 @@ fn attention(architecture: usize) -> Vec<Form> {
                 }
             }
         }
+        // Gemma-2's heads are of 256, with scores that are capped.
+        if (s + architecture).is_multiple_of(3) || size == 256 {
+            let segments = Segments::Uniform { len: 512 };
+            let cap = Cap(Some(50.0));
+            forms.extend(attend_within(cap, window, [segments; 2], [65536; 2], [heads, kv_heads, size]));
+        }
         if (s + architecture).is_multiple_of(3) {
             let caches = Segments::Ragged { max_segments: 64, max_len: 4096 };
             let sides = [Segments::Uniform { len: 1 }, caches];
@@ -322,7 +329,17 @@ fn linear_attention() -> Vec<Form> {
 }
 
 /// Both directions in bf16, and once in f32.
-fn attend(mask: Mask, [q, k]: [Segments; 2], tokens: [usize; 2], heads: [usize; 3]) -> Vec<Form> {
+fn attend(mask: Mask, segments: [Segments; 2], tokens: [usize; 2], heads: [usize; 3]) -> Vec<Form> {
+    attend_within(Cap::NONE, mask, segments, tokens, heads)
+}
+
+fn attend_within(
+    cap: Cap,
+    mask: Mask,
+    [q, k]: [Segments; 2],
+    tokens: [usize; 2],
+    heads: [usize; 3],
+) -> Vec<Form> {
     let mut forms = vec![];
     let [heads, kv_heads, size] = heads;
     let is_usual = size == 64 && mask == Mask::Causal;
@@ -337,10 +354,10 @@ fn attend(mask: Mask, [q, k]: [Segments; 2], tokens: [usize; 2], heads: [usize; 
         }
         ins.extend((mask == Mask::TwoIntervals).then(|| TensorType::new(DType::I32, [tokens[0], 4])));
         let scale = (size as f32).sqrt().recip();
-        forms.push((Op::Attention { scale, mask, q, k }, ins.clone()));
+        forms.push((Op::Attention { scale, cap, mask, q, k }, ins.clone()));
         let lse = TensorType::new(DType::F32, [tokens[0], heads]);
         ins.extend([of_q.clone(), lse, of_q]);
-        forms.push((Op::AttentionGrad { scale, mask, q, k, d_lse: false }, ins));
+        forms.push((Op::AttentionGrad { scale, cap, mask, q, k, d_lse: false }, ins));
     }
     forms
 }

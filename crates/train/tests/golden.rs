@@ -14,6 +14,7 @@ use flatout_models::library::stored::Stored;
 use flatout_models::library::{gpt2, huggingface};
 use flatout_runtime::{Session, cpu};
 use flatout_train::weights::initial;
+use flatout_train::weights::pretrained::parameters;
 use serde_json::Value;
 
 use crate::distance::relative;
@@ -78,31 +79,43 @@ fn gemma3_that_sees_both_ways() {
 }
 
 fn equals_the_reference(name: &str) {
-    let mut golden = Golden::open(name);
-    let plain = unfused::options();
-    let tables = Options { rope_positions: Some(golden.model.context), ..Options::default() };
-    let full = Options { recompute: Recompute::Full, ..tables.clone() };
-    for (how, options) in
-        [("fused", Options::default()), ("rope tables", tables), ("recompute", full), ("plain", plain)]
-    {
-        for (tensor, off) in golden.distances(&options) {
-            println!("{name}, {how}: {tensor} is off by {off:.1e}");
-            assert!(off < BOUND, "{name}, {how}: {tensor} is off by {off:.1e}");
+    Golden::open(name).equals(name);
+}
+
+impl Golden {
+    /// Compares every tensor with passes on, off and with full recomputation.
+    pub fn equals(mut self, name: &str) {
+        let golden = &mut self;
+        let plain = unfused::options();
+        let tables = Options { rope_positions: Some(golden.model.context), ..Options::default() };
+        let full = Options { recompute: Recompute::Full, ..tables.clone() };
+        for (how, options) in
+            [("fused", Options::default()), ("rope tables", tables), ("recompute", full), ("plain", plain)]
+        {
+            for (tensor, off) in golden.distances(&options) {
+                println!("{name}, {how}: {tensor} is off by {off:.1e}");
+                assert!(off < BOUND, "{name}, {how}: {tensor} is off by {off:.1e}");
+            }
         }
     }
 }
 
-struct Golden {
-    model: DecoderConfig,
-    is_gpt2: bool,
-    fixture: Fixture,
+/// A model of the library with its weights, and what the library computed from them.
+pub struct Golden {
+    pub model: DecoderConfig,
+    /// Where each of our weights lies among theirs.
+    places: Vec<Stored>,
+    /// Their weights, below a name.
+    weights: Fixture,
+    below: &'static str,
+    /// Rows, logits, the sum of losses, and gradients by the names of weights.
+    expected: Fixture,
 }
 
 impl Golden {
     fn open(name: &str) -> Golden {
         let fixture = Fixture::open(name);
         let json = &fixture.json;
-        let is_gpt2 = json["model_type"] == "gpt2";
         let model = match json["model_type"].as_str() {
             Some("gpt2") => gpt2_model(json),
             Some("gemma3_text") => {
@@ -112,27 +125,35 @@ impl Golden {
             _ => model(json),
         };
         model.validate().expect("a model that exists");
-        Golden { model, is_gpt2, fixture }
-    }
-
-    /// Where each of our weights lies among the file's.
-    fn places(&self) -> Vec<Stored> {
-        if self.is_gpt2 {
-            return gpt2::stored(&self.model).expect("a GPT-2");
-        }
         let place = |(ours, theirs): (String, String)| {
-            let dims = self.fixture.file.entries()[&format!("weight.{theirs}")].shape.clone();
+            let dims = fixture.file.entries()[&format!("weight.{theirs}")].shape.clone();
             Stored::whole(ours, theirs, dims)
         };
-        weight_names(&self.model).into_iter().map(place).collect()
+        let places = match json["model_type"] == "gpt2" {
+            true => gpt2::stored(&model),
+            false => weight_names(&model).into_iter().map(place).collect(),
+        };
+        let expected = Fixture::tensors(name);
+        Golden { model, places, weights: fixture, below: "weight.", expected }
+    }
+
+    /// A checkpoint as the library writes it, in a folder with `expected.safetensors`. Rows are as long as the file's.
+    pub fn checkpoint(folder: &str) -> Golden {
+        let expected = Fixture::tensors(&format!("{folder}/expected"));
+        let weights = Fixture::checkpoint(folder);
+        let model = huggingface::read(&weights.json).expect("a decoder").model;
+        let model = DecoderConfig { context: LEN, ..model };
+        let shapes = parameters(&model.clone().into());
+        let places = huggingface::stored(&model, |path| shapes[path].0.dims.clone()).expect("names");
+        Golden { model, places, weights, below: "", expected }
     }
 
     /// How far every tensor of the file is from what a session compiled with these options computes.
     fn distances(&mut self, options: &Options) -> BTreeMap<String, f64> {
-        let places = self.places();
+        let places = self.places.clone();
         let mut session = self.session(options);
         for at in &places {
-            let theirs = self.fixture.f32s(&format!("weight.{}", at.theirs));
+            let theirs = self.weights.f32s(&format!("{}{}", self.below, at.theirs));
             session.write_f32(&at.ours, &at.take(&theirs)).expect("a weight");
         }
         initial::write_tables(&mut session).expect("tables");
@@ -141,10 +162,10 @@ impl Golden {
         let logits = session.result(Role::Logits, "logits").expect("logits");
         session.run(Role::GRAD).expect("gradients");
         let mut distances = BTreeMap::from([
-            ("logits".to_string(), relative(&logits, &self.fixture.f32s("logits"))),
+            ("logits".to_string(), relative(&logits, &self.expected.f32s("logits"))),
             (
                 "loss".to_string(),
-                relative(&session.read_f32(LOSS_SUM).expect("a sum"), &self.fixture.f32s("loss_sum")),
+                relative(&session.read_f32(LOSS_SUM).expect("a sum"), &self.expected.f32s("loss_sum")),
             ),
         ]);
         let mut gradients: BTreeMap<String, Vec<f32>> = BTreeMap::new();
@@ -153,10 +174,10 @@ impl Golden {
                 gradients.entry(at.theirs.clone()).or_insert_with(|| vec![0.0; at.dims.iter().product()]);
             at.put(&session.read_f32(&gradient_path(&at.ours)).expect("a gradient"), theirs);
         }
-        let in_file = self.fixture.file.entries().keys().filter(|name| name.starts_with("grad.")).count();
+        let in_file = self.expected.file.entries().keys().filter(|name| name.starts_with("grad.")).count();
         assert_eq!(gradients.len(), in_file, "every gradient of the file is compared");
         for (name, gradient) in gradients {
-            let off = relative(&gradient, &self.fixture.f32s(&format!("grad.{name}")));
+            let off = relative(&gradient, &self.expected.f32s(&format!("grad.{name}")));
             distances.insert(name, off);
         }
         distances
@@ -175,7 +196,7 @@ impl Golden {
         ];
         let plans = compile(&programs, &cpu::target(2), options).expect("plans");
         let mut session = Session::new(plans, 2).expect("a session");
-        let (ids, labels) = (self.fixture.i32s("input_ids"), self.fixture.i32s("labels"));
+        let (ids, labels) = (self.expected.i32s("input_ids"), self.expected.i32s("labels"));
         // The model's rows may be longer than the file's: what is added counts nothing.
         let padded = |values: &[i32], fill: i32| -> Vec<i32> {
             let row = |row: &[i32]| [row, &vec![fill; context - LEN]].concat();

@@ -11,6 +11,7 @@ mod class_run;
 mod classes;
 mod distance;
 mod export;
+mod families;
 mod fixture;
 mod fovea_golden;
 mod fovea_run;

@@ -33,6 +33,18 @@ fn dinov2_with_registers() {
     equals_the_reference("dinov2-registers");
 }
 
+/// Gate and up are one tensor of the file.
+#[test]
+fn dinov2_with_a_gated_feed_forward() {
+    equals_the_reference("dinov2-swiglu");
+}
+
+/// Positions are resampled from 5 x 5 to 4 x 4.
+#[test]
+fn vit_of_transformers() {
+    equals_the_reference("vit");
+}
+
 #[test]
 fn timm() {
     equals_the_reference("timm-vit");

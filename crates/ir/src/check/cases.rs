@@ -7,6 +7,7 @@ use super::{Case, Trial};
 use crate::builder::{HeadLosses, Tensor};
 use crate::ops::Op;
 use crate::ops::attention::{self, Attend, Mask, Masking, Segments};
+use crate::ops::cap::Cap;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::frequency::{Frequencies, Scaling};
@@ -53,6 +54,7 @@ pub const ELEMENTWISE: &[Case] = cases! {
     "square" => |t| map(t, E::Square);
     "sin" => |t| map(t, E::Sin);
     "cos" => |t| map(t, E::Cos);
+    "tanh" => |t| map(t, E::Tanh);
     "relu" => |t| map(t, E::Relu);
     "step" => |t| { let x = t.x(&[3, 5]); vec![x * x.map(E::Step)] };
     "silu" => |t| map(t, E::Silu);
@@ -225,7 +227,12 @@ pub const ATTENTION: &[Case] = cases! {
     };
     "attention of one tensor to itself" => |t| {
         let (x, of) = (t.x(&[5, 1, 3]), Segments::Uniform { len: 5 });
-        vec![x.attention(x, x, &Attend { scale: 0.7, mask: Mask::Causal, q: of, k: of }, &Masking::default())]
+        vec![x.attention(x, x, &Attend { scale: 0.7, cap: Cap::NONE, mask: Mask::Causal, q: of, k: of }, &Masking::default())]
+    };
+    "attention, capped, grouped heads, window" => |t| {
+        let cut = Cut::Ragged { rows: 8, segments: &[[0, 3], [3, 5]] };
+        let (o, lse) = capped_attention(t, Cap(Some(0.6)), Mask::Window { back: 2, ahead: 0 }, [4, 2], [cut, cut]);
+        vec![o, lse]
     };
     "attention and lse, full" => |t| attention_and_lse(t, Mask::Full, 3, 3, even(2, 3), even(2, 3));
     "attention and lse, grouped heads, causal" => |t| attention_and_lse(t, Mask::Causal, 3, 1, even(1, 3), even(1, 7));
@@ -287,6 +294,11 @@ pub const HEAD_LOSS: &[Case] = cases! {
     "head_loss, the sum" => |t| head_loss(t)[..1].to_vec();
     "head_loss, log-probabilities" => |t| head_loss(t)[1..].to_vec();
     "head_loss, the sum and log-probabilities" => |t| head_loss(t);
+    "head_loss, capped" => |t| {
+        let target = t.index(&[5], &[2, -1, 6, 0, 2]);
+        let loss = t.x(&[5, 3]).capped_head_loss(t.x(&[7, 3]), target, t.x(&[5]), Cap(Some(0.8)));
+        vec![loss.sum, loss.logp]
+    };
     "head_loss through a tied embedding" => |t| {
         let w = t.x(&[7, 3]);
         let x = w.gather(t.index(&[5], &[3, 0, 6, 3, 1]));
@@ -490,6 +502,16 @@ fn some_attention(t: &Trial, keys: usize) -> (Tensor<'_>, Tensor<'_>) {
 
 /// o and lse, K 3.
 fn attention_of_rows(t: &Trial, mask: Mask, h: usize, hk: usize, q: Cut, k: Cut) -> (Tensor<'_>, Tensor<'_>) {
+    capped_attention(t, Cap::NONE, mask, [h, hk], [q, k])
+}
+
+fn capped_attention(
+    t: &Trial,
+    cap: Cap,
+    mask: Mask,
+    [h, hk]: [usize; 2],
+    [q, k]: [Cut; 2],
+) -> (Tensor<'_>, Tensor<'_>) {
     let (tq, tk) = (q.rows(), k.rows());
     let (queries, keys, values) = (t.x(&[tq, h, 3]), t.x(&[tk, hk, 3]), t.x(&[tk, hk, 3]));
     let ((q, q_bounds), (k, k_bounds)) = (q.segments(t), k.segments(t));
@@ -497,7 +519,7 @@ fn attention_of_rows(t: &Trial, mask: Mask, h: usize, hk: usize, q: Cut, k: Cut)
     let interval = |r: usize| if r == 1 { [0; 4] } else { [r % 3, r % 3 + 2, r, r + 2] };
     let intervals: Vec<i32> = (0..tq).flat_map(interval).map(|i| i.min(tk) as i32).collect();
     let intervals = (mask == Mask::TwoIntervals).then(|| t.index(&[tq, 4], &intervals));
-    let attend = Attend { scale: 0.7, mask, q, k };
+    let attend = Attend { scale: 0.7, cap, mask, q, k };
     queries.attention_and_lse(keys, values, &attend, &Masking { q: q_bounds, k: k_bounds, intervals })
 }
 

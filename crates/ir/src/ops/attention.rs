@@ -5,7 +5,7 @@
 //! lse = -inf. Rows outside every segment likewise.
 //!
 //! Both may be differentiated. With p the probabilities, ds = p (do v^T - sum(do o) + d lse): a slope of lse adds p
-//! itself, so it enters the backward pass as one number a row.
+//! itself, so it enters the backward pass as one number a row. Where scores s are capped, ds is multiplied by 1 - (s / cap)^2.
 
 mod merge;
 
@@ -15,6 +15,7 @@ use super::{arity, expect};
 use crate::attr::Attr;
 use crate::autodiff::{distinct, gradients};
 use crate::builder::{Builder, Tensor};
+use crate::ops::cap::Cap;
 use crate::ops::reduce::Fold;
 use crate::ops::{Grads, Op, Vjp};
 use crate::types::{DType, TensorType};
@@ -91,6 +92,8 @@ impl Attr for Segments {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attend {
     pub scale: f32,
+    /// What scores are kept within.
+    pub cap: Cap,
     pub mask: Mask,
     pub q: Segments,
     pub k: Segments,
@@ -98,7 +101,8 @@ pub struct Attend {
 
 impl Attend {
     pub fn op(&self) -> Op {
-        Op::Attention { scale: self.scale, mask: self.mask, q: self.q, k: self.k }
+        let Attend { scale, cap, mask, q, k } = *self;
+        Op::Attention { scale, cap, mask, q, k }
     }
 }
 
@@ -201,12 +205,12 @@ pub fn pairs(mask: Mask, q: Segments, k: Segments, ins: &[&TensorType]) -> usize
 }
 
 pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
-    let Op::Attention { scale, mask, q, k } = *op else { unreachable!("called for attention") };
+    let Op::Attention { scale, cap, mask, q, k } = *op else { unreachable!("called for attention") };
     let mut grads = vec![None; at.ins.len()];
     let (o, lse) = (at.outs[0], at.outs[1]);
     let d_o = at.d[0].unwrap_or_else(|| b.fill(0.0, o.dtype(), &o.dims()));
     let ins: Vec<_> = at.ins.iter().copied().chain([o, lse, d_o]).chain(at.d[1]).collect();
-    let outs = b.ops(Op::AttentionGrad { scale, mask, q, k, d_lse: at.d[1].is_some() }, &ins);
+    let outs = b.ops(Op::AttentionGrad { scale, cap, mask, q, k, d_lse: at.d[1].is_some() }, &ins);
     for (i, d) in outs.into_iter().enumerate() {
         grads[i] = Some(d);
     }
@@ -215,14 +219,8 @@ pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
 
 /// Scores in full, masked, softmax, product with v. Equal sequences are a batch axis; otherwise all tokens meet all, and
 /// 0/1 matrices match them to segments.
-pub fn expand<'g>(
-    b: &'g Builder,
-    scale: f32,
-    mask: Mask,
-    q_segments: Segments,
-    k_segments: Segments,
-    ins: &[Tensor<'g>],
-) -> Vec<Tensor<'g>> {
+pub fn expand<'g>(b: &'g Builder, attend: &Attend, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+    let Attend { scale, cap, mask, q: q_segments, k: k_segments } = *attend;
     let (qt, kt) = (ins[0].ty(), ins[1].ty());
     let (h, n, hk) = (qt.dims[1], qt.dims[2], kt.dims[1]);
     let wide = qt.dtype.accumulator();
@@ -250,7 +248,7 @@ pub fn expand<'g>(
     let allowed = allowed.reshape(&[1, 1, tq, tk]).broadcast(&[s * hk, h / hk, tq, tk]);
     let allowed = allowed.reshape(&[s * hk, rows, tk]);
 
-    let scores = q.product(k, false, true).scale(scale as f64);
+    let scores = cap.apply(q.product(k, false, true).scale(scale as f64));
     let scores = allowed.select(scores, b.fill(-1e30, wide, &[s * hk, rows, tk]));
     let shift = scores.reduce(2, Fold::Max);
     let p = allowed * (scores - shift).exp();
@@ -323,11 +321,13 @@ pub(super) fn allowed<'g>(
 }
 
 pub fn expand_grad<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
-    let Op::AttentionGrad { scale, mask, q, k, d_lse } = *op else { unreachable!("called for its gradient") };
+    let Op::AttentionGrad { scale, cap, mask, q, k, d_lse } = *op else {
+        unreachable!("called for its gradient")
+    };
     let n = inputs(mask, q, k);
     let wrt = distinct(b, &ins[..3]);
     let forward: Vec<_> = wrt.iter().chain(&ins[3..n]).copied().collect();
-    let outs = expand(b, scale, mask, q, k, &forward);
+    let outs = expand(b, &Attend { scale, cap, mask, q, k }, &forward);
     let mut seeds = vec![(outs[0], ins[n + 2])];
     if d_lse {
         seeds.push((outs[1], ins[n + 3]));

@@ -17,6 +17,7 @@ pub enum Elementwise {
     Square,
     Sin,
     Cos,
+    Tanh,
     Relu,
     /// 1 above 0, else 0: the slope of `Relu`.
     Step,
@@ -53,7 +54,7 @@ pub enum Elementwise {
 use Elementwise as E;
 
 /// The functions without a parameter, by name.
-pub const NAMED: [(&str, E); 28] = [
+pub const NAMED: [(&str, E); 29] = [
     ("neg", E::Neg),
     ("exp", E::Exp),
     ("log", E::Log),
@@ -63,6 +64,7 @@ pub const NAMED: [(&str, E); 28] = [
     ("square", E::Square),
     ("sin", E::Sin),
     ("cos", E::Cos),
+    ("tanh", E::Tanh),
     ("relu", E::Relu),
     ("step", E::Step),
     ("silu", E::Silu),
@@ -139,6 +141,7 @@ impl Elementwise {
             E::Square => x[0] * x[0],
             E::Sin => x[0].sin(),
             E::Cos => x[0].cos(),
+            E::Tanh => x[0].tanh(),
             E::Relu => x[0].max(0.0),
             E::Step => truth(x[0] > 0.0),
             E::Silu => x[0] * sigmoid(x[0]),
@@ -215,6 +218,7 @@ pub fn vjp<'g>(f: E, at: &Vjp<'_, 'g>) -> Grads<'g> {
         E::Square => vec![Some((d * x).scale(2.0))],
         E::Sin => vec![Some(d * x.map(E::Cos))],
         E::Cos => vec![Some(-(d * x.map(E::Sin)))],
+        E::Tanh => vec![Some(d - d * y.square())],
         E::Relu => vec![Some(d * x.map(E::Step))],
         E::Silu => vec![Some(d * x.map(E::SiluSlope))],
         E::Gelu => vec![Some(d * x.map(E::GeluSlope))],

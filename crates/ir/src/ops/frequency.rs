@@ -2,6 +2,7 @@
 //! longer than those a model was trained on. Everything that rotates takes its numbers from here, in f64.
 
 use std::f64::consts::TAU;
+use std::sync::{Mutex, PoisonError};
 
 use crate::attr::Attr;
 
@@ -39,6 +40,29 @@ pub enum Scaling {
         original: f64,
         amplitude: f64,
     },
+    /// Every frequency is slower by a factor of its own; cosines and sines are multiplied by `amplitude`.
+    Divided {
+        factors: Factors,
+        amplitude: f64,
+    },
+}
+
+/// A list of numbers that is kept once for the life of the process, so that what names it is a plain value. There are as
+/// many lists as checkpoints that were opened have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Factors(&'static [f64]);
+
+impl Factors {
+    pub fn of(factors: &[f64]) -> Factors {
+        static ALL: Mutex<Vec<&'static [f64]>> = Mutex::new(vec![]);
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = all.iter().find(|known| **known == factors).copied();
+        Factors(found.unwrap_or_else(|| {
+            let kept: &'static [f64] = factors.to_vec().leak();
+            all.push(kept);
+            kept
+        }))
+    }
 }
 
 impl From<f64> for Frequencies {
@@ -75,6 +99,10 @@ impl Frequencies {
                 let span = if first == last { 1e-3 } else { last - first };
                 mix(plain(f), plain(f) / factor, (f as f64 - first) / span)
             }
+            Scaling::Divided { factors: Factors(factors), .. } => {
+                assert_eq!(factors.len(), half, "a head of {half} frequencies has as many factors");
+                plain(f) / factors[f]
+            }
         };
         (0..half).map(stretched).collect()
     }
@@ -82,7 +110,7 @@ impl Frequencies {
     /// What cosines and sines are multiplied by.
     pub fn amplitude(&self) -> f64 {
         match self.scaling {
-            Scaling::Yarn { amplitude, .. } => amplitude,
+            Scaling::Yarn { amplitude, .. } | Scaling::Divided { amplitude, .. } => amplitude,
             _ => 1.0,
         }
     }
@@ -103,8 +131,8 @@ fn mix(a: f64, b: f64, share: f64) -> f64 {
     (1.0 - share) * a + share * b
 }
 
-/// `10000`, `10000:linear:4`, `500000:llama3:8:1:4:8192`, `10000:yarn:4:32:1:2048:1.1`; `10000:runs:2` and
-/// `10000:runs:2:linear:4` begin anew once.
+/// `10000`, `10000:linear:4`, `500000:llama3:8:1:4:8192`, `10000:yarn:4:32:1:2048:1.1`, `10000:divided:1.1:1:1.5:4` with the
+/// amplitude first; `10000:runs:2` and `10000:runs:2:linear:4` begin anew once.
 impl Attr for Frequencies {
     fn show(&self) -> String {
         let theta = match self.runs {
@@ -119,6 +147,10 @@ impl Attr for Frequencies {
             }
             Scaling::Yarn { factor, fast, slow, original, amplitude } => {
                 format!("{theta}:yarn:{factor}:{fast}:{slow}:{original}:{amplitude}")
+            }
+            Scaling::Divided { factors, amplitude } => {
+                let factors: String = factors.0.iter().map(|factor| format!(":{factor}")).collect();
+                format!("{theta}:divided:{amplitude}{factors}")
             }
         }
     }
@@ -144,6 +176,9 @@ impl Attr for Frequencies {
             (Some("yarn"), &[factor, fast, slow, original, amplitude]) => {
                 Scaling::Yarn { factor, fast, slow, original, amplitude }
             }
+            (Some("divided"), [amplitude, factors @ ..]) if !factors.is_empty() => {
+                Scaling::Divided { factors: Factors::of(factors), amplitude: *amplitude }
+            }
             _ => return Err(format!("`{text}` are no frequencies")),
         };
         Ok(Frequencies { theta, scaling, runs })
@@ -163,7 +198,8 @@ mod tests {
 
     #[test]
     fn text_reads_back_equal() {
-        for scaling in ALL {
+        let divided = Scaling::Divided { factors: Factors::of(&[1.0, 2.5]), amplitude: 1.25 };
+        for scaling in ALL.into_iter().chain([divided]) {
             for runs in [1, 2] {
                 let frequencies = Frequencies { theta: 5e5, scaling, runs };
                 assert_eq!(Frequencies::read(&frequencies.show()), Ok(frequencies));
@@ -180,6 +216,7 @@ mod tests {
             "1:runs",
             "1:runs:0",
             "1:runs:x",
+            "1:divided:1.5",
         ] {
             assert!(Frequencies::read(wrong).is_err(), "{wrong}");
         }
@@ -228,6 +265,15 @@ mod tests {
                 _ => assert!(ratio > 1.0 && ratio < 8.0, "{f}"),
             }
         }
+    }
+
+    #[test]
+    fn frequencies_are_divided_one_by_one() {
+        let factors = Factors::of(&[1.0, 4.0]);
+        assert_eq!(factors, Factors::of(&[1.0, 4.0]));
+        let frequencies =
+            Frequencies { scaling: Scaling::Divided { factors, amplitude: 1.5 }, ..Frequencies::from(1e4) };
+        assert_eq!((frequencies.turns(2), frequencies.amplitude()), (vec![1.0, 0.0025], 1.5));
     }
 
     #[test]

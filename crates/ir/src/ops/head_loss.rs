@@ -1,13 +1,14 @@
 //! The head's product and the cross entropy, never all logits in memory at once.
 //!
-//! logits = x w^T; logp[r] = logits[r, target[r]] - lse[r]; sum = -sum_r weight[r] logp[r]. A row whose target is -1
+//! logits = x w^T, capped where there is a cap; logp[r] = logits[r, target[r]] - lse[r]; sum = -sum_r weight[r] logp[r]. A row whose target is -1
 //! has logp 0. best[r] is the largest log-probability of the row: a target is the likeliest where its logp is as large.
-//! The backward pass recomputes logits from lse: d logits = d_logp[r] (onehot - softmax). Where only the
+//! The backward pass recomputes logits from lse: d logits = d_logp[r] (onehot - softmax), times the slope of the cap. Where only the
 //! sum is differentiated, one pass computes both (`HeadLossTrain`).
 
 use super::{arity, expect};
 use crate::autodiff::{distinct, gradients};
 use crate::builder::{Builder, Tensor};
+use crate::ops::cap::Cap;
 use crate::ops::product::{self, Compute};
 use crate::ops::reduce::Fold;
 use crate::ops::{Grads, Op, Vjp};
@@ -58,7 +59,7 @@ fn gradient_types(
     Ok(vec![x.clone(), dw])
 }
 
-pub fn vjp<'g>(b: &'g Builder, compute: Compute, at: &Vjp<'_, 'g>) -> Grads<'g> {
+pub fn vjp<'g>(b: &'g Builder, compute: Compute, cap: Cap, at: &Vjp<'_, 'g>) -> Grads<'g> {
     assert!(at.d[2].is_none() && at.d[3].is_none(), "the gradient of head_loss's lse and best is not built");
     let weight = at.ins[3];
     let rows = weight.dims();
@@ -67,15 +68,15 @@ pub fn vjp<'g>(b: &'g Builder, compute: Compute, at: &Vjp<'_, 'g>) -> Grads<'g> 
         return vec![None; 4];
     };
     let ins = [at.ins[0], at.ins[1], at.ins[2], at.outs[2], d_logp];
-    let outs = b.ops(Op::HeadLossGrad { base: false, compute }, &ins);
+    let outs = b.ops(Op::HeadLossGrad { base: false, compute, cap }, &ins);
     let dw = at.needs[1].then(|| outs[1].cast(at.ins[1].dtype()));
     let d_weight = at.d[0].filter(|_| at.needs[3]).map(|d| -(at.outs[1] * d.broadcast(&rows)));
     vec![Some(outs[0]), dw, None, d_weight]
 }
 
-pub fn expand<'g>(b: &'g Builder, compute: Compute, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+pub fn expand<'g>(b: &'g Builder, compute: Compute, cap: Cap, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let (x, w, target, weight) = (ins[0], ins[1], ins[2], ins[3]);
-    let Logs { best, lse, logp } = log_probabilities(b, compute, x, w, target);
+    let Logs { best, lse, logp } = log_probabilities(b, [x, w, target], compute, cap);
     let sum = -(weight * logp).sum(0);
     vec![sum, logp, lse, best]
 }
@@ -89,13 +90,12 @@ struct Logs<'g> {
 
 fn log_probabilities<'g>(
     b: &'g Builder,
+    [x, w, target]: [Tensor<'g>; 3],
     compute: Compute,
-    x: Tensor<'g>,
-    w: Tensor<'g>,
-    target: Tensor<'g>,
+    cap: Cap,
 ) -> Logs<'g> {
     let (r, v, wide) = (x.dims()[0], w.dims()[0], x.dtype().accumulator());
-    let logits = b.op(product::plain(false, true, wide, compute), &[x, w]);
+    let logits = cap.apply(b.op(product::plain(false, true, wide, compute), &[x, w]));
     let shift = logits.reduce(1, Fold::Max);
     let lse = (shift + (logits - shift).exp().sum(1).log()).reshape(&[r]);
     let target = target.cast(wide);
@@ -105,15 +105,27 @@ fn log_probabilities<'g>(
     Logs { best: shift.reshape(&[r]) - lse, lse, logp: counted * (chosen - lse) }
 }
 
-pub fn expand_grad<'g>(b: &'g Builder, base: bool, compute: Compute, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+pub fn expand_grad<'g>(
+    b: &'g Builder,
+    base: bool,
+    compute: Compute,
+    cap: Cap,
+    ins: &[Tensor<'g>],
+) -> Vec<Tensor<'g>> {
     let wrt = distinct(b, &ins[..2]);
-    let Logs { logp, .. } = log_probabilities(b, compute, wrt[0], wrt[1], ins[2]);
+    let Logs { logp, .. } = log_probabilities(b, [wrt[0], wrt[1], ins[2]], compute, cap);
     with_base(gradients(b, &[(logp, ins[4])], &wrt), base.then(|| ins[5]))
 }
 
-pub fn expand_train<'g>(b: &'g Builder, base: bool, compute: Compute, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+pub fn expand_train<'g>(
+    b: &'g Builder,
+    base: bool,
+    compute: Compute,
+    cap: Cap,
+    ins: &[Tensor<'g>],
+) -> Vec<Tensor<'g>> {
     let wrt = distinct(b, &ins[..2]);
-    let mut outs = expand(b, compute, &[wrt[0], wrt[1], ins[2], ins[3]]);
+    let mut outs = expand(b, compute, cap, &[wrt[0], wrt[1], ins[2], ins[3]]);
     outs.truncate(3);
     outs.extend(with_base(gradients(b, &[(outs[1], -ins[3])], &wrt), base.then(|| ins[4])));
     outs

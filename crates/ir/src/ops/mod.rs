@@ -9,6 +9,7 @@
 pub mod adamw;
 pub mod adamw8;
 pub mod attention;
+pub mod cap;
 pub mod collective;
 pub mod double_norm;
 pub mod dropout;
@@ -39,7 +40,8 @@ use crate::graph::{Graph, Node, SlotId, Value};
 use crate::mesh::Axis;
 use crate::types::{DType, Dims, TensorType};
 use crate::work::Work;
-use attention::{Mask, Segments};
+use attention::{Attend, Mask, Segments};
+use cap::Cap;
 use collective::{Combine, Order};
 use double_norm::DoubleNorm;
 use elementwise::Elementwise;
@@ -169,20 +171,20 @@ ops! {
     /// (table u8 [N, H, W, C], parts i32 [B, 6]) -> u8 [B, height, width, C]: parts of images at one size.
     Resample = "resample" { height: usize, width: usize }
     /// (q [Tq, H, K], k, v [Tk, HK, K], q start, q len?, k start, k len?, intervals?) -> o, lse f32 [Tq, H].
-    Attention = "attention" { scale: f32, mask: Mask, q: Segments, k: Segments }
+    Attention = "attention" { scale: f32, cap: Cap, mask: Mask, q: Segments, k: Segments }
     /// (the inputs of attention, o, lse, do, d lse?) -> dq, dk, dv.
-    AttentionGrad = "attention_grad" { scale: f32, mask: Mask, q: Segments, k: Segments, d_lse: bool }
+    AttentionGrad = "attention_grad" { scale: f32, cap: Cap, mask: Mask, q: Segments, k: Segments, d_lse: bool }
     /// (q [Tq, H, N], k? [Tk, HK, N], v [Tk, HV, D], q start, q len?, k start, k len?, positions i32 [1, Tq]?, table?) ->
     /// o [Tq, H, D].
     LinearAttention = "linear_attention" { scale: f32, mask: LinearMask, q: Segments, k: Keys, rotary: Rotary }
     /// (the inputs of linear attention, do, base of dq?) -> dq, dk?, dv.
     LinearAttentionGrad = "linear_attention_grad" { scale: f32, mask: LinearMask, q: Segments, k: Keys, rotary: Rotary, accumulate: Accumulate }
     /// (x [R, D], w [V, D], target i32 [R], weight f32 [R]) -> -sum of weight * logp [1], logp [R], lse [R].
-    HeadLoss = "head_loss" { compute: Compute }
+    HeadLoss = "head_loss" { compute: Compute, cap: Cap }
     /// (x, w, target, lse, d logp [R], base of dw?) -> dx, dw.
-    HeadLossGrad = "head_loss_grad" { base: bool, compute: Compute }
+    HeadLossGrad = "head_loss_grad" { base: bool, compute: Compute, cap: Cap }
     /// (x, w, target, weight, base of dw?) -> sum, logp, lse, dx, dw in one pass over the logits.
-    HeadLossTrain = "head_loss_train" { base: bool, compute: Compute }
+    HeadLossTrain = "head_loss_train" { base: bool, compute: Compute, cap: Cap }
     /// (w [M, N], a [R, N], b [M, R]) -> 1 / ||w + scale b a|| of every row, f32 [M].
     LowRankNorm = "low_rank_norm" { scale: f64 }
     /// (p, g, m, v, lr [1], scale [1], updates [1], is_finite [1], rank i32 [1]?) -> p, m, v; unchanged where is_finite is 0.
@@ -375,7 +377,7 @@ impl Op {
             &Op::LinearAttention { scale, mask, q, k, rotary } => {
                 linear_attention::vjp(b, &LinearAttend { scale, mask, q, k, rotary }, at)
             }
-            Op::HeadLoss { compute } => head_loss::vjp(b, *compute, at),
+            Op::HeadLoss { compute, cap } => head_loss::vjp(b, *compute, *cap, at),
             Op::Quantize { .. }
             | Op::ThinProduct { .. }
             | Op::RowScatter {}
@@ -447,7 +449,9 @@ impl Op {
             Op::QkNormRopeGrad { .. } => qk_norm_rope::expand_grad(b, self, ins),
             Op::Gated { act, p } => vec![gated::expand(*act, *p, key, ins)],
             Op::GatedGrad { act, again, p } => gated::expand_grad(b, *act, *again, *p, key, ins),
-            Op::Attention { scale, mask, q, k } => attention::expand(b, *scale, *mask, *q, *k, ins),
+            Op::Attention { scale, cap, mask, q, k } => {
+                attention::expand(b, &Attend { scale: *scale, cap: *cap, mask: *mask, q: *q, k: *k }, ins)
+            }
             Op::AttentionGrad { .. } => attention::expand_grad(b, self, ins),
             &Op::LinearAttention { scale, mask, q, k, rotary } => {
                 vec![linear_attention::expand(b, &LinearAttend { scale, mask, q, k, rotary }, ins)]
@@ -455,9 +459,11 @@ impl Op {
             &Op::LinearAttentionGrad { scale, mask, q, k, rotary, accumulate } => {
                 linear_attention::expand_grad(b, &LinearAttend { scale, mask, q, k, rotary }, accumulate, ins)
             }
-            Op::HeadLoss { compute } => head_loss::expand(b, *compute, ins),
-            Op::HeadLossGrad { base, compute } => head_loss::expand_grad(b, *base, *compute, ins),
-            Op::HeadLossTrain { base, compute } => head_loss::expand_train(b, *base, *compute, ins),
+            Op::HeadLoss { compute, cap } => head_loss::expand(b, *compute, *cap, ins),
+            Op::HeadLossGrad { base, compute, cap } => head_loss::expand_grad(b, *base, *compute, *cap, ins),
+            Op::HeadLossTrain { base, compute, cap } => {
+                head_loss::expand_train(b, *base, *compute, *cap, ins)
+            }
             Op::LowRankNorm { scale } => vec![low_rank_norm::expand(*scale, ins)],
             Op::AdamW { .. } => adamw::expand(self, ins),
             Op::AdamW8 { .. } => adamw8::expand(self, ins),
@@ -538,7 +544,7 @@ impl Op {
     pub fn compute(&self) -> Option<Compute> {
         match self {
             Op::Product { compute, .. }
-            | Op::HeadLoss { compute }
+            | Op::HeadLoss { compute, .. }
             | Op::HeadLossGrad { compute, .. }
             | Op::HeadLossTrain { compute, .. } => Some(*compute),
             _ => None,

@@ -7,9 +7,9 @@ use crate::vision::Vision;
 use flatout_settings::{choice, section};
 
 choice! {
-    /// Which products add a learned vector: none, the projections to q, k and v, all of attention's, or every product
-    /// but the head.
-    pub enum Bias { None = "none", Qkv = "qkv", Attention = "attention", All = "all" }
+    /// Which products add a learned vector: none, the projections to q, k and v, all of attention's, every product but the
+    /// head, or the feed-forward's.
+    pub enum Bias { None = "none", Qkv = "qkv", Attention = "attention", All = "all", Ffn = "ffn" }
 }
 
 choice! {
@@ -20,6 +20,11 @@ choice! {
 choice! {
     /// How the learned weights of norms enter: as they are, or added to 1.
     pub enum NormWeights { Plain = "plain", OnePlus = "one_plus" }
+}
+
+choice! {
+    /// What the norm of queries and keys is taken over: each head by itself, or all heads of a token together.
+    pub enum QkNormOver { Head = "head", Heads = "heads" }
 }
 
 choice! {
@@ -39,7 +44,14 @@ choice! {
 
 choice! {
     /// How rotary frequencies are stretched for a context longer than the model was trained at.
-    pub enum RopeScaling { None = "none", Linear = "linear", Llama3 = "llama3", Yarn = "yarn" }
+    pub enum RopeScaling {
+        None = "none",
+        Linear = "linear",
+        Llama3 = "llama3",
+        Yarn = "yarn",
+        Dynamic = "dynamic",
+        Longrope = "longrope",
+    }
 }
 
 section! {
@@ -69,9 +81,11 @@ section! {
         pub norm_eps: f64 = 1e-6,
         /// How the learned weights of norms enter: as they are, or added to 1.
         pub norm_weight: NormWeights = NormWeights::Plain,
+        /// Norms before each half block; without them `post_norms` are all there are.
+        pub pre_norms: bool = true,
         /// Norms of each half block's output as well, before it is added to the residual stream.
         pub post_norms: bool = false,
-        /// Products that add a learned vector: none, q k v, all of attention's, or all but the head.
+        /// Products that add a learned vector: none, q k v, all of attention's, all but the head, or the feed-forward's.
         pub bias: Bias = Bias::None,
         /// The feed-forward's non-linearity; swiglu and geglu are gated, geglu with the tanh form of GELU.
         pub activation: Activation = Activation::Swiglu,
@@ -81,8 +95,14 @@ section! {
         pub window: Option<usize>,
         /// With a window: layers whose number, from 1, this divides see everything; none does where not given.
         pub global_every: Option<usize>,
+        /// With a window: the layers that see everything, by number from 0, where they follow no period.
+        pub global_layers: Option<Vec<usize>>,
         /// Scores are divided by the square root of this; the head size where not given.
         pub score_size: Option<usize>,
+        /// The factor on scores, where it is no such root.
+        pub score_scale: Option<f64>,
+        /// Scores s become cap tanh(s / cap), which stays within the cap; they are as they come where not given.
+        pub score_cap: Option<f64>,
         /// How tokens know where they stand.
         pub positions: Positions = Positions::Rope,
         /// Base of the rotary frequencies.
@@ -91,13 +111,17 @@ section! {
         pub rope_local_theta: Option<f64>,
         /// With a tower: pairs of a head that follow time, height and width, which take turns.
         pub rope_sections: Option<[usize; 3]>,
+        /// Elements of a head that rotate, the first ones; all where not given.
+        pub rope_size: Option<usize>,
+        /// Layers without rotation, by number from 0.
+        pub unrotated_layers: Option<Vec<usize>>,
         /// Which elements of a head rotate together.
         pub rope_pairs: RopePairs = RopePairs::Half,
         /// How rotary frequencies are stretched for longer contexts.
         pub rope_scaling: RopeScaling = RopeScaling::None,
         /// How many times longer the context is; every scaling asks for it.
         pub rope_factor: Option<f64>,
-        /// The context before the stretch; llama3 and yarn ask for it.
+        /// The context before the stretch; every scaling but linear asks for it.
         pub rope_original_context: Option<usize>,
         /// llama3: pairs that turn less often than this in the original context are stretched.
         pub rope_low_freq_factor: f64 = 1.0,
@@ -107,10 +131,16 @@ section! {
         pub rope_beta_fast: f64 = 32.0,
         /// yarn: pairs that turn less often than this in the original context are stretched.
         pub rope_beta_slow: f64 = 1.0,
-        /// yarn: factor on cosines and sines; 1 + ln(rope_factor) / 10 where not given.
+        /// yarn and longrope: factor on cosines and sines; the papers' function of rope_factor where not given.
         pub rope_attention_factor: Option<f64>,
-        /// RMS norm of every query and key head, with a learned weight, before the rotation.
+        /// longrope: what each frequency is divided by in rows no longer than rope_original_context.
+        pub rope_short_factors: Option<Vec<f64>>,
+        /// longrope: what each frequency is divided by in longer rows.
+        pub rope_long_factors: Option<Vec<f64>>,
+        /// RMS norm of queries and keys, with a learned weight, before the rotation.
         pub qk_norm: bool = false,
+        /// What that norm is taken over: each head by itself, or all heads of a token together.
+        pub qk_norm_over: QkNormOver = QkNormOver::Head,
         /// The head shares the embedding's weights.
         pub tied: bool = true,
         /// What the last hidden states become: logits of the next token, or of the class of the whole text.
@@ -123,6 +153,12 @@ section! {
         pub head_dropout: f64 = 0.0,
         /// Factor on the embedding's rows as they enter the first block; a tied head has none.
         pub embed_scale: f64 = 1.0,
+        /// Factor on each half block's output as it is added to the residual stream.
+        pub residual_scale: f64 = 1.0,
+        /// Logits of tokens are divided by it.
+        pub logit_divisor: f64 = 1.0,
+        /// Logits of tokens z become cap tanh(z / cap), which stays within the cap; they are as they come where not given.
+        pub logit_cap: Option<f64>,
         /// Probability of dropping an element of each half block's output.
         pub dropout: f64 = 0.0,
         /// Standard deviation of the initial weights.
@@ -168,10 +204,15 @@ impl DecoderConfig {
             Bias::Qkv => qkv,
             Bias::Attention => qkv + width,
             Bias::All => qkv + width + ups * wide(self.ffn) + width,
+            Bias::Ffn => ups * wide(self.ffn) + width,
         };
         let norm = if self.norm_bias { 2 * width } else { width };
-        let norms = if self.post_norms { 4 * norm } else { 2 * norm };
-        let norms = norms + if self.qk_norm { 2 * head_size } else { 0 };
+        let norms = 2 * norm * (u64::from(self.pre_norms) + u64::from(self.post_norms));
+        let normed_heads = match self.qk_norm_over {
+            QkNormOver::Head => 2,
+            QkNormOver::Heads => wide(self.heads) + wide(self.kv_heads()),
+        };
+        let norms = norms + if self.qk_norm { normed_heads * head_size } else { 0 };
         let embedding = wide(self.vocab) * width;
         let head = match self.head {
             Head::Tokens if self.tied => 0,
@@ -218,15 +259,28 @@ impl DecoderConfig {
             ));
         }
         let head_size = self.head_size();
-        if self.positions == Positions::Rope && !head_size.is_multiple_of(2) {
+        if self.positions == Positions::Rope && self.rope_size.is_none() && !head_size.is_multiple_of(2) {
             return Err(format!(
                 "`model.head_size` is {head_size}, and rotary positions turn pairs, so it must be even"
+            ));
+        }
+        if !self.pre_norms && !self.post_norms {
+            return Err("`model.pre_norms` is false, and without `model.post_norms` no layer has a norm: set one of them".into());
+        }
+        if self.qk_norm_over != QkNormOver::Head && !self.qk_norm {
+            return Err(format!(
+                "`model.qk_norm_over` is {} and `model.qk_norm` is false, which norms nothing",
+                self.qk_norm_over
             ));
         }
         bounds::positive(&[
             ("norm_eps", self.norm_eps),
             ("rope_theta", self.rope_theta),
             ("embed_scale", self.embed_scale),
+            ("residual_scale", self.residual_scale),
+            ("logit_divisor", self.logit_divisor),
+            ("logit_cap", self.logit_cap.unwrap_or(1.0)),
+            ("score_cap", self.score_cap.unwrap_or(1.0)),
             ("init_std", self.init_std),
             ("init_residual", self.init_residual),
         ])?;

@@ -8,7 +8,19 @@ use crate::config::bounds::MAX_EXTENT;
 impl DecoderConfig {
     /// Whether the tokens of a layer, counted from 0, see only a window.
     pub fn is_local(&self, layer: usize) -> bool {
-        self.window.is_some() && self.global_every.is_none_or(|every| !(layer + 1).is_multiple_of(every))
+        let is_listed = self.global_layers.as_ref().is_some_and(|layers| layers.contains(&layer));
+        let is_due = self.global_every.is_some_and(|every| (layer + 1).is_multiple_of(every));
+        self.window.is_some() && !is_listed && !is_due
+    }
+
+    /// The keys that say which layers, of those with a window, see everything: a period where there is one, else a list.
+    pub(crate) fn with_global_layers(self, is_global: impl Fn(usize) -> bool) -> DecoderConfig {
+        let layers = self.layers;
+        let follows = |every: &usize| (0..layers).all(|i| is_global(i) == (i + 1).is_multiple_of(*every));
+        let global_every = (1..=layers).find(follows);
+        let listed: Vec<usize> = (0..layers).filter(|layer| is_global(*layer)).collect();
+        let global_layers = Some(listed).filter(|listed| global_every.is_none() && !listed.is_empty());
+        DecoderConfig { global_every, global_layers, ..self }
     }
 
     /// Which keys the queries of a layer see. A window of W reaches W - 1 tokens back, or W / 2 to either side.
@@ -29,7 +41,8 @@ impl DecoderConfig {
 
     /// The factor on scores.
     pub fn score_scale(&self) -> f32 {
-        1.0 / (self.score_size.unwrap_or(self.head_size()) as f32).sqrt()
+        let root = || 1.0 / (self.score_size.unwrap_or(self.head_size()) as f32).sqrt();
+        self.score_scale.map_or_else(root, |scale| scale as f32)
     }
 
     /// Whether the keys of windows go together; otherwise one sentence that names one.
@@ -43,10 +56,44 @@ impl DecoderConfig {
         }
         let of_windows = [
             ("global_every", self.global_every.is_some()),
+            ("global_layers", self.global_layers.is_some()),
             ("rope_local_theta", self.rope_local_theta.is_some()),
         ];
         if let Some((key, _)) = of_windows.into_iter().find(|(_, given)| *given && self.window.is_none()) {
             return Err(format!("`model.{key}` has no use without `model.window`: no layer is local"));
+        }
+        if self.global_every.is_some() && self.global_layers.is_some() {
+            return Err("`model.global_every` and `model.global_layers` say the same: leave one out".into());
+        }
+        for (key, layers) in
+            [("global_layers", &self.global_layers), ("unrotated_layers", &self.unrotated_layers)]
+        {
+            let outside = layers.iter().flatten().find(|layer| **layer >= self.layers);
+            if let Some(layer) = outside {
+                return Err(format!(
+                    "`model.{key}` names layer {layer}, and the last of {} layers is {}",
+                    self.layers,
+                    self.layers - 1
+                ));
+            }
+        }
+        match self.score_scale {
+            Some(scale) if !(scale.is_finite() && scale > 0.0) => {
+                return Err(format!("`model.score_scale` is {scale} and must be a number above 0"));
+            }
+            Some(_) if self.score_size.is_some() => {
+                return Err(
+                    "`model.score_scale` and `model.score_size` both say the factor on scores: leave one out"
+                        .into(),
+                );
+            }
+            _ => {}
+        }
+        if self.unrotated_layers.is_some() && self.positions != Positions::Rope {
+            return Err(format!(
+                "`model.unrotated_layers` has no use while `model.positions` is {}",
+                self.positions
+            ));
         }
         match self.rope_local_theta {
             Some(theta) if !(theta.is_finite() && theta > 0.0) => {
@@ -97,9 +144,25 @@ mod tests {
     }
 
     #[test]
+    fn layers_without_a_period_are_listed() {
+        let global = |of: fn(usize) -> bool| {
+            let c = DecoderConfig { global_every: None, ..local() }.with_global_layers(of);
+            assert_eq!(c.validate(), Ok(()));
+            assert!((0..12).all(|layer| c.is_local(layer) != of(layer)));
+            (c.global_every, c.global_layers)
+        };
+        assert_eq!(global(|layer| layer % 4 == 3), (Some(4), None));
+        assert_eq!(global(|layer| layer < 3), (None, Some(vec![0, 1, 2])));
+        assert_eq!(global(|layer| layer == 11), (Some(12), None));
+        assert_eq!(global(|_| false), (None, None));
+        assert_eq!(global(|_| true), (Some(1), None));
+    }
+
+    #[test]
     fn scores_are_divided_by_the_root_of_what_is_said() {
         assert_eq!(local().score_scale(), 1.0 / 8f32.sqrt());
         assert_eq!(DecoderConfig { score_size: Some(16), ..local() }.score_scale(), 0.25);
+        assert_eq!(DecoderConfig { score_scale: Some(0.375), ..local() }.score_scale(), 0.375);
     }
 
     #[test]
@@ -113,6 +176,10 @@ mod tests {
         refused(|c| c.window = Some(0), "`model.window` must be from 1 to");
         refused(|c| c.global_every = Some(0), "`model.global_every` must be from 1 to");
         refused(|c| c.score_size = Some(0), "`model.score_size` must be from 1 to");
+        refused(|c| c.score_scale = Some(0.0), "`model.score_scale` is 0");
+        refused(|c| (c.score_scale, c.score_size) = (Some(0.1), Some(4)), "leave one out");
+        refused(|c| c.global_layers = Some(vec![1]), "`model.global_every` and `model.global_layers`");
+        refused(|c| c.unrotated_layers = Some(vec![12]), "names layer 12, and the last of 12 layers is 11");
         refused(|c| c.window = None, "`model.global_every` has no use without `model.window`");
         refused(|c| c.rope_local_theta = Some(-1.0), "`model.rope_local_theta` is -1");
         refused(|c| c.positions = Positions::None, "has no use while `model.positions` is none");

@@ -1,6 +1,7 @@
 //! The attention half of a block: projections to heads, norms and rotation of queries and keys, attention, output.
 
 use flatout_ir::ops::attention::{Attend, Mask, Masking, Segments};
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::ops::norm::NormSpec;
 use flatout_ir::ops::rope::RopeSpec;
 use flatout_ir::{Builder, DType, Init, Tensor};
@@ -16,6 +17,15 @@ pub struct Heads {
     pub size: usize,
     /// The factor on scores.
     pub scale: f32,
+    /// What scores are kept within.
+    pub cap: Cap,
+}
+
+impl Heads {
+    /// As many of keys as of queries, and scores divided by the root of their size.
+    pub fn plain(count: usize, size: usize) -> Heads {
+        Heads { count, kv_count: count, size, scale: 1.0 / (size as f32).sqrt(), cap: Cap::NONE }
+    }
 }
 
 /// Which tokens see which: how the token axis is cut into sequences, and the keys and values of earlier runs.
@@ -76,10 +86,31 @@ pub fn bounds<'g>(b: &'g Builder, name: &str, sequences: usize) -> (Tensor<'g>, 
     (of("start"), of("len"))
 }
 
-/// Where tokens stand, i32 [axes, T], and how that turns queries and keys.
+/// Where tokens stand, i32 [axes, T], and how that turns queries and keys: of each head the first elements, as many as the
+/// frequencies have pairs for.
 pub struct Rotation<'g> {
     pub positions: Tensor<'g>,
     pub spec: RopeSpec,
+}
+
+impl<'g> Rotation<'g> {
+    fn apply(&self, x: Tensor<'g>) -> Tensor<'g> {
+        let (size, turned) = (x.dims()[2], 2 * self.spec.axis_of_freq.len());
+        if turned == size {
+            return x.rope(self.positions, &self.spec);
+        }
+        let rest = x.slice(2, turned, size - turned);
+        x.b.concat(&[x.slice(2, 0, turned).rope(self.positions, &self.spec), rest], 2)
+    }
+}
+
+/// The norm of queries and keys.
+#[derive(Clone, Copy, Debug)]
+pub enum HeadNorm {
+    /// Of every head.
+    Each(NormSpec),
+    /// Of all heads of a token together, before they are told apart.
+    All(NormSpec),
 }
 
 #[derive(Clone, Debug)]
@@ -88,8 +119,10 @@ pub struct Attention {
     wq: Linear,
     wk: Linear,
     wv: Linear,
-    /// Of every query and key head.
+    /// Of queries and keys.
     norms: Option<[Norm; 2]>,
+    /// Whether those are over all heads of a token together, and not over each.
+    norms_join_heads: bool,
     wo: Linear,
 }
 
@@ -100,10 +133,15 @@ impl Attention {
         b: &Builder,
         width: usize,
         heads: Heads,
-        norm: Option<NormSpec>,
+        norm: Option<HeadNorm>,
         biases: [bool; 2],
         [inward, outward]: [Init; 2],
     ) -> Attention {
+        let norms = |spec: NormSpec, sizes: [usize; 2]| {
+            [("q_norm", sizes[0]), ("k_norm", sizes[1])]
+                .map(|(name, size)| Norm::declare(b, name, size, spec))
+        };
+        let Heads { count, kv_count, size, .. } = heads;
         let into =
             |name: &str, count: usize| Linear::named(b, name, [count * heads.size, width], inward, biases[0]);
         Attention {
@@ -111,7 +149,11 @@ impl Attention {
             wq: into("wq", heads.count),
             wk: into("wk", heads.kv_count),
             wv: into("wv", heads.kv_count),
-            norms: norm.map(|spec| ["q_norm", "k_norm"].map(|name| Norm::declare(b, name, heads.size, spec))),
+            norms: norm.map(|norm| match norm {
+                HeadNorm::Each(spec) => norms(spec, [size; 2]),
+                HeadNorm::All(spec) => norms(spec, [count * size, kv_count * size]),
+            }),
+            norms_join_heads: matches!(norm, Some(HeadNorm::All(_))),
             wo: Linear::named(b, "wo", [width, heads.count * heads.size], outward, biases[1]),
         }
     }
@@ -124,15 +166,27 @@ impl Attention {
     }
 
     pub fn queries<'g>(&self, b: &'g Builder, x: Tensor<'g>) -> Tensor<'g> {
-        self.to_heads(b, x, &self.wq, self.heads.count)
+        let norm = self.norm(0, true);
+        self.to_heads(b, x, &self.wq, norm, self.heads.count)
     }
 
     pub fn keys_values<'g>(&self, b: &'g Builder, x: Tensor<'g>) -> [Tensor<'g>; 2] {
-        [&self.wk, &self.wv].map(|product| self.to_heads(b, x, product, self.heads.kv_count))
+        let norm = self.norm(1, true);
+        [(&self.wk, norm), (&self.wv, None)]
+            .map(|(product, norm)| self.to_heads(b, x, product, norm, self.heads.kv_count))
     }
 
-    fn to_heads<'g>(&self, b: &'g Builder, x: Tensor<'g>, product: &Linear, heads: usize) -> Tensor<'g> {
-        product.apply(b, x).reshape(&[x.dims()[0], heads, self.heads.size])
+    fn to_heads<'g>(
+        &self,
+        b: &'g Builder,
+        x: Tensor<'g>,
+        product: &Linear,
+        norm: Option<&Norm>,
+        heads: usize,
+    ) -> Tensor<'g> {
+        let y = product.apply(b, x);
+        let y = norm.map_or(y, |norm| norm.apply(b, y));
+        y.reshape(&[x.dims()[0], heads, self.heads.size])
     }
 
     /// Queries and keys normed and turned.
@@ -144,10 +198,14 @@ impl Attention {
     ) -> [Tensor<'g>; 2] {
         let place = |x: Tensor<'g>, norm: Option<&Norm>| {
             let x = norm.map_or(x, |norm| norm.apply(b, x));
-            rotation.map_or(x, |rotation| x.rope(rotation.positions, &rotation.spec))
+            rotation.map_or(x, |rotation| rotation.apply(x))
         };
-        let norms = self.norms.as_ref();
-        [place(q, norms.map(|n| &n[0])), place(k, norms.map(|n| &n[1]))]
+        [place(q, self.norm(0, false)), place(k, self.norm(1, false))]
+    }
+
+    /// The norm of queries (0) or keys (1), where it is over all heads together or over each.
+    fn norm(&self, of: usize, joins_heads: bool) -> Option<&Norm> {
+        self.norms.as_ref().filter(|_| self.norms_join_heads == joins_heads).map(|norms| &norms[of])
     }
 
     /// What heads gather, [T, H, K], to the residual stream [T, D].
@@ -177,7 +235,8 @@ impl Attention {
 
     /// The heads' outputs [T, H, K] for queries [T, H, K] over keys and values.
     pub fn attend_to<'g>(&self, [q, k, v]: [Tensor<'g>; 3], sight: &Sight<'g>, mask: Mask) -> Tensor<'g> {
-        let attend = Attend { scale: self.heads.scale, mask, q: sight.q, k: sight.k };
+        let Heads { scale, cap, .. } = self.heads;
+        let attend = Attend { scale, cap, mask, q: sight.q, k: sight.k };
         q.attention(k, v, &attend, &sight.masking)
     }
 

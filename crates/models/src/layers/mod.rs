@@ -14,7 +14,7 @@ mod norm;
 pub mod patches;
 pub mod pooling;
 
-pub use attention::{Attention, Heads, Rotation, Sight, bounds};
+pub use attention::{Attention, HeadNorm, Heads, Rotation, Sight, bounds};
 pub use cache::Cache;
 pub use dropout::Draw;
 pub use feed_forward::FeedForward;

@@ -32,27 +32,25 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<(VitConfig, Vec<String>), String> {
             ));
         }
     };
-    for (name, only) in [
-        ("use_swiglu_ffn", json!(false)),
-        ("qkv_bias", json!(true)),
-        ("hidden_act", json!("gelu")),
-        ("num_channels", json!(CHANNELS)),
-    ] {
-        if let Some(value) = f.get(name).filter(|value| **value != only) {
-            return Err(format!("its `{name}` is {value}, and here there is only {only}"));
+    let swiglu = f.flag("use_swiglu_ffn")?;
+    for (name, only) in
+        [("qkv_bias", json!(true)), ("hidden_act", json!("gelu")), ("num_channels", json!(CHANNELS))]
+    {
+        // A gated feed-forward has its own non-linearity, whatever the field says.
+        if !(swiglu && name == "hidden_act") {
+            f.only(name, only.clone(), &only.to_string())?;
         }
     }
     let width = f.extent_or("hidden_size", 768)?;
-    let (patch, image_size) = (f.extent_or("patch_size", 14)?, f.extent_or("image_size", 224)?);
-    if patch == 0 || !image_size.is_multiple_of(patch) {
-        return Err(format!("its `patch_size` {patch} does not divide its `image_size` {image_size}"));
-    }
+    let (patch, image_size) = patches(f, 14)?;
+    let ratio = f.extent_or("mlp_ratio", 4)?;
     let classes = if has_head { class_heads::names(f)? } else { vec![] };
     let vit = VitConfig {
         width,
         layers: f.extent_or("num_hidden_layers", 12)?,
         heads: f.extent_or("num_attention_heads", 12)?,
-        ffn: Some(width * f.extent_or("mlp_ratio", 4)?),
+        ffn: Some(if swiglu { gated(width, ratio) } else { width * ratio }),
+        swiglu,
         patch,
         image_size,
         grid: Some(image_size / patch),
@@ -67,6 +65,26 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<(VitConfig, Vec<String>), String> {
     Ok((vit, classes))
 }
 
+/// Pixels of a patch and of the images that positions are of, a side each.
+pub(super) fn patches(f: &Fields<'_>, patch: usize) -> Result<(usize, usize), String> {
+    let (patch, image_size) = (f.extent_or("patch_size", patch)?, f.extent_or("image_size", 224)?);
+    match image_size.is_multiple_of(patch) {
+        true => Ok((patch, image_size)),
+        false => Err(format!("its `patch_size` {patch} does not divide its `image_size` {image_size}")),
+    }
+}
+
+/// The inner size of a gated feed-forward: two thirds of an ungated one's, up to a multiple of 8.
+fn gated(width: usize, ratio: usize) -> usize {
+    (width * ratio * 2 / 3).next_multiple_of(8)
+}
+
+/// The `mlp_ratio` by which the library comes to a feed-forward.
+fn ratio(c: &VitConfig) -> Option<usize> {
+    let sizes = |ratio: usize| if c.swiglu { gated(c.width, ratio) } else { c.width * ratio };
+    (1..=64).find(|ratio| sizes(*ratio) == c.ffn())
+}
+
 /// The library's class, with a head of classes or without.
 fn class_of(model_type: &str, has_head: bool) -> &'static str {
     match (model_type == WITH_REGISTERS, has_head) {
@@ -79,11 +97,10 @@ fn class_of(model_type: &str, has_head: bool) -> &'static str {
 
 /// Whether a vision transformer is a DINOv2; otherwise the key that is in the way.
 pub(crate) fn fits(c: &VitConfig) -> Result<(), String> {
-    let whole_ratio = c.ffn().is_multiple_of(c.width);
     let asked = [
         ("pooling", c.pooling == Pooling::ClsMean, "cls_mean"),
         ("layer_scale", c.layer_scale.is_some(), "a number"),
-        ("ffn", whole_ratio, "a multiple of model.width"),
+        ("ffn", ratio(c).is_some(), "a multiple of model.width, or two thirds of one where it is gated"),
         (
             "antialias",
             c.antialias == (c.registers > 0) || [c.grid(); 2] == c.patches(),
@@ -105,7 +122,7 @@ pub(crate) fn write(c: &VitConfig, dtype: &str) -> Result<Value, String> {
         "hidden_size": c.width,
         "num_hidden_layers": c.layers,
         "num_attention_heads": c.heads,
-        "mlp_ratio": c.ffn() / c.width,
+        "mlp_ratio": ratio(c),
         "hidden_act": "gelu",
         "layer_norm_eps": c.norm_eps,
         "layerscale_value": c.layer_scale,
@@ -114,7 +131,7 @@ pub(crate) fn write(c: &VitConfig, dtype: &str) -> Result<Value, String> {
         "patch_size": c.patch,
         "num_channels": CHANNELS,
         "qkv_bias": true,
-        "use_swiglu_ffn": false,
+        "use_swiglu_ffn": c.swiglu,
         "use_mask_token": false,
         "initializer_range": c.init_std,
         "torch_dtype": dtype,
@@ -133,9 +150,25 @@ pub(crate) fn write(c: &VitConfig, dtype: &str) -> Result<Value, String> {
 /// Where every weight lies.
 pub(crate) fn stored(c: &VitConfig) -> Result<Vec<Stored>, String> {
     fits(c)?;
-    let (d, f, grid) = (c.width, c.ffn(), c.grid());
     let base = if c.registers > 0 { WITH_REGISTERS } else { PLAIN };
+    let ffn = if c.swiglu { ["mlp.weights_in", "mlp.weights_out"] } else { ["mlp.fc1", "mlp.fc2"] };
+    Ok(stored_as(c, &Names { base, norms: ["norm1", "norm2"], ffn }))
+}
+
+/// What the library's vision transformers name differently.
+pub(super) struct Names {
+    pub base: &'static str,
+    pub norms: [&'static str; 2],
+    /// Up, with the gate before it in its rows where there is one, and down.
+    pub ffn: [&'static str; 2],
+}
+
+/// Where every weight of a vision transformer with these names lies.
+pub(super) fn stored_as(c: &VitConfig, names: &Names) -> Vec<Stored> {
+    let (d, f, grid) = (c.width, c.ffn(), c.grid());
+    let Names { base, norms: [first, second], ffn: [up, down] } = *names;
     let mut all = vec![];
+    let mut joined = vec![];
     let mut add =
         |ours: String, theirs: String, dims: &[usize]| all.push(Stored::whole(ours, theirs, dims.to_vec()));
     let of = |name: &str| format!("{base}.{name}");
@@ -150,11 +183,12 @@ pub(crate) fn stored(c: &VitConfig) -> Result<Vec<Stored>, String> {
             |name: &str| format!("layers.{i}.{name}"),
             |name: &str| of(&format!("encoder.layer.{i}.{name}")),
         );
-        for (name, norm) in [("attn_norm", "norm1"), ("ffn_norm", "norm2")] {
+        for (name, norm) in [("attn_norm", first), ("ffn_norm", second)] {
             add(ours(name), theirs(&format!("{norm}.weight")), &[d]);
             add(ours(&format!("{name}_bias")), theirs(&format!("{norm}.bias")), &[d]);
         }
-        for (name, scale) in [("attn_scale", "layer_scale1"), ("ffn_scale", "layer_scale2")] {
+        let scales = [("attn_scale", "layer_scale1"), ("ffn_scale", "layer_scale2")];
+        for (name, scale) in scales.into_iter().filter(|_| c.layer_scale.is_some()) {
             add(ours(name), theirs(&format!("{scale}.lambda1")), &[d]);
         }
         for (name, product, out, into) in [
@@ -162,11 +196,20 @@ pub(crate) fn stored(c: &VitConfig) -> Result<Vec<Stored>, String> {
             ("attn.wk", "attention.attention.key", d, d),
             ("attn.wv", "attention.attention.value", d, d),
             ("attn.wo", "attention.output.dense", d, d),
-            ("ffn.up", "mlp.fc1", f, d),
-            ("ffn.down", "mlp.fc2", d, f),
+            ("ffn.down", down, d, f),
         ] {
             add(ours(name), theirs(&format!("{product}.weight")), &[out, into]);
             add(ours(&format!("{name}_bias")), theirs(&format!("{product}.bias")), &[out]);
+        }
+        let parts = if c.swiglu { vec!["ffn.gate", "ffn.up"] } else { vec!["ffn.up"] };
+        let rows = parts.len() * f;
+        for (part, name) in parts.into_iter().enumerate() {
+            let mut part_of = |ours: String, theirs: String, dims: Vec<usize>| {
+                let within = Within::Rows(part * f..(part + 1) * f);
+                joined.push(Stored { ours, theirs, dims, within });
+            };
+            part_of(ours(name), theirs(&format!("{up}.weight")), vec![rows, d]);
+            part_of(ours(&format!("{name}_bias")), theirs(&format!("{up}.bias")), vec![rows]);
         }
     }
     add("norm".into(), of("layernorm.weight"), &[d]);
@@ -183,7 +226,8 @@ pub(crate) fn stored(c: &VitConfig) -> Result<Vec<Stored>, String> {
             vec![d, CHANNELS, c.patch, c.patch],
         )
     });
-    Ok(all)
+    all.extend(joined);
+    all
 }
 
 /// Other names of a weight: those of a file of the base model, without a head.

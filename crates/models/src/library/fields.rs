@@ -26,9 +26,36 @@ impl<'a> Fields<'a> {
         number.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a number"))
     }
 
+    /// A number that may be absent.
+    pub fn number(&self, name: &str) -> Result<Option<f64>, String> {
+        self.get(name).map(|_| self.number_or(name, 0.0)).transpose()
+    }
+
     pub fn flag(&self, name: &str) -> Result<bool, String> {
-        let Some(value) = self.get(name) else { return Ok(false) };
+        self.flag_or(name, false)
+    }
+
+    pub fn flag_or(&self, name: &str, default: bool) -> Result<bool, String> {
+        let Some(value) = self.get(name) else { return Ok(default) };
         value.as_bool().ok_or_else(|| format!("its `{name}` is {value}, and wants to be true or false"))
+    }
+
+    /// A field that, where it is there, has this value; `supported` says what there is here.
+    pub fn only(&self, name: &str, value: Value, supported: &str) -> Result<(), String> {
+        let Some(found) = self.get(name).filter(|found| **found != value) else { return Ok(()) };
+        let shown = found.to_string();
+        let shown = if shown.len() > 60 { "given".to_string() } else { shown };
+        Err(format!("its `{name}` is {shown}, and here there is only {supported}"))
+    }
+
+    /// A list of numbers.
+    pub fn numbers(&self, name: &str) -> Result<Option<Vec<f64>>, String> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let numbers = value.as_array().and_then(|all| all.iter().map(Value::as_f64).collect());
+        match numbers {
+            Some(numbers) => Ok(Some(numbers)),
+            None => Err(format!("its `{name}` is not a list of numbers")),
+        }
     }
 
     /// One token or a list of them.

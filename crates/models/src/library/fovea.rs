@@ -18,7 +18,7 @@ const TOWER: &str = "encoder.dino";
 /// Reads the whole file, or says in a sentence which field stands in the way.
 pub(crate) fn read(outer: &Fields<'_>) -> Result<DecoderConfig, String> {
     let text = outer.part("text_config")?;
-    let model = llama::read(&text, false).map_err(|why| format!("in its `text_config`: {why}"))?;
+    let model = llama::read(&text).map_err(|why| format!("in its `text_config`: {why}"))?;
     let vision = outer.part("vision_config")?;
     let (vit, _) = dinov2::read(&vision).map_err(|why| format!("in its `vision_config`: {why}"))?;
     let fovea = FoveaConfig {
@@ -34,6 +34,11 @@ pub(crate) fn read(outer: &Fields<'_>) -> Result<DecoderConfig, String> {
 pub fn tower(vit: &VitConfig, own: &FoveaConfig) -> Result<FoveaConfig, String> {
     if vit.registers > 0 {
         return Err("it has registers, and a foveated tower has none: give a DINOv2 without them".into());
+    }
+    if vit.swiglu {
+        return Err(
+            "its feed-forward is gated, and a foveated tower's is not: give a DINOv2 with GELU".into()
+        );
     }
     Ok(FoveaConfig {
         width: vit.width,
@@ -108,8 +113,8 @@ pub(crate) fn write(c: &DecoderConfig, v: &FoveaConfig, common: Map<String, Valu
     let dtype = common.get("dtype").and_then(Value::as_str).unwrap_or("float32");
     let vision = dinov2::write(&published(v), dtype)?;
     let mut text = Value::Object(common.clone());
-    for (name, value) in llama::write(c).as_object().expect("an object was just made") {
-        text[name.as_str()] = value.clone();
+    for (name, value) in llama::write(c) {
+        text[name] = value;
     }
     let mut config = Value::Object(common);
     config.as_object_mut().expect("it is an object").remove("vocab_size");
@@ -199,12 +204,9 @@ mod tests {
             let sentence = write(&model).expect_err(words);
             assert!(sentence.contains(words), "{sentence:?} lacks {words:?}");
         };
-        refused(
-            DecoderConfig { qk_norm: true, ..small() },
-            "published beside a Llama, and this one is a qwen3",
-        );
+        refused(DecoderConfig { qk_norm: true, ..small() }, "beside a llama, and this one is a qwen3");
         refused(DecoderConfig { activation: Activation::Geglu, ..small() }, "model.activation = geglu");
-        refused(DecoderConfig { bias: Bias::Qkv, ..small() }, "model.bias = qkv");
+        refused(DecoderConfig { bias: Bias::Qkv, ..small() }, "beside a llama, and this one is a qwen2");
         let mut written = write(&small()).unwrap();
         written["vision_config"]["model_type"] = json!("dinov2_with_registers");
         written["vision_config"]["architectures"] = json!(["Dinov2WithRegistersModel"]);

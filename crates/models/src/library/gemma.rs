@@ -1,45 +1,51 @@
-//! Gemma-3 as the `transformers` library describes it: its fields, its names, and the text part of the models that see
-//! images as well.
+//! Gemma-2 and Gemma-3 as the `transformers` library describes them: their fields, their names, and the text part of the
+//! models that see images as well.
 //!
-//! Norms multiply by 1 + w and stand before and behind each half of a block. Five layers of six see a window, with
-//! frequencies of their own. The embedding's rows are multiplied by the root of the width, rounded to the type of the
-//! weights, as the library does it.
+//! Norms multiply by 1 + w and stand before and behind each half of a block. Some layers see a window: every other one of
+//! Gemma-2, five of six of Gemma-3, with frequencies of their own. The embedding's rows are multiplied by the root of the
+//! width, rounded to the type of the weights, as the library does it. Gemma-2 caps scores and logits; Gemma-3 norms queries
+//! and keys instead, and may cap logits.
 
 use serde_json::{Map, Value, json};
 
+use super::architecture::Architecture;
 use super::fields::Fields;
-use super::rope;
-use crate::config::{
-    Activation, Attention, Bias, DecoderConfig, Norm, NormWeights, Positions, RopePairs, RopeScaling,
+use super::layer_kinds::{self, object};
+use super::{llama, rope};
+use crate::config::{Activation, Attention, Bias, DecoderConfig, NormWeights, RopeScaling};
+
+pub(crate) const GEMMA2: Architecture = Architecture {
+    model_type: "gemma2",
+    class: "Gemma2ForCausalLM",
+    class_of_classes: Some("Gemma2ForSequenceClassification"),
+    read: read_gemma2,
+    write: write_gemma2,
+    stored: llama::stored_whole,
+    scales_embeddings: true,
+};
+
+pub(crate) const GEMMA3: Architecture = Architecture {
+    model_type: "gemma3_text",
+    class: "Gemma3ForCausalLM",
+    class_of_classes: Some("Gemma3TextForSequenceClassification"),
+    read: read_gemma3,
+    write: write_gemma3,
+    stored: llama::stored_whole,
+    scales_embeddings: true,
 };
 
 /// The library's own defaults: a file leaves out what equals them, and the files of the 4B do.
-const DEFAULTS: Defaults = Defaults {
-    vocab: 262_208,
-    width: 2304,
-    ffn: 9216,
-    layers: 26,
-    heads: 8,
-    kv_heads: 4,
-    head_size: 256,
-    context: 131_072,
-    window: 4096,
-    global_every: 6,
-    score_size: 256,
-};
+const OF_GEMMA3: Defaults =
+    Defaults { vocab: 262_208, context: 131_072, global_every: 6, score_cap: None, logit_cap: None };
+const OF_GEMMA2: Defaults =
+    Defaults { vocab: 256_000, context: 8192, global_every: 2, score_cap: Some(50.0), logit_cap: Some(30.0) };
 
 struct Defaults {
     vocab: usize,
-    width: usize,
-    ffn: usize,
-    layers: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_size: usize,
     context: usize,
-    window: usize,
     global_every: usize,
-    score_size: usize,
+    score_cap: Option<f64>,
+    logit_cap: Option<f64>,
 }
 
 /// Where the text part's names begin in files of models that see images: as published, and as newer versions write it.
@@ -73,97 +79,61 @@ fn rounded(x: f64, digits: i32) -> f64 {
     (x / last).round_ties_even() * last
 }
 
-/// Whether a decoder is a Gemma-3 whose weights have this type; otherwise the key that is in the way.
-pub(crate) fn fits(c: &DecoderConfig) -> Result<(), String> {
-    let asked = [
-        ("norm", c.norm == Norm::Rms, "rms"),
-        ("norm_bias", !c.norm_bias, "false"),
-        ("norm_weight", c.norm_weight == NormWeights::OnePlus, "one_plus"),
-        ("post_norms", c.post_norms, "true"),
-        ("bias", matches!(c.bias, Bias::None | Bias::Attention), "none or attention"),
-        ("activation", c.activation == Activation::Geglu, "geglu"),
-        ("positions", c.positions == Positions::Rope, "rope"),
-        ("rope_pairs", c.rope_pairs == RopePairs::Half, "half"),
-        ("qk_norm", c.qk_norm, "true"),
-        ("window", c.window.is_some(), "given"),
-    ];
-    match asked.into_iter().find(|(_, fits, _)| !fits) {
-        Some((key, _, wanted)) => Err(format!("Gemma-3 has another `model.{key}`: {wanted}")),
-        None => Ok(()),
-    }
-}
-
-/// The fields of the text part, with those beside it where there are any.
-pub(crate) fn read(f: &Fields<'_>, dtype: Option<&str>) -> Result<DecoderConfig, String> {
-    let d = DEFAULTS;
-    for (name, value) in [
-        ("attn_logit_softcapping", f.get("attn_logit_softcapping")),
-        ("final_logit_softcapping", f.get("final_logit_softcapping")),
-    ] {
-        if let Some(value) = value {
-            return Err(format!("its `{name}` is {value}, and here logits and scores are not capped"));
-        }
-    }
+/// What both have in common, without rotations.
+fn read_common(f: &Fields<'_>, d: &Defaults) -> Result<DecoderConfig, String> {
     for name in ["hidden_activation", "hidden_act"] {
-        if let Some(value) = f.get(name).filter(|value| *value != "gelu_pytorch_tanh") {
-            return Err(format!("its `{name}` is {value}, and here there is only gelu_pytorch_tanh"));
-        }
+        f.only(name, json!("gelu_pytorch_tanh"), "gelu_pytorch_tanh")?;
     }
-    let width = f.extent_or("hidden_size", d.width)?;
-    let layers = f.extent_or("num_hidden_layers", d.layers)?;
-    let head_size = f.extent_or("head_dim", d.head_size)?;
-    let score_size = f.extent_or("query_pre_attn_scalar", d.score_size)?;
+    // A cap that is null is none, and one that is absent is the library's.
+    let cap = |name: &str, default: Option<f64>| match f.0.get(name) {
+        None => Ok(default),
+        Some(_) => f.number(name),
+    };
+    let head_size = f.extent_or("head_dim", 256)?;
+    let score_size = f.extent_or("query_pre_attn_scalar", 256)?;
     let model = DecoderConfig {
-        width,
-        layers,
-        heads: f.extent_or("num_attention_heads", d.heads)?,
-        kv_heads: Some(f.extent_or("num_key_value_heads", d.kv_heads)?),
+        width: f.extent_or("hidden_size", 2304)?,
+        layers: f.extent_or("num_hidden_layers", 26)?,
+        heads: f.extent_or("num_attention_heads", 8)?,
+        kv_heads: Some(f.extent_or("num_key_value_heads", 4)?),
         head_size: Some(head_size),
-        ffn: f.extent_or("intermediate_size", d.ffn)?,
+        ffn: f.extent_or("intermediate_size", 9216)?,
         vocab: f.extent_or("vocab_size", d.vocab)?,
         context: f.extent_or("max_position_embeddings", d.context)?,
         norm_eps: f.number_or("rms_norm_eps", 1e-6)?,
         norm_weight: NormWeights::OnePlus,
         post_norms: true,
-        bias: if f.flag("attention_bias")? { Bias::Attention } else { Bias::None },
+        bias: llama::attention_bias(f)?,
         activation: Activation::Geglu,
         attention: match f.flag("use_bidirectional_attention")? {
             true => Attention::Bidirectional,
             false => Attention::Causal,
         },
-        window: Some(f.extent_or("sliding_window", d.window)?),
-        global_every: global_every(f, layers)?,
         score_size: (score_size != head_size).then_some(score_size),
-        qk_norm: true,
-        tied: f.get("tie_word_embeddings").is_none() || f.flag("tie_word_embeddings")?,
-        embed_scale: embed_scale(width, dtype.unwrap_or("bfloat16")),
+        score_cap: cap("attn_logit_softcapping", d.score_cap)?,
+        logit_cap: cap("final_logit_softcapping", d.logit_cap)?,
+        tied: f.flag_or("tie_word_embeddings", true)?,
         ..DecoderConfig::default()
     };
-    rotations(f, model)
+    // The period is of files before `layer_types`.
+    let every = f.extent_or("sliding_window_pattern", d.global_every)?;
+    let window = f.extent_or("sliding_window", 4096)?;
+    layer_kinds::read(f, model, Some(window), |layer| !(layer + 1).is_multiple_of(every))
 }
 
-/// Which layers see everything: a list by layer, or the older period.
-fn global_every(f: &Fields<'_>, layers: usize) -> Result<Option<usize>, String> {
-    let Some(kinds) = f.get("layer_types") else {
-        return Ok(Some(f.extent_or("sliding_window_pattern", DEFAULTS.global_every)?));
-    };
-    let kinds: Option<Vec<&str>> = kinds.as_array().map(|all| all.iter().filter_map(Value::as_str).collect());
-    let Some(kinds) = kinds.filter(|kinds| kinds.len() == layers) else {
-        return Err(format!("its `layer_types` is not a list of {layers} names, one a layer"));
-    };
-    if let Some(other) = kinds.iter().find(|kind| !["sliding_attention", "full_attention"].contains(kind)) {
+fn read_gemma2(f: &Fields<'_>) -> Result<DecoderConfig, String> {
+    f.rope(read_common(f, &OF_GEMMA2)?)
+}
+
+fn read_gemma3(f: &Fields<'_>) -> Result<DecoderConfig, String> {
+    let model = read_common(f, &OF_GEMMA3)?;
+    if let Some(cap) = model.score_cap {
         return Err(format!(
-            "its `layer_types` has {other:?}, and here there is sliding_attention and full_attention"
+            "its `attn_logit_softcapping` is {cap}, which the library's Gemma-3 reads and never applies: leave the field out \
+             to compute what it computes"
         ));
     }
-    let follows = |every: usize| {
-        kinds.iter().enumerate().all(|(i, kind)| (*kind == "full_attention") == (i + 1).is_multiple_of(every))
-    };
-    match (1..=layers).find(|every| follows(*every)) {
-        Some(every) => Ok(Some(every)),
-        None if kinds.iter().all(|kind| *kind == "sliding_attention") => Ok(None),
-        None => Err("its `layer_types` follow no period, and here every so-many-th layer is global".into()),
-    }
+    rotations(f, DecoderConfig { qk_norm: true, ..model })
 }
 
 /// Frequencies of global and local layers: one object a kind, or the older fields.
@@ -205,63 +175,61 @@ fn rotations(f: &Fields<'_>, model: DecoderConfig) -> Result<DecoderConfig, Stri
             local.rope_scaling
         ));
     }
-    Ok(DecoderConfig { rope_local_theta: Some(local.rope_theta), ..model })
+    let has_local = model.window.is_some();
+    Ok(DecoderConfig { rope_local_theta: has_local.then_some(local.rope_theta), ..model })
 }
 
-/// The fields of a decoder that fits, with weights of this type.
-pub(crate) fn write(c: &DecoderConfig, dtype: &str) -> Result<Value, String> {
+/// What both have in common, without rotations.
+fn write_common(c: &DecoderConfig) -> Map<String, Value> {
+    let fields = llama::write_dimensions(c).into_iter().filter(|(name, _)| name != "hidden_act");
+    let own = object(json!({
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": c.bias == Bias::Attention,
+        "query_pre_attn_scalar": c.score_size.unwrap_or(c.head_size()),
+        "sliding_window": c.window.unwrap_or(c.context),
+        "layer_types": layer_kinds::write(c),
+        "use_bidirectional_attention": c.attention == Attention::Bidirectional,
+        "attn_logit_softcapping": c.score_cap,
+        "final_logit_softcapping": c.logit_cap,
+    }));
+    fields.chain(own).collect()
+}
+
+fn write_gemma2(c: &DecoderConfig) -> Map<String, Value> {
+    write_common(c)
+}
+
+fn write_gemma3(c: &DecoderConfig) -> Map<String, Value> {
+    let (_, global) = rope::write(c);
+    let local_theta = c.rope_local_theta.unwrap_or(c.rope_theta);
+    let mut fields = write_common(c);
+    // Versions before 5 read these two, of those before `rope_scaling`, and later ones the third.
+    fields.insert("sliding_window_pattern".into(), json!(c.global_every.unwrap_or(c.layers + 1)));
+    fields.insert("rope_local_base_freq".into(), json!(local_theta));
+    let local = json!({ "rope_type": "default", "rope_theta": local_theta });
+    fields.insert("rope_parameters".into(), json!({ "full_attention": global, "sliding_attention": local }));
+    fields
+}
+
+/// Whether the factor on embeddings is the one that the library takes with weights of this type.
+pub(crate) fn check_embed_scale(c: &DecoderConfig, class: &str, dtype: &str) -> Result<(), String> {
     let factor = embed_scale(c.width, dtype);
     // It is multiplied as f32, whatever digits behind those a config has.
-    if c.embed_scale as f32 != factor as f32 {
-        let other = if dtype == "float32" { "bf16" } else { "f32" };
-        return Err(format!(
-            "its embeddings are multiplied by {}, and in {dtype} a Gemma-3 of this width multiplies them by {factor}: \
-             --dtype {other} may be what it was trained with",
-            c.embed_scale
-        ));
+    if c.embed_scale as f32 == factor as f32 {
+        return Ok(());
     }
-    let (scaling, global) = rope::write(c);
-    let local_theta = c.rope_local_theta.unwrap_or(c.rope_theta);
-    if c.rope_local_theta.is_none() && c.rope_scaling != RopeScaling::None {
-        return Err("local layers are stretched as global ones are, and Gemma-3's are not: give model.rope_local_theta".into());
-    }
-    let kinds: Vec<&str> = (0..c.layers)
-        .map(|layer| if c.is_local(layer) { "sliding_attention" } else { "full_attention" })
-        .collect();
-    Ok(json!({
-        "hidden_size": c.width,
-        "num_hidden_layers": c.layers,
-        "num_attention_heads": c.heads,
-        "num_key_value_heads": c.kv_heads(),
-        "head_dim": c.head_size(),
-        "intermediate_size": c.ffn,
-        "max_position_embeddings": c.context,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "rms_norm_eps": c.norm_eps,
-        "attention_bias": c.bias != Bias::None,
-        "attention_dropout": 0.0,
-        "query_pre_attn_scalar": c.score_size.unwrap_or(c.head_size()),
-        "sliding_window": c.window,
-        "sliding_window_pattern": c.global_every.unwrap_or(c.layers + 1),
-        "layer_types": kinds,
-        "use_bidirectional_attention": c.attention == Attention::Bidirectional,
-        "attn_logit_softcapping": Value::Null,
-        "final_logit_softcapping": Value::Null,
-        // Versions before 5 read the first three, later ones the fourth.
-        "rope_theta": c.rope_theta,
-        "rope_local_base_freq": local_theta,
-        "rope_scaling": scaling,
-        "rope_parameters": {
-            "full_attention": global,
-            "sliding_attention": { "rope_type": "default", "rope_theta": local_theta },
-        },
-    }))
+    let other = if dtype == "float32" { "bf16" } else { "f32" };
+    Err(format!(
+        "its embeddings are multiplied by {}, and in {dtype} a {class} of this width multiplies them by {factor}: \
+         --dtype {other} may be what it was trained with",
+        c.embed_scale
+    ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Head, Pooling};
+    use crate::config::{Head, Norm, Pooling};
     use crate::decoder::build;
     use crate::library::huggingface;
     use crate::library::llama::weight_names;
@@ -379,14 +347,10 @@ mod tests {
             config[name] = value;
             huggingface::read(&config).unwrap_err()
         };
-        assert!(
-            refused("final_logit_softcapping", json!(30.0)).contains("`final_logit_softcapping` is 30.0")
-        );
+        assert!(refused("attn_logit_softcapping", json!(20.0)).contains("never applies"));
         assert!(refused("hidden_activation", json!("silu")).contains("only gelu_pytorch_tanh"));
         assert!(refused("layer_types", json!(["full_attention"])).contains("list of 26 names"));
         let mut kinds = vec!["sliding_attention"; 26];
-        kinds[3] = "full_attention";
-        assert!(refused("layer_types", json!(kinds)).contains("follow no period"));
         kinds[3] = "chunked_attention";
         assert!(refused("layer_types", json!(kinds)).contains("\"chunked_attention\""));
         let stretched =
@@ -400,14 +364,47 @@ mod tests {
         assert!(
             huggingface::read(&json!({ "model_type": "gemma3" })).unwrap_err().contains("no `text_config`")
         );
-        let plain = DecoderConfig {
-            window: None,
-            global_every: None,
-            rope_local_theta: None,
-            ..huggingface::read(&one_b()).unwrap().model
-        };
-        let refused = huggingface::write(&plain, "bfloat16", &[], &[]).unwrap_err();
-        assert_eq!(refused, "Gemma-3 has another `model.window`: given");
+        let centred = DecoderConfig { norm: Norm::Layer, ..huggingface::read(&one_b()).unwrap().model };
+        let refused = huggingface::write(&centred, "bfloat16", &[], &[]).unwrap_err();
+        assert!(refused.ends_with("Gemma3ForCausalLM, the nearest, has rms"), "{refused}");
+        // Local layers that are stretched as global ones are not Gemma-3's.
+        let stretched =
+            DecoderConfig { rope_local_theta: None, ..huggingface::read(&four_b()).unwrap().model };
+        let refused = huggingface::write(&stretched, "bfloat16", &[], &[]).unwrap_err();
+        assert!(refused.contains("model.rope_local_theta = none"), "{refused}");
+    }
+
+    /// Caps and layers that follow no period are options of the architecture, and published Gemma-2 files have both caps.
+    #[test]
+    fn caps_and_layers_without_a_period_are_read() {
+        let mut config = one_b();
+        let mut kinds = vec!["sliding_attention"; 26];
+        kinds[3] = "full_attention";
+        config["layer_types"] = json!(kinds);
+        config["final_logit_softcapping"] = json!(20.0);
+        let described = huggingface::read(&config).unwrap();
+        let model = &described.model;
+        assert_eq!((model.global_every, model.global_layers.as_deref()), (None, Some(&[3][..])));
+        assert_eq!((model.score_cap, model.logit_cap), (None, Some(20.0)));
+        let written = huggingface::write(model, "bfloat16", &[2], &[1, 106]).unwrap();
+        assert_eq!(huggingface::read(&written).unwrap(), described);
+
+        let two_b = json!({
+            "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "torch_dtype": "float32",
+            "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_size": 2304,
+            "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "intermediate_size": 9216,
+            "max_position_embeddings": 8192, "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4,
+            "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "sliding_window": 4096,
+            "vocab_size": 256000, "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0,
+        });
+        let described = huggingface::read(&two_b).unwrap();
+        let model = &described.model;
+        assert_eq!((model.score_cap, model.logit_cap), (Some(50.0), Some(30.0)));
+        assert_eq!((model.window, model.global_every, model.rope_local_theta), (Some(4096), Some(2), None));
+        assert_eq!((model.embed_scale, model.parameters()), (48.0, 2_614_341_888));
+        let written = huggingface::write(model, "float32", &[2], &[1]).unwrap();
+        assert_eq!(written["architectures"], json!(["Gemma2ForCausalLM"]));
+        assert_eq!(huggingface::read(&written).unwrap(), described);
     }
 
     #[test]

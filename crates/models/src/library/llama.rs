@@ -1,72 +1,122 @@
-//! Llama and Qwen3 as the `transformers` library describes them: their fields, and the names of their weights, which
-//! Gemma-3 shares.
+//! Llama as the `transformers` library describes it, and what the architectures after it share: fields, and the names of
+//! weights.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+use super::architecture::{Architecture, Shape};
 use super::fields::Fields;
+use super::layer_kinds::object;
 use super::rope;
-use crate::config::{Activation, Bias, DecoderConfig, Head, Norm, Positions, RopePairs};
+use super::stored::Stored;
+use crate::config::{Bias, DecoderConfig, Head, Positions};
 use crate::decoder::{SCORE, biased};
 
-/// Reads a Llama or, with norms of queries and keys, a Qwen3.
-pub(crate) fn read(f: &Fields<'_>, is_qwen3: bool) -> Result<DecoderConfig, String> {
-    let (width, heads) = (f.extent("hidden_size")?, f.extent("num_attention_heads")?);
-    // The library's own defaults, by architecture: a file may leave out what equals them.
-    let (kv_heads, head_size, positions) = match is_qwen3 {
-        true => (32, 128, 32768),
-        false => (heads, width.checked_div(heads).unwrap_or(0), 2048),
-    };
-    let bias = match (f.flag("attention_bias")?, f.flag("mlp_bias")?) {
-        (false, false) => Bias::None,
-        (true, false) => Bias::Attention,
-        (true, true) if !is_qwen3 => Bias::All,
-        _ => return Err("its `mlp_bias` is true, and here only with `attention_bias`".into()),
-    };
-    let model = DecoderConfig {
-        width,
-        layers: f.extent("num_hidden_layers")?,
-        heads,
-        kv_heads: Some(f.extent_or("num_key_value_heads", kv_heads)?),
-        head_size: Some(f.extent_or("head_dim", head_size)?),
-        ffn: f.extent("intermediate_size")?,
-        vocab: f.extent("vocab_size")?,
-        context: f.extent_or("max_position_embeddings", positions)?,
-        norm: Norm::Rms,
-        norm_eps: f.number_or("rms_norm_eps", 1e-6)?,
-        bias,
-        activation: Activation::Swiglu,
-        positions: Positions::Rope,
-        rope_pairs: RopePairs::Half,
-        qk_norm: is_qwen3,
-        tied: f.flag("tie_word_embeddings")?,
-        ..DecoderConfig::default()
-    };
+pub(crate) const LLAMA: Architecture = Architecture {
+    model_type: "llama",
+    class: "LlamaForCausalLM",
+    class_of_classes: Some("LlamaForSequenceClassification"),
+    read,
+    write,
+    stored: stored_whole,
+    scales_embeddings: false,
+};
+
+/// The library's own values of fields that a file may leave out; they differ by architecture.
+pub(crate) struct Defaults {
+    /// As many as heads where not given.
+    pub kv_heads: Option<usize>,
+    /// Width / heads where not given.
+    pub head_size: Option<usize>,
+    pub context: usize,
+    pub norm_eps: f64,
+    pub rope_theta: f64,
+    pub tied: bool,
+}
+
+pub(crate) const DEFAULTS: Defaults =
+    Defaults { kv_heads: None, head_size: None, context: 2048, norm_eps: 1e-6, rope_theta: 1e4, tied: false };
+
+pub(crate) fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
+    let model = DecoderConfig { bias: bias(f)?, ..dimensions(f, &DEFAULTS)? };
     f.rope(model)
 }
 
-/// The fields of either.
-pub(crate) fn write(model: &DecoderConfig) -> Value {
+/// The dimensions, which all have in common, of a decoder that is a Llama otherwise.
+pub(crate) fn dimensions(f: &Fields<'_>, defaults: &Defaults) -> Result<DecoderConfig, String> {
+    f.only("hidden_act", json!("silu"), "silu for this architecture")?;
+    let (width, heads) = (f.extent("hidden_size")?, f.extent("num_attention_heads")?);
+    let head_size = defaults.head_size.unwrap_or(width.checked_div(heads).unwrap_or(0));
+    Ok(DecoderConfig {
+        width,
+        layers: f.extent("num_hidden_layers")?,
+        heads,
+        kv_heads: Some(f.extent_or("num_key_value_heads", defaults.kv_heads.unwrap_or(heads))?),
+        head_size: Some(f.extent_or("head_dim", head_size)?),
+        ffn: f.extent("intermediate_size")?,
+        vocab: f.extent("vocab_size")?,
+        context: f.extent_or("max_position_embeddings", defaults.context)?,
+        norm_eps: f.number_or("rms_norm_eps", defaults.norm_eps)?,
+        rope_theta: defaults.rope_theta,
+        tied: f.flag_or("tie_word_embeddings", defaults.tied)?,
+        ..DecoderConfig::default()
+    })
+}
+
+/// Biases of attention and of the feed-forward.
+pub(crate) fn bias(f: &Fields<'_>) -> Result<Bias, String> {
+    Ok(match (f.flag("attention_bias")?, f.flag("mlp_bias")?) {
+        (false, false) => Bias::None,
+        (true, false) => Bias::Attention,
+        (true, true) => Bias::All,
+        (false, true) => Bias::Ffn,
+    })
+}
+
+/// Biases of an architecture that has them in attention alone.
+pub(crate) fn attention_bias(f: &Fields<'_>) -> Result<Bias, String> {
+    f.only("mlp_bias", json!(false), "a feed-forward without biases for this architecture")?;
+    Ok(if f.flag("attention_bias")? { Bias::Attention } else { Bias::None })
+}
+
+pub(crate) fn write(model: &DecoderConfig) -> Map<String, Value> {
+    let mut fields = write_dimensions(model);
+    let [_, attention, ffn] = biased(model);
+    fields.insert("attention_bias".into(), json!(attention));
+    fields.insert("mlp_bias".into(), json!(ffn));
+    fields
+}
+
+/// The fields that all have in common.
+pub(crate) fn write_dimensions(model: &DecoderConfig) -> Map<String, Value> {
     let (scaling, parameters) = rope::write(model);
-    json!({
+    object(json!({
         "hidden_size": model.width,
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads(),
         "head_dim": model.head_size(),
         "intermediate_size": model.ffn,
-        "max_position_embeddings": model.context,
+        "max_position_embeddings": rope::most_positions(model),
         "hidden_act": "silu",
         "rms_norm_eps": model.norm_eps,
-        "attention_bias": model.bias != Bias::None,
         "attention_dropout": 0.0,
         // Versions before 5 read the first two, later ones the third.
         "rope_theta": model.rope_theta,
         "rope_scaling": scaling,
         "rope_parameters": parameters,
-    })
+    }))
 }
 
-/// Our path and the Hugging Face name of every weight, Llama, Qwen3 and Gemma-3 alike.
+/// Where weights lie that are tensors of their own.
+pub(crate) fn stored_whole(c: &DecoderConfig, shape: Shape<'_>) -> Vec<Stored> {
+    let whole = |(ours, theirs): (String, String)| {
+        let dims = shape(&ours);
+        Stored::whole(ours, theirs, dims)
+    };
+    weight_names(c).into_iter().map(whole).collect()
+}
+
+/// Our path and the Hugging Face name of every weight, of Llama and those that share its names.
 pub fn weight_names(c: &DecoderConfig) -> Vec<(String, String)> {
     let mut names = vec![("embed.weight".to_string(), "model.embed_tokens.weight".to_string())];
     if c.positions == Positions::Learned {
@@ -79,7 +129,9 @@ pub fn weight_names(c: &DecoderConfig) -> Vec<(String, String)> {
             names.extend(bias.then(|| (bias_of(&ours), format!("{theirs}.bias"))));
         };
         let [qkv, output, ffn] = biased(c);
-        add("attn_norm", "input_layernorm", c.norm_bias);
+        if c.pre_norms {
+            add("attn_norm", "input_layernorm", c.norm_bias);
+        }
         add("attn.wq", "self_attn.q_proj", qkv);
         add("attn.wk", "self_attn.k_proj", qkv);
         add("attn.wv", "self_attn.v_proj", qkv);
@@ -96,7 +148,9 @@ pub fn weight_names(c: &DecoderConfig) -> Vec<(String, String)> {
             }
             false => "post_attention_layernorm",
         };
-        add("ffn_norm", ffn_norm, c.norm_bias);
+        if c.pre_norms {
+            add("ffn_norm", ffn_norm, c.norm_bias);
+        }
         if c.activation.gated() {
             add("ffn.gate", "mlp.gate_proj", ffn);
         }

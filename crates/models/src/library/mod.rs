@@ -2,20 +2,29 @@
 //!
 //! Pure: values in, values out. A family leads to its own formats; here is what they have in common.
 
+mod architecture;
 pub mod class_heads;
 mod dinov2;
 mod fields;
 pub mod fovea;
 pub mod gemma;
 pub mod gpt2;
+mod granite;
 pub mod huggingface;
+mod layer_kinds;
 pub mod llama;
+mod mistral;
+mod olmo2;
+mod phi3;
 pub mod processor;
+mod qwen;
 mod qwen3_vl;
 mod rope;
+mod smollm3;
 pub mod stored;
 mod timm;
 pub mod vision;
+mod vit;
 
 use serde_json::{Map, Value};
 

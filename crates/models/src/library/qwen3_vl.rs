@@ -6,8 +6,9 @@
 use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
-use super::llama::{self, weight_names};
+use super::llama::weight_names;
 use super::processor::IMAGE_AREAS;
+use super::qwen;
 use super::stored::{Stored, Within};
 use crate::config::{DecoderConfig, Qwen3VlConfig, Vision};
 use crate::images::CHANNELS;
@@ -45,18 +46,13 @@ pub(crate) fn read(outer: &Fields<'_>) -> Result<DecoderConfig, String> {
             "its `architectures` says {class}, and of {MODEL_TYPE} models only {CLASS} is read"
         ));
     }
-    if outer.get("quantization_config").is_some() {
-        return Err(
-            "its `quantization_config` is given, and here there is only weights that are not quantised"
-                .into(),
-        );
-    }
+    outer.refuse_quantised()?;
     let text = outer.part("text_config")?;
     kind(&text, "text_config", &["qwen3_vl_text"])?;
-    text.refuse_unsupported_qwen3()?;
+    text.only("use_sliding_window", json!(false), "attention over the whole text")?;
     let context = text.extent_or("max_position_embeddings", 128_000)?;
     let sections = sections(&text)?;
-    let model = llama::read(&text, true)?;
+    let model = qwen::read_qwen3(&text)?;
     let tied = match outer.get("tie_word_embeddings") {
         Some(_) => outer.flag("tie_word_embeddings")?,
         None => model.tied,
@@ -241,7 +237,7 @@ pub(crate) fn write(
         return Err(format!("`model.vision.norm_eps` is {}, and {CLASS} has {NORM_EPS}", v.norm_eps));
     }
     let sections = c.rope_sections.expect("validated: a decoder that sees has sections");
-    let mut text = llama::write(c);
+    let mut text = Value::Object(qwen::write_text(c));
     // One without a stretch is written all the same, because the sections are in it.
     if text["rope_scaling"].is_null() {
         text["rope_scaling"] = json!({ "rope_type": "default" });
@@ -439,7 +435,10 @@ mod tests {
         refused(changed("vision_config", "model_type", json!("qwen3_5_vision")), "`vision_config`");
         let model = read(&eight_b()).unwrap();
         let write = |model: DecoderConfig| model.write("float32", &[], &[]).unwrap_err();
-        refused(write(DecoderConfig { qk_norm: false, ..model.clone() }), "model.qk_norm = false");
+        refused(
+            write(DecoderConfig { qk_norm: false, ..model.clone() }),
+            "beside a qwen3, and this one is a llama",
+        );
         let vision = Vision::Qwen3Vl(Qwen3VlConfig { norm_eps: 1e-5, ..tower_of(&model) });
         refused(write(DecoderConfig { vision: Some(vision), ..model }), "`model.vision.norm_eps` is 0.00001");
     }

@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
 use crate::config::{DecoderConfig, RopeScaling};
+use crate::decoder::longrope_amplitude;
 
 /// `rope_scaling` as it was before version 5, and `rope_parameters`, which has the base as well.
 pub(crate) fn write(model: &DecoderConfig) -> (Value, Value) {
@@ -14,11 +15,18 @@ pub(crate) fn write(model: &DecoderConfig) -> (Value, Value) {
     if model.rope_scaling != RopeScaling::None {
         add("factor", json!(model.rope_factor));
     }
-    if let Some(original) = model.rope_original_context {
+    // Of dynamic rotations it is the model's own.
+    if let Some(original) = model.rope_original_context.filter(|_| model.rope_scaling != RopeScaling::Dynamic)
+    {
         add("original_max_position_embeddings", json!(original));
     }
     match model.rope_scaling {
-        RopeScaling::None | RopeScaling::Linear => {}
+        RopeScaling::None | RopeScaling::Linear | RopeScaling::Dynamic => {}
+        RopeScaling::Longrope => {
+            add("short_factor", json!(model.rope_short_factors));
+            add("long_factor", json!(model.rope_long_factors));
+            add("attention_factor", json!(model.rope_attention_factor));
+        }
         RopeScaling::Llama3 => {
             add("low_freq_factor", json!(model.rope_low_freq_factor));
             add("high_freq_factor", json!(model.rope_high_freq_factor));
@@ -31,35 +39,74 @@ pub(crate) fn write(model: &DecoderConfig) -> (Value, Value) {
             }
         }
     }
+    if model.rope_size.is_some() {
+        add("partial_rotary_factor", json!(share(model)));
+    }
     let scaling = if kind == "default" { Value::Null } else { Value::Object(fields.clone()) };
     fields.insert("rope_theta".into(), json!(model.rope_theta));
     (scaling, Value::Object(fields))
+}
+
+/// The positions a model was made for: dynamic rotations begin to change behind them.
+pub(crate) fn most_positions(model: &DecoderConfig) -> usize {
+    let original = model.rope_original_context.filter(|_| model.rope_scaling == RopeScaling::Dynamic);
+    original.unwrap_or(model.context)
+}
+
+/// The share of a head that rotates. The library multiplies the head's size by it and drops what is behind the point.
+pub(crate) fn share(model: &DecoderConfig) -> f64 {
+    let (size, rotated) = (model.head_size() as f64, model.rope_size());
+    let share = rotated as f64 / size;
+    if (size * share) as usize == rotated { share } else { (rotated as f64 + 0.5) / size }
+}
+
+/// What yarn multiplies cosines and sines by, of a stretch and a weight on its logarithm.
+fn mscale(factor: f64, weight: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 }
 }
 
 impl Fields<'_> {
     /// The model with its rotations, from either form: `rope_theta` beside `rope_scaling`, or both in
     /// `rope_parameters`.
     pub fn rope(&self, model: DecoderConfig) -> Result<DecoderConfig, String> {
+        let partial = |fields: &Fields<'_>| {
+            let share = fields.get("partial_rotary_factor").filter(|value| value.as_f64() != Some(1.0))?;
+            Some(format!(
+                "`partial_rotary_factor` is {share}, and here heads of this architecture rotate whole"
+            ))
+        };
+        let within =
+            ["rope_parameters", "rope_scaling"].into_iter().find_map(|name| self.get(name)?.as_object());
+        match partial(self).or_else(|| partial(&Fields(within?))) {
+            Some(why) => Err(format!("its {why}")),
+            None => self.partial_rope(model),
+        }
+    }
+
+    /// The same of an architecture whose heads may rotate in part.
+    pub fn partial_rope(&self, model: DecoderConfig) -> Result<DecoderConfig, String> {
         let (name, fields) = match (self.get("rope_parameters"), self.get("rope_scaling")) {
             (Some(both), _) => ("rope_parameters", Some(both)),
             (None, scaling) => ("rope_scaling", scaling),
         };
-        let rope_theta = self.number_or("rope_theta", 1e4)?;
-        let Some(fields) = fields else { return Ok(DecoderConfig { rope_theta, ..model }) };
+        let rope_theta = self.number_or("rope_theta", model.rope_theta)?;
+        let share = self.number_or("partial_rotary_factor", 1.0)?;
+        let model = DecoderConfig { rope_theta, rope_size: rotated(&model, share), ..model };
+        let Some(fields) = fields else { return Ok(DecoderConfig { rope_original_context: None, ..model }) };
         let Some(fields) = fields.as_object() else {
             return Err(format!("its `{name}` is {fields}, and wants to be an object"));
         };
         let rope = Fields(fields);
-        rope.scaling(DecoderConfig { rope_theta, ..model }).map_err(|why| format!("in its `{name}`: {why}"))
+        rope.scaling(model).map_err(|why| format!("in its `{name}`: {why}"))
     }
 
-    /// The model with the rotations that these fields of a `rope_parameters` say.
+    /// The model with the rotations that these fields of a `rope_parameters` say. The context that its own fields name as the
+    /// original one holds where these do not.
     pub fn scaling(&self, model: DecoderConfig) -> Result<DecoderConfig, String> {
-        if let Some(share) = self.get("partial_rotary_factor").filter(|value| value.as_f64() != Some(1.0)) {
-            return Err(format!("`partial_rotary_factor` is {share}, and here heads rotate whole"));
-        }
         let kind = match self.get("rope_type").or(self.get("type")) {
             None | Some(Value::Null) => "default",
+            // The name it had when it was first published.
+            Some(Value::String(kind)) if kind == "su" => "longrope",
             Some(Value::String(kind)) => kind,
             Some(other) => return Err(format!("its type is {other}, which is no name of one")),
         };
@@ -69,40 +116,64 @@ impl Fields<'_> {
                 Ok(scaling) if scaling != RopeScaling::None => scaling,
                 _ => {
                     return Err(format!(
-                        "its type is {kind:?}, and here there is default, linear, llama3 and yarn"
+                        "its type is {kind:?}, and here there is default, {}",
+                        RopeScaling::VALUES[1..].join(", ")
                     ));
                 }
             },
         };
-        let stretched = rope_scaling != RopeScaling::None;
-        let from_shorter = matches!(rope_scaling, RopeScaling::Llama3 | RopeScaling::Yarn);
-        let attention = self.get("attention_factor").is_some() && rope_scaling == RopeScaling::Yarn;
-        for name in ["mscale", "mscale_all_dim"] {
-            if let Some(value) = self.get(name).filter(|_| rope_scaling == RopeScaling::Yarn) {
-                return Err(format!("`{name}` is {value}, and here there is only `attention_factor`"));
-            }
-        }
         if self.get("truncate").is_some_and(|value| *value != json!(true)) {
             return Err("`truncate` is not true, and here bounds are rounded to whole pairs".into());
         }
+        let is_long = rope_scaling == RopeScaling::Longrope;
+        let named = self.extent_or(
+            "original_max_position_embeddings",
+            model.rope_original_context.unwrap_or(model.context),
+        )?;
+        let rope_original_context = match rope_scaling {
+            RopeScaling::None | RopeScaling::Linear => None,
+            RopeScaling::Dynamic => Some(model.context),
+            RopeScaling::Llama3 | RopeScaling::Yarn | RopeScaling::Longrope => Some(named),
+        };
+        let rope_factor = match (rope_scaling, self.number("factor")?) {
+            (RopeScaling::None, _) => None,
+            (RopeScaling::Longrope, None) => Some((model.context as f64 / named as f64).max(1.0)),
+            (_, None) => return Err("it has no `factor`".into()),
+            (_, given) => given,
+        };
+        let factor = rope_factor.unwrap_or(1.0);
+        let amplitude = self.number("attention_factor")?;
+        let rope_attention_factor = match rope_scaling {
+            RopeScaling::Yarn => match (self.number("mscale")?, self.number("mscale_all_dim")?) {
+                (Some(weight), Some(over)) if amplitude.is_none() && weight != 0.0 && over != 0.0 => {
+                    Some(mscale(factor, weight) / mscale(factor, over))
+                }
+                _ => amplitude,
+            },
+            RopeScaling::Longrope => Some(amplitude.unwrap_or(longrope_amplitude(factor, named as f64))),
+            _ => None,
+        };
+        let share = self.number("partial_rotary_factor")?;
         Ok(DecoderConfig {
             rope_theta: self.number_or("rope_theta", model.rope_theta)?,
+            rope_size: share.map_or(model.rope_size, |share| rotated(&model, share)),
             rope_scaling,
-            rope_factor: match self.get("factor") {
-                Some(_) if stretched => Some(self.number_or("factor", 1.0)?),
-                _ if stretched => return Err("it has no `factor`".into()),
-                _ => None,
-            },
-            rope_original_context: match from_shorter {
-                true => Some(self.extent_or("original_max_position_embeddings", model.context)?),
-                false => None,
-            },
+            rope_factor,
+            rope_original_context,
             rope_low_freq_factor: self.number_or("low_freq_factor", model.rope_low_freq_factor)?,
             rope_high_freq_factor: self.number_or("high_freq_factor", model.rope_high_freq_factor)?,
             rope_beta_fast: self.number_or("beta_fast", model.rope_beta_fast)?,
             rope_beta_slow: self.number_or("beta_slow", model.rope_beta_slow)?,
-            rope_attention_factor: attention.then(|| self.number_or("attention_factor", 1.0)).transpose()?,
+            rope_attention_factor,
+            rope_short_factors: self.numbers("short_factor")?.filter(|_| is_long),
+            rope_long_factors: self.numbers("long_factor")?.filter(|_| is_long),
             ..model
         })
     }
+}
+
+/// Elements of a head that rotate, where these are not all.
+fn rotated(model: &DecoderConfig, share: f64) -> Option<usize> {
+    let size = (model.head_size() as f64 * share) as usize;
+    (size != model.head_size()).then_some(size)
 }

@@ -1,23 +1,23 @@
-//! Vision transformers as other libraries publish them: DINOv2 of `transformers`, or timm's.
+//! Vision transformers as other libraries publish them: DINOv2 and ViT of `transformers`, or timm's.
 
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
 use super::processor::{self, Processor};
 use super::stored::{Resampled, Stored};
-use super::{Published, class_heads, dinov2, timm};
-use crate::config::{Pooling, VitConfig};
+use super::{Published, class_heads, dinov2, timm, vit};
+use crate::config::{Pooling, VitConfig, VitLibrary};
 
 /// A model with the names of its classes and how its images are made, as far as its files say so.
 type Seen = (VitConfig, Vec<String>, Processor);
 
-/// Reads a parsed `config.json` that describes either.
+/// Reads a parsed `config.json` that describes one.
 pub(crate) fn read(config: &Value) -> Option<Result<Seen, String>> {
     let fields = Fields(config.as_object()?);
+    let plain = |(vit, classes)| (vit, classes, Processor::default());
     let read = match fields.get("model_type").and_then(Value::as_str) {
-        Some(dinov2::PLAIN | dinov2::WITH_REGISTERS) => {
-            dinov2::read(&fields).map(|(vit, classes)| (vit, classes, Processor::default()))
-        }
+        Some(dinov2::PLAIN | dinov2::WITH_REGISTERS) => dinov2::read(&fields).map(plain),
+        Some(vit::MODEL_TYPE) => vit::read(&fields).map(plain),
         _ if timm::is_ours(&fields) => timm::read(&fields),
         _ => return None,
     };
@@ -27,22 +27,38 @@ pub(crate) fn read(config: &Value) -> Option<Result<Seen, String>> {
     }))
 }
 
-/// Whether a vision transformer is published as DINOv2 is, and not as timm's are.
-fn is_dinov2(vit: &VitConfig) -> bool {
-    vit.pooling == Pooling::ClsMean || vit.registers > 0
+/// Whose files a vision transformer is published in.
+enum Files {
+    Dinov2,
+    Vit,
+    Timm,
+}
+
+impl Files {
+    fn of(vit: &VitConfig) -> Files {
+        match vit.library {
+            _ if vit.pooling == Pooling::ClsMean || vit.registers > 0 || vit.swiglu => Files::Dinov2,
+            VitLibrary::Transformers => Files::Vit,
+            VitLibrary::Timm => Files::Timm,
+        }
+    }
 }
 
 impl Published for VitConfig {
     fn stored(&self, _shape: &dyn Fn(&str) -> Vec<usize>) -> Result<Vec<Stored>, String> {
-        if is_dinov2(self) { dinov2::stored(self) } else { timm::stored(self) }
+        match Files::of(self) {
+            Files::Dinov2 => dinov2::stored(self),
+            Files::Vit => vit::stored(self),
+            Files::Timm => timm::stored(self),
+        }
     }
 
     fn other_names(&self, name: &str) -> Vec<String> {
-        dinov2::other_names(name).into_iter().collect()
+        dinov2::other_names(name).into_iter().chain(vit::other_names(name)).collect()
     }
 
     fn is_redundant(&self, name: &str) -> bool {
-        dinov2::is_redundant(name)
+        dinov2::is_redundant(name) || vit::is_redundant(name)
     }
 
     fn write(&self, dtype: &str, _bos: &[u32], _eos: &[u32]) -> Result<Value, String> {
@@ -51,15 +67,25 @@ impl Published for VitConfig {
                 "published vision transformers have square images, and `model.image_height` is given".into(),
             );
         }
-        if is_dinov2(self) { dinov2::write(self, dtype) } else { timm::write(self) }
+        match Files::of(self) {
+            Files::Dinov2 => dinov2::write(self, dtype),
+            Files::Vit => vit::write(self, dtype),
+            Files::Timm => timm::write(self),
+        }
     }
 
     fn resampled(&self) -> Option<Resampled> {
-        if is_dinov2(self) { None } else { timm::resampled(self) }
+        match Files::of(self) {
+            Files::Timm => timm::resampled(self),
+            Files::Dinov2 | Files::Vit => None,
+        }
     }
 
     fn label_fields(&self, names: &[String]) -> Map<String, Value> {
-        if is_dinov2(self) { class_heads::label_fields(names) } else { timm::label_fields(names) }
+        match Files::of(self) {
+            Files::Timm => timm::label_fields(names),
+            Files::Dinov2 | Files::Vit => class_heads::label_fields(names),
+        }
     }
 
     fn processor(&self, processor: &Processor) -> Option<Value> {
@@ -112,6 +138,40 @@ mod tests {
         assert_eq!(read_vit(&written), registers);
     }
 
+    /// The giant has a gated feed-forward of two thirds of four widths: 4096 for 1536.
+    #[test]
+    fn a_gated_dinov2_reads_and_is_written_back() {
+        let mut config = dinov2_small();
+        config["hidden_size"] = json!(1536);
+        config["num_attention_heads"] = json!(24);
+        config["use_swiglu_ffn"] = json!(true);
+        let giant = read_vit(&config);
+        assert_eq!((giant.swiglu, giant.ffn()), (true, 4096));
+        let classes = VitConfig { classes: Some(3), ..giant };
+        assert_eq!(read_vit(&classes.write("float32", &[], &[]).unwrap()), classes);
+        let odd = VitConfig { ffn: Some(4100), ..classes };
+        assert!(odd.write("float32", &[], &[]).unwrap_err().contains("`model.ffn`"));
+    }
+
+    /// The published file of google/vit-base-patch16-224, shortened to what is read.
+    #[test]
+    fn vit_reads_and_is_written_back() {
+        let base = read_vit(&json!({
+            "architectures": ["ViTForImageClassification"], "model_type": "vit", "hidden_size": 768, "image_size": 224,
+            "patch_size": 16, "num_attention_heads": 12, "num_hidden_layers": 12, "intermediate_size": 3072,
+            "layer_norm_eps": 1e-12, "hidden_act": "gelu", "qkv_bias": true, "id2label": { "0": "tench", "1": "goldfish" },
+        }));
+        assert_eq!((base.width, base.grid, base.classes, base.norm_eps), (768, Some(14), Some(2), 1e-12));
+        assert_eq!(base.parameters(), 85_798_656 + 2 * 769);
+        let written = base.write("float32", &[], &[]).unwrap();
+        assert_eq!(written["architectures"][0], "ViTForImageClassification");
+        assert_eq!(read_vit(&written), base);
+        let timm = VitConfig { library: VitLibrary::Timm, norm_eps: 1e-6, ..base.clone() };
+        assert!(timm.write("float32", &[], &[]).unwrap().get("architecture").is_some());
+        let scaled = VitConfig { layer_scale: Some(1.0), ..base };
+        assert!(scaled.write("float32", &[], &[]).unwrap_err().contains("`model.layer_scale`: none"));
+    }
+
     #[test]
     fn what_is_taken_off_pixels_is_read_beside_the_model() {
         let mut model = read(&dinov2_small()).unwrap().model;
@@ -145,7 +205,16 @@ mod tests {
             config[name] = value;
             refused(config)
         };
-        assert!(changed("use_swiglu_ffn", json!(true)).contains("its `use_swiglu_ffn` is true"));
+        assert!(changed("use_swiglu_ffn", json!("yes")).contains("its `use_swiglu_ffn` is \"yes\""));
+        assert!(changed("qkv_bias", json!(false)).contains("its `qkv_bias` is false"));
+        assert!(
+            refused(json!({ "model_type": "vit", "architectures": ["ViTForMaskedImageModeling"] }))
+                .contains("Masked")
+        );
+        assert!(
+            refused(json!({ "model_type": "vit", "hidden_act": "relu" }))
+                .contains("`hidden_act` is \"relu\"")
+        );
         assert!(changed("image_size", json!(515)).contains("does not divide its `image_size` 515"));
         assert!(changed("architectures", json!(["Dinov2Backbone"])).contains("Dinov2Backbone"));
         assert!(changed("num_attention_heads", json!(7)).contains("`model.heads` = 7"));
@@ -177,7 +246,10 @@ mod tests {
         };
         let dinov2 = VitConfig { pooling: Pooling::ClsMean, ..vit.clone() };
         let registers = VitConfig { registers: 2, grid: None, ..dinov2.clone() };
-        for vit in [VitConfig { layer_scale: None, ..vit.clone() }, vit, dinov2, registers] {
+        let plain = VitConfig { layer_scale: None, ..vit.clone() };
+        let transformers = VitConfig { library: VitLibrary::Transformers, ..plain.clone() };
+        let gated = VitConfig { swiglu: true, ffn: Some(16), ..dinov2.clone() };
+        for vit in [plain, vit, dinov2, registers, transformers, gated] {
             let model = Model::Vit(vit);
             let graph = model.build(model.least());
             let table = model.published().unwrap().stored(&|_| vec![]).unwrap();

@@ -2,6 +2,7 @@
 //!
 //! T tokens, R of which are read, D width, V vocabulary, S sequences.
 
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::{Builder, DType, HeadLosses, Tensor};
 
 use super::preference;
@@ -17,12 +18,12 @@ pub fn answers(b: &Builder, rows: usize) -> Tensor<'_> {
 }
 
 /// The results of a form over tokens, of states x [T, D] and a head [V, D]; a form that trims its last block gives the
-/// states of the rows that are read, x [R, D].
+/// states of the rows that are read, x [R, D]. Logits are kept within the cap.
 ///
 /// Answers that are compared have the results of [`preference`]. Otherwise `loss` and `weight` are weighted sums over tokens, all or those that are read, whose inputs are `targets` and `weights`; `logits` are those of every
 /// token or, of a cached form, of the token of each sequence that the input `last` names.
 #[track_caller]
-pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>) {
+pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>, cap: Cap) {
     match form {
         Form::Loss(LossForm { read, trims_last, scored, preference: compared, .. }) => {
             let x = match read {
@@ -32,7 +33,7 @@ pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>) 
             let t = x.dims()[0];
             let target = b.input("targets", DType::I32, &[t]);
             let weight = b.input("weights", DType::F32, &[t]);
-            let HeadLosses { sum, logp, best } = x.head_loss(head, target, weight);
+            let HeadLosses { sum, logp, best } = x.capped_head_loss(head, target, weight, cap);
             if let Some(compared) = compared {
                 return preference::results(b, &compared, logp, weight, scored);
             }
@@ -43,10 +44,10 @@ pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>) 
             }
             b.result("weight", weight.sum(0));
         }
-        Form::Logits { .. } => b.result("logits", x.linear(head)),
+        Form::Logits { .. } => b.result("logits", cap.apply(x.linear(head))),
         Form::Cached { sequences, .. } => {
             let last = b.input("last", DType::I32, &[sequences]);
-            b.result("logits", x.gather(last).linear(head));
+            b.result("logits", cap.apply(x.gather(last).linear(head)));
         }
         Form::Classes { .. } | Form::Images(_) => panic!("{form:?} predicts no tokens"),
     }

@@ -3,7 +3,12 @@
 use crate::config::bounds::{self, MAX_EXTENT, MAX_LAYERS};
 use crate::config::{Head, Pooling};
 use crate::images::CHANNELS;
-use flatout_settings::section;
+use flatout_settings::{choice, section};
+
+choice! {
+    /// Whose files a vision transformer is exported in that both libraries have: timm's, or those of `transformers`.
+    pub enum VitLibrary { Timm = "timm", Transformers = "transformers" }
+}
 
 section! {
     /// The vision transformer: patches, a class token, pre-norm blocks, final norm, a head of classes.
@@ -16,6 +21,8 @@ section! {
         pub heads: usize,
         /// Inner size of the feed-forward; four times the width where not given.
         pub ffn: Option<usize>,
+        /// The feed-forward is SwiGLU, gated, and not GELU.
+        pub swiglu: bool = false,
         /// Pixels of a patch, a side.
         pub patch: usize,
         /// Pixels of an image, a side, as the model gets it.
@@ -46,7 +53,9 @@ section! {
         pub head_dropout: f64 = 0.0,
         /// Standard deviation of the initial weights.
         pub init_std: f64 = 0.02,
-        /// Initial weights, and the rest of this section: a DINOv2 or timm folder, ORG/NAME[@revision] or RUN[@step].
+        /// Whose files it is exported in, where both have such a model: timm's, or those of transformers.
+        pub library: VitLibrary = VitLibrary::Timm,
+        /// Initial weights, and the rest of this section: a DINOv2, ViT or timm folder, ORG/NAME[@revision] or RUN[@step].
         pub from: Option<String>,
     }
 }
@@ -90,7 +99,8 @@ impl VitConfig {
         let wide = |n: usize| n as u64;
         let (d, f) = (wide(self.width), wide(self.ffn()));
         let scales = if self.layer_scale.is_some() { 2 * d } else { 0 };
-        let block = 4 * d * d + 4 * d + 2 * d * f + f + d + 4 * d + scales;
+        let ups = if self.swiglu { 2 } else { 1 };
+        let block = 4 * d * d + 4 * d + ups * (d * f + f) + f * d + d + 4 * d + scales;
         let patch = wide(CHANNELS * self.patch * self.patch) * d + d;
         let tokens = d * (1 + wide(self.registers) + 1 + wide(self.grid() * self.grid()));
         wide(self.layers) * block

@@ -4,7 +4,8 @@
     python make_vision.py            # writes NAME.safetensors and NAME.json beside this file
     python make_vision.py --check    # recomputes and compares with the files instead of writing
 
-`dinov2` is Dinov2ForImageClassification on images of another grid than its positions', which are resampled, and
+`dinov2` is Dinov2ForImageClassification on images of another grid than its positions', which are resampled,
+`dinov2-swiglu` the same with a gated feed-forward, `vit` is ViTForImageClassification on such images, and
 `dinov2-registers` Dinov2WithRegistersForImageClassification on such images; `timm-vit` is timm's VisionTransformer,
 `timm-vit-mean` one whose head reads the mean of the patches, `timm-vit-scaled` the first with LayerScale on larger images than
 its positions are of, `timm-vit-small` on smaller ones, and `timm-vit-wide` on images that are not square. All of them resample
@@ -36,6 +37,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.overrides import TorchFunctionMode
 from transformers import (
     Dinov2Config, Dinov2ForImageClassification, Dinov2WithRegistersConfig, Dinov2WithRegistersForImageClassification,
+    ViTConfig, ViTForImageClassification,
 )
 
 HERE = Path(__file__).resolve().parent
@@ -53,16 +55,19 @@ class Float64Everywhere(TorchFunctionMode):
         return function(*map(lift, args), **{name: lift(value) for name, value in (kwargs or {}).items()})
 
 
-def dinov2(kind, config, **more):
+def library(kind, config, **more):
     labels = {i: f"class {i}" for i in range(C)}
     config = config(
-        hidden_size=12, num_hidden_layers=2, num_attention_heads=2, mlp_ratio=3, image_size=15, patch_size=3,
-        layer_norm_eps=1e-6, layerscale_value=1.0, attn_implementation="eager", id2label=labels,
-        label2id={name: i for i, name in labels.items()}, **more,
+        hidden_size=12, num_hidden_layers=2, num_attention_heads=2, image_size=15, patch_size=3, attn_implementation="eager",
+        id2label=labels, label2id={name: i for i, name in labels.items()}, **more,
     )
     model = kind(config)
     written = config.to_dict() | {"architectures": [kind.__name__]}
     return model, {name: value for name, value in written.items() if isinstance(value, (str, int, float, list, dict, bool))}
+
+
+def dinov2(kind, config, **more):
+    return library(kind, config, mlp_ratio=3, layer_norm_eps=1e-6, layerscale_value=1.0, **more)
 
 
 def timm(image, table, scale, pool=None):
@@ -83,6 +88,12 @@ MODELS = {
     "dinov2-registers": (
         lambda: dinov2(Dinov2WithRegistersForImageClassification, Dinov2WithRegistersConfig, num_register_tokens=3),
         12, IMAGENET, 32,
+    ),
+    "dinov2-swiglu": (
+        lambda: dinov2(Dinov2ForImageClassification, Dinov2Config, use_swiglu_ffn=True), 12, IMAGENET, 38,
+    ),
+    "vit": (
+        lambda: library(ViTForImageClassification, ViTConfig, intermediate_size=20, layer_norm_eps=1e-12), 12, IMAGENET, 39,
     ),
     "timm-vit": (lambda: timm(16, 16, None), 16, HALF, 33),
     "timm-vit-mean": (lambda: timm(16, 16, None, "avg"), 16, HALF, 35),
@@ -108,7 +119,19 @@ def published(name):
     """A parameter's name in published files, where the library's newer module names differ."""
     for ours, theirs in [("q", "attention.query"), ("k", "attention.key"), ("v", "attention.value"), ("o", "output.dense")]:
         name = name.replace(f".attention.{ours}_proj.", f".attention.{theirs}.")
+    name = name.replace("vit.layers.", "vit.encoder.layer.").replace(".mlp.down_proj.", ".mlp.weights_out.")
+    if name.startswith("vit."):
+        name = name.replace(".mlp.fc1.", ".intermediate.dense.").replace(".mlp.fc2.", ".output.dense.")
     return name
+
+
+def joined(tensors):
+    """Tensors as published files have them: gate and up one after the other."""
+    gates = [name for name in tensors if ".mlp.gate_proj." in name]
+    for gate in gates:
+        up = gate.replace("gate_proj", "up_proj")
+        tensors[gate.replace("gate_proj", "weights_in")] = torch.cat([tensors.pop(gate), tensors.pop(up)])
+    return tensors
 
 
 def make(name):
@@ -123,17 +146,19 @@ def make(name):
     labels = torch.randint(0, C, (B,), generator=generator)
     weights = torch.tensor([1.0, 0.5, 2.0])
     used = {n: p for n, p in model.named_parameters() if not n.endswith("mask_token")}
-    tensors = {f"weight.{published(n)}": p.detach().clone() for n, p in used.items()}
+    tensors = joined({f"weight.{published(n)}": p.detach().clone() for n, p in used.items()})
     model.double()
     with Float64Everywhere():
         normal = (pixels.double() / 255 - torch.tensor(mean, dtype=torch.float64)) / torch.tensor(std, dtype=torch.float64)
         is_timm = name.startswith("timm")
-        run = model if is_timm else (lambda x: model(pixel_values=x).logits)
+        resampled = {"interpolate_pos_encoding": True} if name == "vit" else {}
+        run = model if is_timm else (lambda x: model(pixel_values=x, **resampled).logits)
         logits = run(normal.permute(0, 3, 1, 2))
         loss = (F.cross_entropy(logits, labels, reduction="none") * weights.double()).sum()
         used = {n: p for n, p in model.named_parameters() if not n.endswith("mask_token")}
         grads = torch.autograd.grad(loss, list(used.values()))
-    exact = {"logits": logits.detach(), "loss_sum": loss.detach()[None]} | {f"grad.{published(n)}": g for n, g in zip(used, grads)}
+    exact = {"logits": logits.detach(), "loss_sum": loss.detach()[None]}
+    exact |= joined({f"grad.{published(n)}": g for n, g in zip(used, grads)})
     assert all(t.dtype == torch.float64 and t.norm() > 0 for t in exact.values()), name
     tensors |= {n: t.float().contiguous() for n, t in exact.items()}
     tensors |= {"pixels": pixels, "labels": labels.int(), "label_weights": weights}

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use flatout_ir::Op;
 use flatout_ir::ops::attention::{Mask, Segments};
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::types::{DType, TensorType};
 
 use super::cases::{Input, Table, tensor, x};
@@ -104,6 +105,7 @@ pub(super) struct Problem {
     pub thorough: bool,
     /// Whether the gradient is of lse too.
     pub d_lse: bool,
+    pub cap: Cap,
     /// Whether two intervals are those of trees: a prompt and two answers, each of which sees the prompt and itself.
     pub is_tree: bool,
 }
@@ -111,8 +113,21 @@ pub(super) struct Problem {
 impl Problem {
     /// Two heads on one of 64, in bf16.
     pub(super) fn new(what: &'static str, mask: Mask, q: Side, k: Option<Side>) -> Self {
-        let (thorough, d_lse, is_tree) = (false, false, false);
-        Problem { what, mask, q, k, heads: 2, kv_heads: 1, size: 64, dtype: BF16, thorough, d_lse, is_tree }
+        let (thorough, d_lse, is_tree, cap) = (false, false, false, Cap::NONE);
+        Problem {
+            what,
+            mask,
+            q,
+            k,
+            heads: 2,
+            kv_heads: 1,
+            size: 64,
+            dtype: BF16,
+            thorough,
+            d_lse,
+            is_tree,
+            cap,
+        }
     }
 
     pub(super) fn keys(&self) -> &Side {
@@ -125,11 +140,11 @@ impl Problem {
 
     pub(super) fn op(&self, grad: bool) -> Op {
         let (scale, mask, q, k) = (self.scale(), self.mask, self.q.segments(), self.keys().segments());
-        let d_lse = self.d_lse;
+        let (d_lse, cap) = (self.d_lse, self.cap);
         if grad {
-            Op::AttentionGrad { scale, mask, q, k, d_lse }
+            Op::AttentionGrad { scale, cap, mask, q, k, d_lse }
         } else {
-            Op::Attention { scale, mask, q, k }
+            Op::Attention { scale, cap, mask, q, k }
         }
     }
 
@@ -263,6 +278,7 @@ pub(super) fn problems() -> Vec<Problem> {
     patterns(&mut all);
     few_queries(&mut all);
     gradients_of_lse(&mut all);
+    capped(&mut all);
     all
 }
 
@@ -297,6 +313,22 @@ fn masks(all: &mut Vec<Problem>) {
             }
         }
     }
+}
+
+/// Scores beyond a cap, in both types; heads of 256 are Gemma-2's.
+fn capped(all: &mut Vec<Problem>) {
+    let cap = Cap(Some(0.6));
+    for mask in [Mask::Causal, window(9, 0), Mask::TwoIntervals] {
+        for (what, q) in [("capped", even(2, 65)), ("capped, with gaps", gaps())] {
+            let problem = Problem { cap, ..Problem::new(what, mask, q, None) };
+            all.push(Problem { size: 256, ..problem.clone() });
+            all.push(Problem { dtype: F32, size: 12, ..problem.clone() });
+            all.push(problem);
+        }
+    }
+    let step =
+        Problem::new("capped, few queries", Mask::Causal, even(4, 1), Some(caches(70, &[30, 70, 5, 1])));
+    all.push(Problem { cap, ..step });
 }
 
 fn sizes(all: &mut Vec<Problem>) {

@@ -2,6 +2,7 @@
 
 use flatout_ir::block8::BLOCK;
 use flatout_ir::graph::{Class, Graph, Init, Slot};
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::ops::collective::{Combine, Order};
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::frequency::{Frequencies, Scaling};
@@ -183,6 +184,7 @@ fn maps(table: &mut Table) {
         E::SiluSlope,
         E::Gelu,
         E::GeluSlope,
+        E::Tanh,
         E::GeluExact,
         E::GeluExactSlope,
         E::Finite,
@@ -708,24 +710,27 @@ fn norms_of_sums(table: &mut Table) {
 fn losses(table: &mut Table) {
     let modes = [(DType::F32, Compute::Full), (DType::F32, Compute::Tf32), (DType::BF16, Compute::Full)];
     for (dtype, compute) in modes {
-        // The last is a head of two classes.
-        for (rows, width, words) in [(37, 24, 61), (130, 32, 300), (8, 48, 2)] {
+        let none = Cap::NONE;
+        // The third is a head of two classes, the last has logits beyond its cap.
+        for (rows, width, words, cap) in
+            [(37, 24, 61, none), (130, 32, 300, none), (8, 48, 2, none), (37, 24, 61, Cap(Some(1.5)))]
+        {
             let x = || tensor(dtype, &[rows, width], Data::Normal(0.5));
             let w = || tensor(dtype, &[words, width], Data::Normal(0.5));
             let target = || index(rows, words);
             let weight = || tensor(DType::F32, &[rows], Data::Between(0.0, 2.0));
             let dw = || tensor(DType::F32, &[words, width], Data::Normal(1.0));
-            table.add(Op::HeadLoss { compute }, vec![x(), w(), target(), weight()]);
+            table.add(Op::HeadLoss { compute, cap }, vec![x(), w(), target(), weight()]);
             // The gradient's lse is the forward's, for which the rows' gradient stands in as their weight.
             let lse = || {
-                let of = Data::Of { op: Op::HeadLoss { compute }, ins: vec![0, 1, 2, 4], out: 2 };
+                let of = Data::Of { op: Op::HeadLoss { compute, cap }, ins: vec![0, 1, 2, 4], out: 2 };
                 tensor(DType::F32, &[rows], of)
             };
             for base in [false, true] {
                 let ins = [x(), w(), target(), weight()].into_iter().chain(base.then(dw));
-                table.add(Op::HeadLossTrain { base, compute }, ins.collect());
+                table.add(Op::HeadLossTrain { base, compute, cap }, ins.collect());
                 let ins = [x(), w(), target(), lse(), weight()].into_iter().chain(base.then(dw));
-                table.add(Op::HeadLossGrad { base, compute }, ins.collect());
+                table.add(Op::HeadLossGrad { base, compute, cap }, ins.collect());
             }
         }
     }

@@ -13,6 +13,7 @@ use std::ops::Range;
 
 use flatout_ir::block8::BLOCK;
 use flatout_ir::graph::{Class, Graph, Init, Slot};
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
@@ -495,7 +496,14 @@ fn head_loss(s: Sizes) -> Check {
         (F32, vec![words, width], Fill::Noise(Noise::SMALL)),
     ];
     let name = format!("real head+loss {rows}x{width}, {words} words, bf16");
-    by_rows(name, Op::HeadLossTrain { base: true, compute: Compute::Full }, BF16, BF16_BOUND, ins, sampled)
+    by_rows(
+        name,
+        Op::HeadLossTrain { base: true, compute: Compute::Full, cap: Cap::NONE },
+        BF16,
+        BF16_BOUND,
+        ins,
+        sampled,
+    )
 }
 
 /// Learning rate, the gradient's factor, updates so far, whether to update.

@@ -3,6 +3,7 @@
 pub mod attention;
 
 use flatout_ir::ops::attention::{Mask, Segments};
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
@@ -251,10 +252,10 @@ pub fn cases() -> Vec<Case> {
     let segments = Segments::Uniform { len: 2048 };
     let (mask, scale) = (Mask::Causal, 0.125);
     let qkv = vec![x(BF16, &qk), x(BF16, &[tokens, 4, size]), x(BF16, &[tokens, 4, size])];
-    let op = Op::Attention { scale, mask, q: segments, k: segments };
+    let op = Op::Attention { scale, cap: Cap::NONE, mask, q: segments, k: segments };
     add("attention causal 32x2048, 12 heads on 4 of 64, bf16", op, qkv.clone());
     let saved = [x(BF16, &qk), x(F32, &[tokens, heads]), x(BF16, &qk)];
-    let op = Op::AttentionGrad { scale, mask, q: segments, k: segments, d_lse: false };
+    let op = Op::AttentionGrad { scale, cap: Cap::NONE, mask, q: segments, k: segments, d_lse: false };
     add(
         "attention back causal 32x2048, 12 heads on 4 of 64, bf16",
         op,
@@ -299,7 +300,7 @@ pub fn cases() -> Vec<Case> {
     for (rows, width, words) in [(16384, 768, 32768), (16384, 4096, 131072)] {
         add(
             &format!("head+loss {rows}x{width}, {words} words, bf16"),
-            Op::HeadLossTrain { base: true, compute: Compute::Full },
+            Op::HeadLossTrain { base: true, compute: Compute::Full, cap: Cap::NONE },
             vec![
                 x(BF16, &[rows, width]),
                 x(BF16, &[words, width]),

@@ -4,6 +4,7 @@
 
 use flatout_ir::check::differentiate;
 use flatout_ir::ops::attention::{self, Attend, Mask, Masking, Segments};
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::passes::input_path;
 use flatout_ir::random::normal;
 use flatout_ir::{Builder, DType, Graph, Init, Options, Precision, Program, Role, compile};
@@ -27,7 +28,7 @@ fn graph(cut: Option<usize>) -> Graph {
     let over = |first: usize, len: usize| {
         let seen = b.input(&format!("seen{first}"), DType::I32, &[QUERIES, 4]);
         let (q_cut, k_cut) = (Segments::Uniform { len: QUERIES }, Segments::Uniform { len });
-        let attend = Attend { scale: 0.3, mask: Mask::TwoIntervals, q: q_cut, k: k_cut };
+        let attend = Attend { scale: 0.3, cap: Cap::NONE, mask: Mask::TwoIntervals, q: q_cut, k: k_cut };
         let masking = Masking { intervals: Some(seen), ..Masking::default() };
         q.attention_and_lse(k.slice(0, first, len), v.slice(0, first, len), &attend, &masking)
     };

@@ -118,8 +118,13 @@ fn check_pattern(
     let name = |path: &str| path.rsplit('.').next().unwrap_or(path).to_string();
     let decoder = config.model.as_decoder();
     let theirs = decoder.and_then(|decoder| peft::modules(decoder).ok()).unwrap_or_default();
-    if let Some((ours, _)) = theirs.iter().find(|(_, module)| name(module) == name(pattern)) {
-        refuse!("`adapter.paths` has `{pattern}`, which matches no weight; here that is `**.{}`", name(ours));
+    if let Some(module) = theirs.iter().find(|module| name(&module.name) == name(pattern)) {
+        let ours: Vec<String> =
+            module.parts.iter().map(|part| format!("`**.{}`", name(&part.weight))).collect();
+        refuse!(
+            "`adapter.paths` has `{pattern}`, which matches no weight; here that is {}",
+            ours.join(" and ")
+        );
     }
     let names: Vec<&str> = weights.iter().map(|(path, _)| *path).collect();
     match (nearest(pattern, names.iter().copied()), names.first()) {

@@ -8,13 +8,12 @@ use std::fs;
 use std::path::Path;
 
 use flatout_ir::passes::adapter::SCOPE;
-use flatout_ir::passes::adapters::adaptable;
 use flatout_ir::{Adapter, Class, Init, TensorType};
 use flatout_models::config::{DecoderConfig, Head};
 use flatout_models::library::huggingface;
-use flatout_models::registry::Family;
-use flatout_models::vision;
+use flatout_models::library::stored::Stored;
 use flatout_runtime::Session;
+use regex::Regex;
 use serde_json::{Map, Value, json};
 
 use crate::Failure;
@@ -28,6 +27,11 @@ use crate::weights::export::target::METADATA;
 use crate::weights::pretrained::{Place, Weights, parameters};
 use flatout_data::durable;
 
+mod modules;
+
+use modules::Beside;
+pub(crate) use modules::{Module, modules};
+
 pub const CONFIG: &str = "adapter_config.json";
 pub const TENSORS: &str = "adapter_model.safetensors";
 /// What stands before the name of a module.
@@ -35,36 +39,6 @@ const BASE: &str = "base_model.model.";
 const A: &str = "lora_A.weight";
 const B: &str = "lora_B.weight";
 const MAGNITUDE: &str = "lora_magnitude_vector";
-
-/// The library's module of every weight that can have an adapter, in the order of the model.
-pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<(String, String)>, String> {
-    let shapes = parameters(&model.clone().into());
-    let graph = model.build(model.least());
-    let weights: BTreeSet<&str> = adaptable(&graph).into_iter().map(|(path, _)| path).collect();
-    let mut modules = vec![];
-    for stored in huggingface::stored(model, |path| shapes[path].0.dims.clone())? {
-        if !weights.contains(stored.ours.as_str()) {
-            continue;
-        }
-        if !stored.is_whole() {
-            // Of a tower q, k and v are parts of one tensor; its other weights can have adapters there.
-            if is_of_tower(&stored.ours) {
-                continue;
-            }
-            return Err(format!(
-                "`{}` is part of `{}` there, or lies the other way round",
-                stored.ours, stored.theirs
-            ));
-        }
-        let module = stored.theirs.strip_suffix(".weight").unwrap_or(&stored.theirs);
-        modules.push((stored.ours, module.to_string()));
-    }
-    Ok(modules)
-}
-
-fn is_of_tower(weight: &str) -> bool {
-    weight.split('.').next() == Some(vision::SCOPE)
-}
 
 /// An adapter that was found: what it is, and where its tensors lie.
 #[derive(Debug)]
@@ -77,7 +51,7 @@ pub struct Peft {
 }
 
 /// One weight's adapter in a folder.
-struct Beside {
+struct Found {
     weight: String,
     rank: usize,
     alpha: f64,
@@ -101,12 +75,12 @@ impl Peft {
         })?;
         let is_dora = described["use_dora"].as_bool().unwrap_or(false);
         let shapes = parameters(&model.clone().into());
-        let mut found: Vec<Beside> = vec![];
+        let mut found: Vec<Found> = vec![];
         let mut tensors: BTreeMap<String, TensorType> = BTreeMap::new();
-        let mut places: Vec<(String, String)> = vec![];
+        let mut places: Vec<(String, String, Option<Stored>)> = vec![];
         let mut unused: BTreeSet<&str> = file.entries().keys().map(String::as_str).collect();
-        for (weight, module) in &modules {
-            let name = |what: &str| format!("{BASE}{module}.{what}");
+        for module in &modules {
+            let name = |what: &str| format!("{BASE}{}.{what}", module.name);
             let Some(a) = file.entries().get(&name(A)) else { continue };
             let [rank, _] = a.shape[..] else {
                 refuse!(
@@ -116,18 +90,26 @@ impl Peft {
                     a.shape
                 );
             };
-            check_rank(&described, module, rank)?;
-            let alpha = alpha_of(&described, module, rank)?;
-            let dims = &shapes[weight].0.dims;
-            let adapter = named(weight, rank, is_dora);
-            let theirs = [A, B, MAGNITUDE].map(name);
-            for (slot, theirs) in adapter.parameters([dims[0], dims[1]]).into_iter().zip(theirs) {
+            check_rank(&described, &module.name, rank)?;
+            let alpha = alpha_of(&described, &module.name, rank)?;
+            let whole = named("", rank, is_dora);
+            for (slot, theirs) in whole.parameters(module.dims).into_iter().zip([A, B, MAGNITUDE].map(name)) {
                 check(&path, &file, &theirs, &slot.ty.dims)?;
                 unused.remove(theirs.as_str());
-                places.push((slot.path.clone(), theirs));
-                tensors.insert(slot.path, slot.ty);
             }
-            found.push(Beside { weight: weight.clone(), rank, alpha });
+            for part in &module.parts {
+                let adapter = named(&part.weight, rank, is_dora);
+                // A is that of the whole module; of the others it has its rows.
+                let [b, magnitude] = [(B, Some(rank)), (MAGNITUDE, None)]
+                    .map(|(what, width)| module.rows_of(part, &name(what), width));
+                let within = [None, b, magnitude];
+                let slots = adapter.parameters([part.rows, module.dims[1]]);
+                for ((slot, what), within) in slots.into_iter().zip([A, B, MAGNITUDE]).zip(within) {
+                    places.push((slot.path.clone(), name(what), within));
+                    tensors.insert(slot.path, slot.ty);
+                }
+                found.push(Found { weight: part.weight.clone(), rank, alpha });
+            }
         }
         // Parts of the model that were trained with it.
         let own = huggingface::stored(model, |path| shapes[path].0.dims.clone()).unwrap_or_default();
@@ -136,7 +118,7 @@ impl Peft {
             if unused.remove(theirs.as_str()) {
                 check(&path, &file, &theirs, &stored.dims)?;
                 tensors.insert(stored.ours.clone(), shapes[&stored.ours].0.clone());
-                places.push((stored.ours, theirs));
+                places.push((stored.ours, theirs, None));
             }
         }
         if let Some(name) = unused.first() {
@@ -149,11 +131,13 @@ impl Peft {
             refuse!("{} has no adapter of the model's layers", path.display());
         }
         let mut weights = Weights::of_files(vec![(path, file)]);
-        for (ours, name) in places {
-            weights.place(ours, Place { file: 0, name, within: None, expect: None });
+        for (ours, name, within) in places {
+            weights.place(ours, Place { file: 0, name, within, expect: None });
         }
         let kind = if is_dora { AdapterKind::Dora } else { AdapterKind::Lora };
-        Ok(Peft { adapter: section(kind, &found, &modules), weights, tensors })
+        let all: Vec<&str> =
+            modules.iter().flat_map(|module| &module.parts).map(|part| part.weight.as_str()).collect();
+        Ok(Peft { adapter: section(kind, &found, &all), weights, tensors })
     }
 
     /// Whether all it comes with is trained by a config.
@@ -225,6 +209,7 @@ fn described(path: &Path) -> Result<Value, UserError> {
 }
 
 /// The value of a key for a module: that of a pattern which names it, or the one of all modules. `None` where neither says.
+/// A pattern is a regular expression for the end of a module's name, from a whole part of it on.
 fn said_of<'v>(
     described: &'v Value,
     key: &str,
@@ -232,21 +217,30 @@ fn said_of<'v>(
     module: &str,
 ) -> Result<Option<&'v Value>, UserError> {
     let mut said = described.get(key).filter(|value| !value.is_null());
+    let mut by: Option<&str> = None;
     for (pattern, value) in described[patterns].as_object().into_iter().flatten() {
-        if pattern.contains(|c: char| !c.is_ascii_alphanumeric() && !"._-".contains(c)) {
-            refuse!("{CONFIG} has the {patterns} `{pattern}`: names of modules are read, and no expressions");
+        let names = match Regex::new(&format!("^(?:.*\\.)?(?:{pattern})$")) {
+            Ok(expression) => expression.is_match(module),
+            Err(_) => refuse!("{CONFIG} has the {patterns} `{pattern}`, which is no regular expression"),
+        };
+        if !names {
+            continue;
         }
-        if module == pattern || module.ends_with(&format!(".{pattern}")) {
-            said = Some(value);
+        // The first of the file decides there, and a JSON object has no first.
+        if let Some(other) = by.filter(|_| said != Some(value)) {
+            refuse!(
+                "{CONFIG} has `{other}` and `{pattern}` among its {patterns}, which say different things of `{module}`: \
+                 leave one of them out"
+            );
         }
+        (said, by) = (Some(value), Some(pattern.as_str()));
     }
     Ok(said)
 }
 
 /// Whether the rank that the config says is the one that the tensors have: the library divides alpha by the former.
 fn check_rank(described: &Value, module: &str, rank: usize) -> Result<(), UserError> {
-    // Expressions name modules that the tensors alone tell.
-    match said_of(described, "r", "rank_pattern", module).unwrap_or_default() {
+    match said_of(described, "r", "rank_pattern", module)? {
         Some(said) if said.as_u64() != Some(rank as u64) => {
             refuse!("{CONFIG} says that the rank (r) of `{module}` is {said}, and its tensors have {rank}")
         }
@@ -283,7 +277,7 @@ fn check(path: &Path, file: &TensorFile, name: &str, dims: &[usize]) -> Result<(
 }
 
 /// The keys of section `adapter` that say what was found: the first rank and alpha are the section's, others groups'.
-fn section(kind: AdapterKind, found: &[Beside], modules: &[(String, String)]) -> config::Adapter {
+fn section(kind: AdapterKind, found: &[Found], all: &[&str]) -> config::Adapter {
     let mut shapes: Vec<(usize, f64)> = vec![];
     for beside in found {
         if !shapes.contains(&(beside.rank, beside.alpha)) {
@@ -293,7 +287,7 @@ fn section(kind: AdapterKind, found: &[Beside], modules: &[(String, String)]) ->
     let of_shape = |shape: (usize, f64)| {
         let with: Vec<&str> =
             found.iter().filter(|b| (b.rank, b.alpha) == shape).map(|b| b.weight.as_str()).collect();
-        patterns(&with, modules)
+        patterns(&with, all)
     };
     let group = |shape: &(usize, f64)| AdapterGroup {
         name: config::DEFAULT_ADAPTER.into(),
@@ -313,7 +307,7 @@ fn section(kind: AdapterKind, found: &[Beside], modules: &[(String, String)]) ->
 }
 
 /// Weights as few patterns: `layers.*.attn.wq` where every layer's is among them.
-fn patterns(weights: &[&str], modules: &[(String, String)]) -> Vec<String> {
+fn patterns(weights: &[&str], all: &[&str]) -> Vec<String> {
     let starred = |path: &str| -> String {
         let names: Vec<&str> = path.split('.').collect();
         let is_number = |name: &&str| name.bytes().all(|b| b.is_ascii_digit());
@@ -322,8 +316,7 @@ fn patterns(weights: &[&str], modules: &[(String, String)]) -> Vec<String> {
     let mut patterns: Vec<String> = vec![];
     for weight in weights {
         let star = starred(weight);
-        let is_whole =
-            modules.iter().all(|(ours, _)| starred(ours) != star || weights.contains(&ours.as_str()));
+        let is_whole = all.iter().all(|other| starred(other) != star || weights.contains(other));
         let pattern = if is_whole { star } else { weight.to_string() };
         if !patterns.contains(&pattern) {
             patterns.push(pattern);
@@ -348,20 +341,29 @@ pub struct Trained<'a> {
 pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, u64), Failure> {
     let Trained { model, weights, adapters, also, from } = trained;
     let modules = exportable(model, adapters)?;
-    let module =
-        |weight: &str| modules.iter().find(|(ours, _)| ours == weight).map(|(_, theirs)| theirs.as_str());
+    let beside = Beside::of(&modules, adapters).expect("checked to be exportable");
     let shapes = parameters(&model.clone().into());
     let mut named: Vec<(String, Vec<usize>, Vec<u8>)> = vec![];
-    let mut put = |name: String, ty: &TensorType, wide: Vec<u8>| {
+    let mut put = |name: String, dims: &[usize], wide: Vec<u8>| {
         let bytes = if dtype == Dtype::F32 { wide } else { crate::weights::pretrained::narrow(&wide) };
-        named.push((name, ty.dims.clone(), bytes));
+        named.push((name, dims.to_vec(), bytes));
     };
-    for adapter in adapters {
-        let dims = &shapes[&adapter.weight].0.dims;
-        let module = module(&adapter.weight).expect("adapters are of the model's weights");
-        for (slot, what) in adapter.parameters([dims[0], dims[1]]).iter().zip([A, B, MAGNITUDE]) {
-            let (wide, _) = weights.read(&slot.path, &slot.ty, &slot.init)?;
-            put(format!("{BASE}{module}.{what}"), &slot.ty, wide);
+    for beside in &beside {
+        let joint = Adapter { rank: beside.rank(), ..beside.adapters[0].clone() };
+        // The same tensor of every part.
+        let mut each: [Vec<Vec<f32>>; 3] = Default::default();
+        for adapter in &beside.adapters {
+            let dims = &shapes[&adapter.weight].0.dims;
+            for (slot, each) in adapter.parameters([dims[0], dims[1]]).iter().zip(&mut each) {
+                each.push(floats(&weights.read(&slot.path, &slot.ty, &slot.init)?.0));
+            }
+        }
+        let [a, b, magnitudes] = &each;
+        let joined = [beside.join_a(a), beside.join_b(b), beside.join_magnitudes(magnitudes)];
+        let slots = joint.parameters(beside.module.dims);
+        for ((slot, what), values) in slots.iter().zip([A, B, MAGNITUDE]).zip(joined) {
+            let wide = values.into_iter().flat_map(f32::to_le_bytes).collect();
+            put(format!("{BASE}{}.{what}", beside.module.name), &slot.ty.dims, wide);
         }
     }
     let stored = huggingface::stored(model, |path| shapes[path].0.dims.clone()).map_err(UserError)?;
@@ -371,7 +373,7 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
         let theirs =
             &stored.iter().find(|s| s.ours == *path).expect("every parameter has a name there").theirs;
         let (wide, _) = weights.read(path, ty, init)?;
-        put(format!("{BASE}{theirs}"), ty, wide);
+        put(format!("{BASE}{theirs}"), &ty.dims, wide);
         // By its whole name: the library takes every module whose name ends with it.
         whole.insert(theirs.rsplit_once('.').map_or(theirs.as_str(), |(module, _)| module).to_string());
     }
@@ -380,7 +382,7 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
     let mut file = header(&heads, &METADATA).map_err(Failure::io(path.display()))?;
     named.iter().for_each(|(_, _, bytes)| file.extend_from_slice(bytes));
     durable::write(&path, &file).map_err(Failure::io(path.display()))?;
-    let config = described_by(model, adapters, &modules, &whole, from);
+    let config = described_by(model, &beside, &modules, &whole, from);
     let text = serde_json::to_vec_pretty(&config).expect("JSON has a text");
     durable::write(&folder.join(CONFIG), &text).map_err(Failure::io(folder.display()))?;
     let elements = named.iter().map(|(_, dims, _)| dims.iter().product::<usize>() as u64).sum();
@@ -388,41 +390,46 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
     Ok((elements, size))
 }
 
-/// The names of modules, for an export of these adapters.
-pub fn exportable(model: &DecoderConfig, adapters: &[Adapter]) -> Result<Vec<(String, String)>, UserError> {
+/// The modules, for an export of these adapters.
+pub(crate) fn exportable(model: &DecoderConfig, adapters: &[Adapter]) -> Result<Vec<Module>, UserError> {
     let cannot =
         |why: String| UserError(format!("the adapters cannot be exported apart: {why}; leave --adapter out"));
     let modules = modules(model).map_err(cannot)?;
-    let is_named = |weight: &String| modules.iter().any(|(ours, _)| ours == weight);
-    match adapters.iter().find(|adapter| !is_named(&adapter.weight)) {
-        Some(adapter) => Err(cannot(format!("`{}` is part of a larger tensor there", adapter.weight))),
-        None => Ok(modules),
+    let names: BTreeSet<&String> = adapters.iter().map(|adapter| &adapter.name).collect();
+    for name in names {
+        let of_name: Vec<Adapter> = adapters.iter().filter(|a| a.name == *name).cloned().collect();
+        Beside::of(&modules, &of_name).map_err(cannot)?;
     }
+    Ok(modules)
+}
+
+/// Little-endian f32.
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
 }
 
 fn described_by(
     model: &DecoderConfig,
-    adapters: &[Adapter],
-    modules: &[(String, String)],
+    beside: &[Beside<'_>],
+    modules: &[Module],
     whole: &BTreeSet<String>,
     from: Option<&str>,
 ) -> Value {
-    let module =
-        |a: &Adapter| &modules.iter().find(|(ours, _)| *ours == a.weight).expect("an adapter of the model").1;
     let last = |module: &str| module.rsplit('.').next().unwrap_or(module).to_string();
-    let adapted: BTreeSet<&String> = adapters.iter().map(module).collect();
+    let adapted: BTreeSet<&String> = beside.iter().map(|beside| &beside.module.name).collect();
     // The last part of a name where it means no other module.
     let target = |module: &&String| {
-        let same = modules.iter().filter(|(_, other)| last(other) == last(module));
-        let is_whole = same.into_iter().all(|(_, other)| adapted.contains(other));
+        let mut same = modules.iter().filter(|other| last(&other.name) == last(module));
+        let is_whole = same.all(|other| adapted.contains(&other.name));
         // The tower's mergers have names that end as its blocks' do.
         let has_namesakes = module.starts_with("model.visual.");
         if is_whole && !has_namesakes { last(module) } else { module.to_string() }
     };
     let targets: BTreeSet<String> = adapted.iter().map(target).collect();
-    let (rank, alpha) = (adapters[0].rank, alpha(&adapters[0]));
-    let others = |differs: &dyn Fn(&Adapter) -> Option<Value>| -> Map<String, Value> {
-        adapters.iter().filter_map(|a| Some((module(a).clone(), differs(a)?))).collect()
+    let first = beside[0].adapters[0];
+    let (rank, alpha) = (beside[0].rank(), beside[0].alpha());
+    let others = |differs: &dyn Fn(&Beside<'_>) -> Option<Value>| -> Map<String, Value> {
+        beside.iter().filter_map(|beside| Some((beside.module.name.clone(), differs(beside)?))).collect()
     };
     json!({
         "peft_type": "LORA",
@@ -432,21 +439,17 @@ fn described_by(
         "inference_mode": true,
         "r": rank,
         "lora_alpha": whole_number(alpha),
-        "lora_dropout": adapters[0].dropout as f64,
+        "lora_dropout": first.dropout as f64,
         "target_modules": targets,
-        "rank_pattern": others(&|a| (a.rank != rank).then(|| json!(a.rank))),
-        "alpha_pattern": others(&|a| (self::alpha(a) != alpha).then(|| whole_number(self::alpha(a)))),
-        "use_dora": adapters[0].dora,
+        "rank_pattern": others(&|b| (b.rank() != rank).then(|| json!(b.rank()))),
+        "alpha_pattern": others(&|b| (b.alpha() != alpha).then(|| whole_number(b.alpha()))),
+        "use_dora": first.dora,
         "use_rslora": false,
         "bias": "none",
         "fan_in_fan_out": false,
         "init_lora_weights": true,
         "modules_to_save": if whole.is_empty() { Value::Null } else { json!(whole) },
     })
-}
-
-fn alpha(adapter: &Adapter) -> f64 {
-    adapter.scale * adapter.rank as f64
 }
 
 /// The library says alpha without a point where it has none.

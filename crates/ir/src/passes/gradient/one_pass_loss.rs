@@ -19,8 +19,8 @@ pub fn one_pass_loss(trained: &Trained) -> (Trained, usize) {
         }
         if let Some((_, grad)) = pairs.iter().find(|(loss, _)| *loss == id) {
             let ins = g.node(id).ins.iter().map(|v| replay.get(*v)).collect();
-            let Op::HeadLoss { compute } = g.node(id).op else { unreachable!("found as a loss") };
-            let fused = replay.copy_as(id, Op::HeadLossTrain { base: false, compute }, ins);
+            let Op::HeadLoss { compute, cap } = g.node(id).op else { unreachable!("found as a loss") };
+            let fused = replay.copy_as(id, Op::HeadLossTrain { base: false, compute, cap }, ins);
             replay.set(grad.out(0), fused.out(3));
             replay.set(grad.out(1), fused.out(4));
         } else if !pairs.iter().any(|(_, grad)| *grad == id) {

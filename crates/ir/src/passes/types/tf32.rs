@@ -23,7 +23,7 @@ pub fn tf32(g: &Graph) -> (Graph, usize) {
 fn compute_of(op: &mut Op) -> Option<&mut Compute> {
     match op {
         Op::Product { compute, .. }
-        | Op::HeadLoss { compute }
+        | Op::HeadLoss { compute, .. }
         | Op::HeadLossGrad { compute, .. }
         | Op::HeadLossTrain { compute, .. } => Some(compute),
         _ => None,

@@ -138,7 +138,7 @@ fn embed<'g>(b: &'g Builder, v: &Qwen3VlConfig, w: &Weights, inputs: &Inputs<'g>
 impl Block {
     fn declare(b: &Builder, v: &Qwen3VlConfig, init: Init) -> Block {
         let (d, k) = (v.width, v.head_size());
-        let heads = Heads { count: v.heads, kv_count: v.heads, size: k, scale: 1.0 / (k as f32).sqrt() };
+        let heads = Heads::plain(v.heads, k);
         let norm = |name: &str| Norm::declare(b, name, d, norm_spec(v));
         Block {
             attn_norm: norm("attn_norm"),

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use flatout_ir::ops::attention::{Mask, Segments};
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::random::philox;
 use flatout_ir::types::DType;
 use flatout_ir::{Op, View};
@@ -212,9 +213,9 @@ impl Problem {
     pub(in crate::verify) fn op(&self, grad: bool, q: Segments, k: Segments) -> Op {
         let (scale, mask) = (self.scale(), self.mask);
         if grad {
-            Op::AttentionGrad { scale, mask, q, k, d_lse: false }
+            Op::AttentionGrad { scale, cap: Cap::NONE, mask, q, k, d_lse: false }
         } else {
-            Op::Attention { scale, mask, q, k }
+            Op::Attention { scale, cap: Cap::NONE, mask, q, k }
         }
     }
 

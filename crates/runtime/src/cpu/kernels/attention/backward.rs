@@ -3,7 +3,8 @@
 //! Inputs are q, k, v, o, lse, do and, where lse is differentiated too, its gradient.
 //!
 //! With p the probabilities, recomputed from lse, and delta the sums of do * o, less the gradient of lse:
-//! ds = p (do v^T - delta), dq = scale ds k, dk = scale ds^T q, dv = p^T do.
+//! ds = p (do v^T - delta), dq = scale ds k, dk = scale ds^T q, dv = p^T do. Where scores s are capped, ds is multiplied by the
+//! slope of the cap, 1 - (s / cap)^2.
 //!
 //! A (segment, key head) unit owns its dk and dv, which are summed in f32 over its blocks in order, while each block's
 //! dq is finished in one walk over its keys. A long unit is summed in parts that take every n-th block, added up in the
@@ -17,7 +18,9 @@ use flatout_ir::{Launch, Op};
 
 use super::mask::{LANES, Sees};
 use super::tile::{Product, Vector, dispatch, exp2};
-use super::{Block, KEYS, Problem, bytes, extents, fill, key_shape, padded, share, take, tiles, to_lanes};
+use super::{
+    Block, KEYS, Problem, bytes, extents, fill, keep_within, key_shape, padded, share, take, tiles, to_lanes,
+};
 use crate::cpu::context::Context;
 use crate::cpu::kernels::reductions::reduce::Shared;
 use crate::cpu::math;
@@ -298,11 +301,19 @@ unsafe fn differentiate_with<V: Vector>(
             of_keys(k, k_row, q_lanes, probabilities).run::<V>();
             of_keys(v, v_row, do_lanes, ds).run::<V>();
         }
+        if let Some(cap) = p.cap {
+            keep_within(cap, &mut probabilities[..count * LANES]);
+        }
         if sees == Sees::Some {
             block.visible.hide(&keys, probabilities);
         }
         // SAFETY: both hold `count` keys; the instructions are the caller's.
-        unsafe { slopes::<V>(count, probabilities, ds, &lse, &delta) };
+        unsafe {
+            match p.cap {
+                None => slopes::<V>(count, probabilities, ds, &lse, &delta),
+                Some(cap) => capped_slopes::<V>(cap, count, probabilities, ds, &lse, &delta),
+            }
+        };
 
         let of_rows = |a: &[f32], b: &[f32], sum: &mut [f32]| Product {
             m: count,
@@ -374,6 +385,37 @@ unsafe fn slopes<V: Vector>(
                 let p = exp2(V::load(scores.add(at)).sub(lse));
                 p.store(scores.add(at));
                 V::load(ds.add(at)).sub(delta).mul(p).store(ds.add(at));
+            }
+        }
+    }
+}
+
+/// The same of capped scores, with the slope of the cap. A hidden score has a probability of 0, and none of a slope either.
+///
+/// # Safety
+/// As `slopes`.
+#[inline(always)]
+unsafe fn capped_slopes<V: Vector>(
+    cap: f32,
+    count: usize,
+    scores: &mut [f32],
+    ds: &mut [f32],
+    lse: &[f32; LANES],
+    delta: &[f32; LANES],
+) {
+    let (scores, ds) = (scores.as_mut_ptr(), ds.as_mut_ptr());
+    // SAFETY: offsets stay below count * LANES.
+    unsafe {
+        let (least, share, one) = (V::splat(-cap), V::splat(1.0 / cap), V::splat(1.0));
+        for lane in (0..LANES).step_by(V::WIDTH) {
+            let (lse, delta) = (V::load(lse.as_ptr().add(lane)), V::load(delta.as_ptr().add(lane)));
+            for at in (lane..count * LANES).step_by(LANES) {
+                let score = V::load(scores.add(at));
+                let p = exp2(score.sub(lse));
+                p.store(scores.add(at));
+                let t = score.max(least).mul(share);
+                let slope = one.sub(t.mul(t));
+                V::load(ds.add(at)).sub(delta).mul(p).mul(slope).store(ds.add(at));
             }
         }
     }

@@ -35,6 +35,7 @@ use flatout_ir::{Launch, Op, OpKind};
 
 use crate::cpu::Kernel;
 use crate::cpu::context::Context;
+use crate::cpu::math;
 use crate::cpu::tensor::{self, Tensor};
 use crate::rows::{FLOATS, kernel_row};
 use mask::{Cut, LANES, Segment, Visible};
@@ -76,6 +77,8 @@ fn extents(k: Segments, tokens: usize, kv_heads: usize) -> (usize, usize) {
 /// The parts of a launch that both directions read.
 struct Problem<'a> {
     scale: f32,
+    /// What scores are kept within, in powers of two as scores are.
+    cap: Option<f32>,
     mask: Mask,
     cut: Cut,
     intervals: Option<Tensor<'a>>,
@@ -92,8 +95,8 @@ struct Problem<'a> {
 
 impl<'a> Problem<'a> {
     fn new(launch: &Launch, ctx: &Context<'a>) -> Result<Self, String> {
-        let (Op::Attention { scale, mask, q: q_segments, k: k_segments }
-        | Op::AttentionGrad { scale, mask, q: q_segments, k: k_segments, .. }) = launch.op
+        let (Op::Attention { scale, cap, mask, q: q_segments, k: k_segments }
+        | Op::AttentionGrad { scale, cap, mask, q: q_segments, k: k_segments, .. }) = launch.op
         else {
             unreachable!("listed for attention only")
         };
@@ -116,7 +119,8 @@ impl<'a> Problem<'a> {
         let cut = Cut::new((q_segments, q_bounds), (k_segments, k_bounds), tokens, may_share_keys)?;
         let kv_heads = k.dims[1];
         let (group, size) = (q.dims[1] / kv_heads, q.dims[2]);
-        Ok(Problem { scale, mask, cut, intervals, q, k, v, kv_heads, group, size, inputs: at })
+        let cap = cap.0.map(|cap| cap * std::f32::consts::LOG2_E);
+        Ok(Problem { scale, cap, mask, cut, intervals, q, k, v, kv_heads, group, size, inputs: at })
     }
 
     /// How many threads the launch is worth: a small one is done before another thread wakes.
@@ -225,6 +229,11 @@ impl Block<'_> {
             unsafe { *to.at(token * to.strides[0] + head * to.strides[1]).cast::<f32>() = *x };
         }
     }
+}
+
+/// Scores s become cap tanh(s / cap).
+fn keep_within(cap: f32, scores: &mut [f32]) {
+    scores.iter_mut().for_each(|s| *s = cap * math::tanh(*s / cap));
 }
 
 /// The visible keys in tiles.

@@ -1,6 +1,7 @@
 //! Tests of attention, both directions, against the oracle over masks, segments, heads, sizes and types.
 
 use flatout_ir::ops::attention::{Mask, Segments};
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::{DType, Op};
 
 use super::trial::{Given, Manner, assert_near, expected, launched, workspace};
@@ -54,23 +55,27 @@ struct Case {
     dtype: DType,
     /// Whether the gradient is of lse too.
     d_lse: bool,
+    cap: Cap,
 }
 
 impl Case {
     fn new(mask: Mask, q: Side, k: Side) -> Self {
-        Case { mask, q, k, heads: 4, kv_heads: 2, size: 16, dtype: DType::F32, d_lse: false }
+        Case { mask, q, k, heads: 4, kv_heads: 2, size: 16, dtype: DType::F32, d_lse: false, cap: Cap::NONE }
     }
 
     fn name(&self) -> String {
-        let Case { mask, q, k, heads, kv_heads, size, dtype, d_lse } = self;
+        let Case { mask, q, k, heads, kv_heads, size, dtype, d_lse, cap } = self;
         let dtype = dtype.name();
-        format!("{mask:?}, {q:?} on {k:?}, {heads} heads on {kv_heads}, {size} {dtype}, d lse {d_lse}")
+        format!(
+            "{mask:?}, {q:?} on {k:?}, {heads} heads on {kv_heads}, {size} {dtype}, d lse {d_lse}, {cap:?}"
+        )
     }
 
     fn ops(&self) -> (Op, Op) {
         let (scale, mask) = (1.7 / (self.size as f32).sqrt(), self.mask);
         let (q, k) = (self.q.segments(), self.k.segments());
-        (Op::Attention { scale, mask, q, k }, Op::AttentionGrad { scale, mask, q, k, d_lse: self.d_lse })
+        let (cap, d_lse) = (self.cap, self.d_lse);
+        (Op::Attention { scale, cap, mask, q, k }, Op::AttentionGrad { scale, cap, mask, q, k, d_lse })
     }
 
     /// The inputs of the forward operation; rows of no segment hold `idle`.
@@ -184,6 +189,24 @@ fn bf16_is_rounded_only_where_it_is_stored() {
         let q = uneven(70, &[(2, 66), (1, 1)]);
         let case = Case::new(mask, q, uneven(90, &[(0, 80), (85, 2)]));
         Case { dtype: DType::BF16, ..case }.check();
+    }
+}
+
+/// Scores beyond the cap, on both sides of masks, and among queries that see nothing.
+#[test]
+fn capped_scores() {
+    for (mask, dtype) in [
+        (CAUSAL, DType::F32),
+        (Mask::Window { back: 9, ahead: 0 }, DType::F32),
+        (Mask::TwoIntervals, DType::F32),
+        (CAUSAL, DType::BF16),
+    ] {
+        let cap = Cap(Some(0.8));
+        let case = Case::new(mask, Side::Even(2, 80), Side::Even(2, 70));
+        Case { dtype, cap, d_lse: true, ..case }.check();
+        let q = uneven(130, &[(60, 66), (0, 0), (5, 1), (10, 40)]);
+        let case = Case::new(mask, q, uneven(140, &[(0, 70), (75, 5), (71, 1), (90, 50)]));
+        Case { dtype, cap, ..case }.check();
     }
 }
 

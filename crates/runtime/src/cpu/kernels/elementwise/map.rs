@@ -453,6 +453,7 @@ vectorised! {
             E::Square => each(x, y, |x| x * x),
             E::Sin => each(x, y, f32::sin),
             E::Cos => each(x, y, f32::cos),
+            E::Tanh => each(x, y, math::tanh),
             E::Relu => each(x, y, |x| x.max(0.0)),
             E::Step => each(x, y, |x| truth(x > 0.0)),
             E::Silu => each(x, y, math::silu),

@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
@@ -83,6 +84,8 @@ struct Head<'a, 'c> {
     target: Vec<i32>,
     /// The factor c of each row's d logits.
     factor: Vec<f32>,
+    /// What logits are kept within.
+    cap: Option<f32>,
     /// Where the forward pass left it.
     known_lse: Option<Tensor<'a>>,
     sum: Option<Tensor<'a>>,
@@ -105,12 +108,19 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         ));
     }
     let sizes = Sizes::new(x.dims[0], vocabulary, x.dims[1], x.dtype);
+    let (Op::HeadLoss { cap: Cap(cap), .. }
+    | Op::HeadLossGrad { cap: Cap(cap), .. }
+    | Op::HeadLossTrain { cap: Cap(cap), .. }) = launch.op
+    else {
+        unreachable!("the rows are for head and loss")
+    };
     let head = Head {
         cx,
         x,
         w,
         target,
         factor: vec![],
+        cap,
         known_lse: None,
         sum: None,
         logp: None,
@@ -294,6 +304,12 @@ impl Head<'_, '_> {
             return logits.fill(0.0);
         }
         let factor = self.factor[row];
+        // The slope of each capped logit.
+        let slopes = self.cap.map(|cap| {
+            let mut slopes = vec![0.0; logits.len()];
+            keep_within(cap, logits, &mut slopes);
+            slopes
+        });
         if let Some(known) = &self.known_lse {
             // SAFETY: an element of an f32 input, which nobody writes during the launch.
             let known = unsafe { *known.at(row * known.strides[0]).cast::<f32>() };
@@ -316,6 +332,9 @@ impl Head<'_, '_> {
             multiply_by(logits, factor / total);
         }
         logits[target.expect("a row that counts has a target")] -= factor;
+        if let Some(slopes) = slopes {
+            logits.iter_mut().zip(slopes).for_each(|(d, slope)| *d *= slope);
+        }
     }
 
     fn clear_dx(&self, rows: &Range<usize>) {
@@ -387,6 +406,15 @@ vectorised! {
         math::sum_lanes(sums)
     }
 
+    /// x becomes cap tanh(x / cap), whose slopes are written.
+    fn keep_within(cap: f32, x: &mut [f32], slopes: &mut [f32]) {
+        for (x, slope) in x.iter_mut().zip(slopes) {
+            let t = math::tanh(*x / cap);
+            *x = cap * t;
+            *slope = 1.0 - t * t;
+        }
+    }
+
     fn multiply_by(x: &mut [f32], factor: f32) {
         x.iter_mut().for_each(|x| *x *= factor);
     }
@@ -407,12 +435,13 @@ mod tests {
         width: usize,
         vocabulary: usize,
         dtype: DType,
+        cap: Cap,
     }
 
     impl Case {
         /// x, w, targets (every fifth row has none) and weights (every third is 0, one is negative).
         fn inputs(&self) -> Vec<Given> {
-            let Case { rows, width, vocabulary, dtype } = *self;
+            let Case { rows, width, vocabulary, dtype, .. } = *self;
             let target = |i: usize| if i % 5 == 3 { -1 } else { (i * 7919 % vocabulary) as i32 };
             let targets: Vec<i32> = (0..rows).map(target).collect();
             vec![
@@ -432,7 +461,7 @@ mod tests {
         }
 
         fn grad_inputs(&self, base: bool) -> Vec<Given> {
-            let lse = expected(&Op::HeadLoss { compute: FULL }, &self.inputs()).swap_remove(2);
+            let lse = expected(&Op::HeadLoss { compute: FULL, cap: self.cap }, &self.inputs()).swap_remove(2);
             let mut ins = self.inputs();
             ins[3] = Given::new(DType::F32, &[self.rows], |i| lse[i]);
             ins.push(Given::noise(DType::F32, &[self.rows], 5).with_rows(0.0, |row| row % 4 == 1));
@@ -449,7 +478,7 @@ mod tests {
             let got = launched(&op, ins, 2, manner).unwrap();
             for ((name, want), got) in names.iter().zip(&want).zip(&got) {
                 let Some(got) = got else { continue };
-                let Case { rows, width, vocabulary, dtype } = self;
+                let Case { rows, width, vocabulary, dtype, .. } = self;
                 let what = format!("{name} of {op:?}, {rows} rows, {vocabulary} x {width}, {}", dtype.name());
                 assert_near(got, want, bound(name), &what);
             }
@@ -457,7 +486,7 @@ mod tests {
     }
 
     fn cases() -> Vec<Case> {
-        let case = |rows, width, vocabulary, dtype| Case { rows, width, vocabulary, dtype };
+        let case = |rows, width, vocabulary, dtype| Case { rows, width, vocabulary, dtype, cap: Cap::NONE };
         vec![
             case(1, 1, 1, DType::F32),
             case(7, 5, 3, DType::F32),
@@ -466,6 +495,8 @@ mod tests {
             case(1100, 3, 17, DType::F32),
             case(90, 5, 1500, DType::BF16),
             case(1100, 4, 9, DType::BF16),
+            Case { cap: Cap(Some(0.7)), ..case(70, 33, 129, DType::F32) },
+            Case { cap: Cap(Some(0.4)), ..case(90, 5, 1500, DType::BF16) },
         ]
     }
 
@@ -474,20 +505,20 @@ mod tests {
         for case in cases() {
             let manner = Manner::default();
             case.compare(
-                Op::HeadLoss { compute: FULL },
+                Op::HeadLoss { compute: FULL, cap: case.cap },
                 &case.inputs(),
                 &["sum", "logp", "lse", "best"],
                 manner,
             );
             for base in [false, true] {
                 case.compare(
-                    Op::HeadLossGrad { base, compute: FULL },
+                    Op::HeadLossGrad { base, compute: FULL, cap: case.cap },
                     &case.grad_inputs(base),
                     &NAMES[3..],
                     manner,
                 );
                 case.compare(
-                    Op::HeadLossTrain { base, compute: FULL },
+                    Op::HeadLossTrain { base, compute: FULL, cap: case.cap },
                     &case.train_inputs(base),
                     &NAMES,
                     manner,
@@ -499,14 +530,14 @@ mod tests {
     #[test]
     fn dw_is_added_in_place_and_unread_outputs_are_left_out() {
         for case in cases() {
-            let op = Op::HeadLossTrain { base: true, compute: FULL };
+            let op = Op::HeadLossTrain { base: true, compute: FULL, cap: case.cap };
             for unread in [&[][..], &[1, 2], &[0, 1, 2], &[3], &[1, 4], &[1, 2, 3, 4]] {
                 let in_place = (!unread.contains(&4)).then_some((4, 4));
                 case.compare(op.clone(), &case.train_inputs(true), &NAMES, Manner { unread, in_place });
             }
             let manner = Manner { unread: &[0], in_place: Some((5, 1)) };
             case.compare(
-                Op::HeadLossGrad { base: true, compute: FULL },
+                Op::HeadLossGrad { base: true, compute: FULL, cap: case.cap },
                 &case.grad_inputs(true),
                 &NAMES[3..],
                 manner,
@@ -517,13 +548,13 @@ mod tests {
     /// Rows of weight 0 cost nothing where only the sum is learnt from: whatever their logits, even NaN.
     #[test]
     fn chunks_that_do_not_count_are_skipped() {
-        let case = Case { rows: 3000, width: 3, vocabulary: 11, dtype: DType::F32 };
+        let case = Case { rows: 3000, width: 3, vocabulary: 11, dtype: DType::F32, cap: Cap::NONE };
         let chunk = Sizes::new(case.rows, case.vocabulary, case.width, case.dtype).rows;
         assert!(chunk * 2 < case.rows, "the case has at least three chunks");
         let is_off = |row: usize| (chunk..2 * chunk).contains(&row);
         let mut ins = case.train_inputs(false);
         ins[3] = ins[3].with_rows(0.0, is_off);
-        let op = Op::HeadLossTrain { base: false, compute: FULL };
+        let op = Op::HeadLossTrain { base: false, compute: FULL, cap: case.cap };
         let want = expected(&op, &ins);
         ins[0] = ins[0].with_rows(f64::NAN, is_off);
         let got = launched(&op, &ins, 2, Manner { unread: &[1, 2], in_place: None }).unwrap();
@@ -546,8 +577,8 @@ mod tests {
         for (rows, width, vocabulary, dtype) in
             [(700, 48, 300, DType::F32), (1500, 16, 65, DType::F32), (200, 24, 1100, DType::BF16)]
         {
-            let case = Case { rows, width, vocabulary, dtype };
-            let op = Op::HeadLossTrain { base: true, compute: FULL };
+            let case = Case { rows, width, vocabulary, dtype, cap: Cap::NONE };
+            let op = Op::HeadLossTrain { base: true, compute: FULL, cap: case.cap };
             let bits = |threads: usize| -> Vec<u64> {
                 let outs = launched(&op, &case.train_inputs(true), threads, Manner::default()).unwrap();
                 outs.into_iter().flatten().flatten().map(f64::to_bits).collect()
@@ -566,7 +597,7 @@ mod tests {
             let zeros = |dims: &[usize]| Given::new(DType::F32, dims, |_| 0.0);
             let ins =
                 [zeros(&[rows, 8]), zeros(&[32768, 8]), Given::integers(&vec![0; rows]), zeros(&[rows])];
-            workspace(&Op::HeadLossTrain { base: false, compute: FULL }, &ins, 16)
+            workspace(&Op::HeadLossTrain { base: false, compute: FULL, cap: Cap::NONE }, &ins, 16)
         };
         assert_eq!(scratch(16384), scratch(1024), "more rows are more chunks");
         assert!(scratch(16384) < 33 << 20);
@@ -574,11 +605,12 @@ mod tests {
 
     #[test]
     fn a_target_outside_the_vocabulary_is_refused_in_words() {
-        let case = Case { rows: 4, width: 2, vocabulary: 5, dtype: DType::F32 };
+        let case = Case { rows: 4, width: 2, vocabulary: 5, dtype: DType::F32, cap: Cap::NONE };
         for target in [5, -2] {
             let mut ins = case.inputs();
             ins[2] = Given::integers(&[0, 1, target, 2]);
-            let error = launched(&Op::HeadLoss { compute: FULL }, &ins, 1, Manner::default()).unwrap_err();
+            let error = launched(&Op::HeadLoss { compute: FULL, cap: case.cap }, &ins, 1, Manner::default())
+                .unwrap_err();
             assert_eq!(
                 error,
                 format!("row 2 has target {target}; targets are -1 or below the vocabulary of 5")

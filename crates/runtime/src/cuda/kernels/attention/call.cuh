@@ -1,7 +1,7 @@
 // What every attention kernel of ours is called with, by value, and what its fields mean: `call.rs` has the same struct.
 //
 // Defines: MASK (0 full, 1 causal, 2 window, 3 two intervals), Q_RAGGED, K_RAGGED (whether the segments of a side are
-// read from the device).
+// read from the device), CAP (what scores are kept within; not defined where they are not).
 
 // Element e of head h of token t is at[t * token + h * head + e]; strides in elements, also where elements are f32.
 // Null where the tensor is absent.
@@ -75,6 +75,20 @@ __device__ __forceinline__ Seen sees(const Call& call, const Segment& g, int que
 #endif
     return seen;
 }
+
+#ifdef CAP
+// A product of q and k to the one whose score is capped: `unit` makes a score in powers of two of it.
+__device__ __forceinline__ float capped(float product, float unit) {
+    const float cap = CAP * 1.4426950408889634f;
+    return cap / unit * tanhf(unit * product / cap);
+}
+
+// The slope of the cap, of what `capped` gave.
+__device__ __forceinline__ float cap_slope(float product, float unit) {
+    const float share = unit * product / (CAP * 1.4426950408889634f);
+    return 1.0f - share * share;
+}
+#endif
 
 // Tile i of HEIGHT queries, and of keys: from the list, or by arithmetic where segments are equally long.
 template <int HEIGHT> __device__ __forceinline__ Tile q_tile(const Call& call, int i) {

@@ -164,7 +164,9 @@ pub(super) fn defines(p: &Problem) -> Vec<(String, String)> {
         Mask::TwoIntervals => 3,
     };
     let flags = [("MASK", mask), ("Q_RAGGED", is_ragged(p.q) as u32), ("K_RAGGED", is_ragged(p.k) as u32)];
-    flags.map(|(name, value)| (name.into(), value.to_string())).into()
+    let flags = flags.map(|(name, value)| (name.to_string(), value.to_string()));
+    let cap = p.cap.0.map(|cap| ("CAP".to_string(), format!("{cap:?}f")));
+    flags.into_iter().chain(cap).collect()
 }
 
 #[cfg(test)]

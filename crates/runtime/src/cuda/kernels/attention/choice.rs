@@ -92,6 +92,8 @@ pub(super) struct Family {
     pub takes: fn(&Problem, &Launch) -> bool,
     /// Whether its backward pass takes a gradient of lse.
     pub takes_d_lse: bool,
+    /// Whether it caps scores.
+    pub takes_cap: bool,
 }
 
 /// In the order of preference where none is better by `by_rule`; the last runs everything.
@@ -106,6 +108,7 @@ const FAMILIES: &[Family] = &[
         is_aligned: true,
         takes: dense::takes,
         takes_d_lse: false,
+        takes_cap: false,
     },
     Family {
         name: "cudnn",
@@ -117,6 +120,7 @@ const FAMILIES: &[Family] = &[
         is_aligned: true,
         takes: packed::takes,
         takes_d_lse: false,
+        takes_cap: false,
     },
     Family {
         name: "wgmma",
@@ -128,6 +132,7 @@ const FAMILIES: &[Family] = &[
         is_aligned: true,
         takes: |_, _| true,
         takes_d_lse: false,
+        takes_cap: false,
     },
     Family {
         name: "wgmma",
@@ -139,6 +144,7 @@ const FAMILIES: &[Family] = &[
         is_aligned: true,
         takes: |_, _| true,
         takes_d_lse: true,
+        takes_cap: false,
     },
     Family {
         name: "mma",
@@ -150,6 +156,7 @@ const FAMILIES: &[Family] = &[
         is_aligned: true,
         takes: |_, _| true,
         takes_d_lse: true,
+        takes_cap: true,
     },
     Family {
         name: "decode",
@@ -161,6 +168,7 @@ const FAMILIES: &[Family] = &[
         is_aligned: true,
         takes: |_, _| true,
         takes_d_lse: true,
+        takes_cap: false,
     },
     Family {
         name: "fma",
@@ -172,6 +180,7 @@ const FAMILIES: &[Family] = &[
         is_aligned: false,
         takes: |_, _| true,
         takes_d_lse: true,
+        takes_cap: true,
     },
 ];
 
@@ -201,6 +210,7 @@ fn candidates(p: &Problem, launch: &Launch, facts: &Facts) -> Vec<&'static Famil
     let fits = |family: &&Family| {
         (family.serves)(p, facts)
             && (!p.d_lse || family.takes_d_lse)
+            && (p.cap.is_none() || family.takes_cap)
             && (!family.is_aligned || is_aligned(p, launch))
             && (family.takes)(p, launch)
     };
@@ -320,6 +330,12 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepare
 /// A forced kernel that does not take the problem. Without force there is always one.
 fn cannot_run(p: &Problem, facts: &Facts) -> String {
     let name = facts.attention.name();
+    let is_it = |family: &&Family| family.name == name;
+    if !p.cap.is_none() && FAMILIES.iter().filter(is_it).all(|family| !family.takes_cap) {
+        return format!(
+            "`attention_kernel={name}` cannot run: it caps no scores, and this model's are capped; mma and fma do"
+        );
+    }
     let serves = |family: &Family| family.name == name && (family.serves)(p, facts);
     let lies_wrong = FAMILIES.iter().any(serves).then(|| {
         "it does not take these tensors, which are slices, off 16 bytes, or not all asked for".into()
@@ -375,6 +391,7 @@ fn show(ms: f64) -> String {
 mod tests {
     use super::*;
     use flatout_ir::ops::attention::{Mask, Segments};
+    use flatout_ir::ops::cap::Cap;
 
     fn launch(dtype: DType, size: usize, len: usize, offset: usize, attend: Op) -> Launch {
         let view = |heads: usize| View {
@@ -406,7 +423,7 @@ mod tests {
 
     fn uniform(len: usize) -> Op {
         let segments = Segments::Uniform { len };
-        Op::Attention { scale: 1.0, mask: Mask::Causal, q: segments, k: segments }
+        Op::Attention { scale: 1.0, cap: Cap::NONE, mask: Mask::Causal, q: segments, k: segments }
     }
 
     fn names(launch: &Launch, facts: &Facts) -> Vec<&'static str> {
@@ -458,7 +475,7 @@ mod tests {
         }
         let ampere = Facts { cudnn: Some(91900), ..Facts::on_paper("sm_86") };
         assert_eq!(names(&launch(DType::BF16, 64, 2048, 0, uniform(2048)), &ampere), ["cudnn", "mma"]);
-        let op = Op::Attention { scale: 1.0, mask: Mask::Causal, q: ragged, k: ragged };
+        let op = Op::Attention { scale: 1.0, cap: Cap::NONE, mask: Mask::Causal, q: ragged, k: ragged };
         assert_eq!(names(&launch(DType::BF16, 64, 2048, 0, op), &ampere), ["mma"]);
     }
 
@@ -495,6 +512,22 @@ mod tests {
         assert!(said.contains("does not take these tensors"), "{said}");
         let said = cannot_run(&Problem { dtype: DType::F32, ..p }, &cudnn);
         assert!(said.contains("does not take forward attention in f32 with heads of 64"), "{said}");
+    }
+
+    /// Kernels without a cap are no candidates for scores that have one, and say so where they are forced.
+    #[test]
+    fn capped_scores_run_where_they_are_capped() {
+        let capped = |len: usize| {
+            let segments = Segments::Uniform { len };
+            Op::Attention { scale: 1.0, cap: Cap(Some(50.0)), mask: Mask::Causal, q: segments, k: segments }
+        };
+        let launch = launch(DType::BF16, 64, 2048, 0, capped(2048));
+        assert_eq!(names(&launch, &hopper()), ["mma"]);
+        for kernel in [AttentionKernel::Cudnn, AttentionKernel::Wgmma] {
+            let facts = Facts { attention: kernel, ..hopper() };
+            assert!(names(&launch, &facts).is_empty());
+            assert!(cannot_run(&Problem::of(&launch), &facts).contains("it caps no scores"));
+        }
     }
 
     #[test]

@@ -427,6 +427,7 @@ fn prepare_backward(problem: &Problem, launch: &Launch, p: &Prepare<'_>) -> Prep
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flatout_ir::ops::cap::Cap;
 
     fn problem(batch: usize, heads: usize, kv_heads: usize, len: usize, size: usize) -> Problem {
         let segments = Segments::Uniform { len };
@@ -440,6 +441,7 @@ mod tests {
             kv_heads,
             size,
             scale: 0.125,
+            cap: Cap::NONE,
             mask: Mask::Causal,
             q: segments,
             k: segments,

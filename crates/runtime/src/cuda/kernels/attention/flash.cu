@@ -2,6 +2,7 @@
 //
 //   scores = scale q k^T, p = softmax over the keys a query sees, o = p v, lse = log of the sum of exponentials
 //   delta = sum(do o) - dlse, ds = p (do v^T - delta), dq = scale ds k, dk = scale ds^T q, dv = p^T do
+//   with CAP, scores s are cap tanh(s / cap), and ds is multiplied by 1 - (s / cap)^2
 //
 // q, o, do, dq [Tq, H, SIZE], k, v, dk, dv [Tk, HK, SIZE] in T_X by strides of tokens and heads; lse [Tq, H] and delta
 // [H, Tq] in f32: all in `Call`. Scores stay on the chip. Arithmetic is f32 on the FMA units, from tiles in shared memory.
@@ -78,6 +79,25 @@ __device__ __forceinline__ void add_rows(float (&sum)[RM][WIDE], const float* we
             for (int i = 0; i < RM; i++) sum[i][j] = fmaf(w[i], element, sum[i][j]);
         }
     }
+}
+
+// Products to those whose scores are capped, where there is a cap.
+__device__ __forceinline__ void cap_all(float (&products)[RM][CN], float unit) {
+#ifdef CAP
+#pragma unroll
+    for (int i = 0; i < RM; i++)
+#pragma unroll
+        for (int j = 0; j < CN; j++) products[i][j] = capped(products[i][j], unit);
+#endif
+}
+
+// What flows back to a score through its cap.
+__device__ __forceinline__ float through_cap(float slope, float product, float unit) {
+#ifdef CAP
+    return slope * cap_slope(product, unit);
+#else
+    return slope;
+#endif
 }
 
 __device__ __forceinline__ void clear_sum(float (&sum)[RM][WIDE]) {
@@ -173,6 +193,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) flash_forward(const __g
         __syncthreads();
         float p[RM][CN];
         dots(p, queries, keys, y, x);
+        cap_all(p, unit);
 #pragma unroll
         for (int i = 0; i < RM; i++) {
             const Seen here = seen[y + Y * i];
@@ -274,6 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) flash_dq(const __grid_c
         __syncthreads();
         float p[RM][CN], dp[RM][CN];
         dots(p, queries, keys, y, x);
+        cap_all(p, unit);
         dots(dp, slopes, values, y, x);
 #pragma unroll
         for (int i = 0; i < RM; i++) {
@@ -282,7 +304,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) flash_dq(const __grid_c
             for (int j = 0; j < CN; j++) {
                 const bool is_seen = here.has(from + x + X * j);
                 const float e = is_seen ? exp2f(fmaf(unit, p[i][j], -shift[i])) : 0.0f;
-                weights[(y + Y * i) * (WALK + 1) + x + X * j] = e * (dp[i][j] - mean[i]);
+                const float ds = through_cap(e * (dp[i][j] - mean[i]), p[i][j], unit);
+                weights[(y + Y * i) * (WALK + 1) + x + X * j] = ds;
             }
         }
         // A row's weights are written and read by the same lanes.
@@ -342,6 +365,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) flash_dkv(const __grid_
             __syncthreads();
             float p[RM][CN], dp[RM][CN];
             dots(p, keys, queries, y, x);
+            cap_all(p, unit);
             dots(dp, values, slopes, y, x);
 #pragma unroll
             for (int i = 0; i < RM; i++)
@@ -351,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) flash_dkv(const __grid_
                     const bool is_seen = first + r < g.k1 && seen[c].has(first + r);
                     const float e = is_seen ? exp2f(fmaf(unit, p[i][j], -shift[c])) : 0.0f;
                     weights[r * (WALK + 1) + c] = e;
-                    changes[r * (WALK + 1) + c] = e * (dp[i][j] - mean[c]);
+                    changes[r * (WALK + 1) + c] = through_cap(e * (dp[i][j] - mean[c]), p[i][j], unit);
                 }
             // A row's weights are written and read by the same lanes.
             __syncwarp();

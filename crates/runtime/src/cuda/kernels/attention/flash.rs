@@ -130,6 +130,7 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
 mod tests {
     use super::*;
     use flatout_ir::ops::attention::{Mask, Segments};
+    use flatout_ir::ops::cap::Cap;
 
     /// 99 KiB is what sm_86 and sm_89 have; a kilobyte of it is the runtime's and the kernels' own.
     #[test]
@@ -146,6 +147,7 @@ mod tests {
                     kv_heads: 1,
                     size,
                     scale: 1.0,
+                    cap: Cap::NONE,
                     mask: Mask::Full,
                     q: Segments::Uniform { len: 8 },
                     k: Segments::Uniform { len: 8 },

@@ -19,6 +19,7 @@ mod tiles;
 mod timing;
 
 use flatout_ir::ops::attention::{self, Mask, Segments};
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
@@ -55,6 +56,8 @@ struct Problem {
     kv_heads: usize,
     size: usize,
     scale: f32,
+    /// What scores are kept within.
+    cap: Cap,
     mask: Mask,
     q: Segments,
     k: Segments,
@@ -62,9 +65,9 @@ struct Problem {
 
 impl Problem {
     fn new(op: &Op, dtype: DType, q_dims: &[usize], k_dims: &[usize]) -> Self {
-        let (grad, d_lse, scale, mask, q, k) = match *op {
-            Op::Attention { scale, mask, q, k } => (false, false, scale, mask, q, k),
-            Op::AttentionGrad { scale, mask, q, k, d_lse } => (true, d_lse, scale, mask, q, k),
+        let (grad, d_lse, scale, cap, mask, q, k) = match *op {
+            Op::Attention { scale, cap, mask, q, k } => (false, false, scale, cap, mask, q, k),
+            Op::AttentionGrad { scale, cap, mask, q, k, d_lse } => (true, d_lse, scale, cap, mask, q, k),
             _ => unreachable!("the rows are for attention"),
         };
         Problem {
@@ -77,6 +80,7 @@ impl Problem {
             kv_heads: k_dims[1],
             size: q_dims[2],
             scale,
+            cap,
             mask,
             q,
             k,

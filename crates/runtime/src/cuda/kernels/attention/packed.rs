@@ -521,6 +521,7 @@ fn prepare_backward(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepared 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flatout_ir::ops::cap::Cap;
 
     fn packed(segments: usize, longest: usize, tokens: usize, heads: usize, kv_heads: usize) -> Problem {
         let segments = Segments::Ragged { max_segments: segments, max_len: longest };
@@ -534,6 +535,7 @@ mod tests {
             kv_heads,
             size: 64,
             scale: 0.125,
+            cap: Cap::NONE,
             mask: Mask::Causal,
             q: segments,
             k: segments,

@@ -125,6 +125,7 @@ pub(super) fn even_segments(p: &Problem, call: &Call, at: &Prepare<'_>) -> Resul
 mod tests {
     use super::*;
     use flatout_ir::ops::attention::Segments;
+    use flatout_ir::ops::cap::Cap;
     use flatout_ir::types::DType;
 
     fn problem(segments: Segments) -> Problem {
@@ -138,6 +139,7 @@ mod tests {
             kv_heads: 2,
             size: 64,
             scale: 1.0,
+            cap: Cap::NONE,
             mask: Mask::Causal,
             q: segments,
             k: segments,

@@ -13,13 +13,24 @@
 // away; a row without loss is then not read at all.
 //
 // Deterministic: threads fold their elements in order, lanes and warps in fixed trees.
-// Defines: T_X, THREADS, VECTORS, GRAD, KNOWN.
+// Where CAP is defined, logits z are cap tanh(z / cap), and d logits are multiplied by its slope, 1 - tanh(z / cap)^2.
+//
+// Defines: T_X, THREADS, VECTORS, GRAD, KNOWN, CAP.
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
 #define N (16 / (int)sizeof(T_X))
 
 typedef Pack<T_X, N> Vec;
+
+// A logit as the loss takes it.
+__device__ __forceinline__ float logit(T_X x) {
+#ifdef CAP
+    return CAP * tanhf(f32(x) / CAP);
+#else
+    return f32(x);
+#endif
+}
 
 // A running maximum, and the sum of exponentials below it. Scores are in units of log 2.
 struct Sum {
@@ -39,7 +50,7 @@ __device__ __forceinline__ Sum fold(Sum sum, const Vec& v, int count) {
     float top = sum.top;
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        x[i] = i < count ? LOG2E * f32(v.x[i]) : -infinity();
+        x[i] = i < count ? LOG2E * logit(v.x[i]) : -infinity();
         top = fmaxf(top, x[i]);
     }
     if (top == -infinity()) return sum;
@@ -73,8 +84,12 @@ __device__ __forceinline__ Vec slope(const Vec& v, int column, float lse, float 
     float y[N];
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        y[i] = factor * exp2f(fmaf(LOG2E, f32(v.x[i]), -lse));
+        const float z = logit(v.x[i]);
+        y[i] = factor * exp2f(fmaf(LOG2E, z, -lse));
         if (column + i == target) y[i] -= factor;
+#ifdef CAP
+        y[i] *= 1.0f - z / CAP * (z / CAP);
+#endif
     }
     Vec out;
     put<N>(out, y);
@@ -101,7 +116,7 @@ head_rows(T_X* logits, i64 pitch, int vocabulary, int first_row, float sign, con
     }
 
     float chosen = __uint_as_float(0x7fc00000u);
-    if (threadIdx.x == 0 && target >= 0 && target < vocabulary) chosen = f32(x[target]);
+    if (threadIdx.x == 0 && target >= 0 && target < vocabulary) chosen = logit(x[target]);
 
 #if VECTORS
     Vec kept[VECTORS];

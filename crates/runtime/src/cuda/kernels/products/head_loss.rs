@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 
+use flatout_ir::ops::cap::Cap;
 use flatout_ir::ops::product::Compute;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
@@ -88,6 +89,8 @@ struct Head<'a> {
     known_lse: Option<&'a View>,
     base: Option<&'a View>,
     compute: Compute,
+    /// What logits are kept within.
+    cap: Option<f32>,
     sum: Option<&'a View>,
     logp: Option<&'a View>,
     lse: Option<&'a View>,
@@ -109,6 +112,7 @@ impl<'a> Head<'a> {
             known_lse: None,
             base: None,
             compute: launch.op.compute().unwrap_or(Compute::Full),
+            cap: None,
             sum: None,
             logp: None,
             lse: None,
@@ -117,8 +121,11 @@ impl<'a> Head<'a> {
             dw: None,
         };
         match launch.op {
-            Op::HeadLoss { .. } => Head { sum: out(0), logp: out(1), lse: out(2), best: out(3), ..head },
-            Op::HeadLossGrad { base, .. } => Head {
+            Op::HeadLoss { cap: Cap(cap), .. } => {
+                Head { cap, sum: out(0), logp: out(1), lse: out(2), best: out(3), ..head }
+            }
+            Op::HeadLossGrad { base, cap: Cap(cap), .. } => Head {
+                cap,
                 factor: &ins[4],
                 sign: -1.0,
                 known_lse: Some(&ins[3]),
@@ -127,7 +134,8 @@ impl<'a> Head<'a> {
                 dw: out(1),
                 ..head
             },
-            Op::HeadLossTrain { base, .. } => Head {
+            Op::HeadLossTrain { base, cap: Cap(cap), .. } => Head {
+                cap,
                 base: base.then(|| &ins[4]),
                 sum: out(0),
                 logp: out(1),
@@ -166,10 +174,11 @@ impl<'a> Head<'a> {
             ("GRAD", flag(self.wants_gradient())),
             ("KNOWN", flag(self.known_lse.is_some())),
         ];
+        let cap = self.cap.map(|cap| ("CAP", format!("{cap:?}f")));
         Source {
             name: "head_loss.cu",
             code: Cow::Borrowed(concat!(include_str!("../prelude.cuh"), include_str!("head_loss.cu"))),
-            defines: defines.into_iter().map(|(name, value)| (name.into(), value)).collect(),
+            defines: defines.into_iter().chain(cap).map(|(name, value)| (name.into(), value)).collect(),
         }
     }
 }
@@ -285,7 +294,7 @@ mod tests {
             let (x, w) = (view(&[4, 8]), view(&[vocabulary, 8]));
             let launch = Launch {
                 kernel: "cuda.head_loss",
-                op: Op::HeadLoss { compute: Compute::Full },
+                op: Op::HeadLoss { compute: Compute::Full, cap: Cap::NONE },
                 ins: vec![x.clone(), w, x.clone(), x],
                 outs: vec![None; 4],
                 workspace: None,

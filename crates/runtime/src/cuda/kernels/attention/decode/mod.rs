@@ -198,6 +198,7 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
 mod tests {
     use super::*;
     use flatout_ir::ops::attention::{Mask, Segments};
+    use flatout_ir::ops::cap::Cap;
 
     fn problem(segments: usize, queries: usize, keys: usize, heads: [usize; 2], size: usize) -> Problem {
         Problem {
@@ -210,6 +211,7 @@ mod tests {
             kv_heads: heads[1],
             size,
             scale: 1.0,
+            cap: Cap::NONE,
             mask: Mask::Causal,
             q: Segments::Ragged { max_segments: segments, max_len: queries },
             k: Segments::Ragged { max_segments: segments, max_len: keys },

@@ -295,6 +295,7 @@ pub(super) fn section(p: &Problem, of_keys: bool, heads: usize, facts: &Facts) -
 mod tests {
     use super::*;
     use flatout_ir::ops::attention::Segments;
+    use flatout_ir::ops::cap::Cap;
     use flatout_ir::types::DType;
 
     fn problem(size: usize, mask: Mask, len: usize) -> Problem {
@@ -309,6 +310,7 @@ mod tests {
             kv_heads: 4,
             size,
             scale: 1.0,
+            cap: Cap::NONE,
             mask,
             q: uniform,
             k: uniform,

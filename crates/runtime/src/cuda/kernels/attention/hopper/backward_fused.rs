@@ -129,6 +129,7 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
 mod tests {
     use super::*;
     use flatout_ir::ops::attention::Segments;
+    use flatout_ir::ops::cap::Cap;
     use flatout_ir::types::DType;
 
     /// 227 KiB a block; 65,536 registers among its threads.
@@ -146,6 +147,7 @@ mod tests {
                 kv_heads: 4,
                 size: PANEL,
                 scale: 1.0,
+                cap: Cap::NONE,
                 mask,
                 q: uniform,
                 k: uniform,

@@ -239,6 +239,7 @@ impl Work for NoneTaken {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flatout_ir::ops::cap::Cap;
     use flatout_ir::types::DType;
 
     /// Shared memory of a block.
@@ -257,6 +258,7 @@ mod tests {
             kv_heads,
             size,
             scale: 0.125,
+            cap: Cap::NONE,
             mask,
             q: uniform,
             k: uniform,

@@ -74,6 +74,7 @@ __device__ __forceinline__ void step(float (&of_k)[MS][SUMMED][4], float (&of_v)
     const u32 part = side * (WALK / SPLIT) * ROW_BYTES + lane_along();
     const int stand0 = row + l / 4 - (g.k1 - g.q1) - from - side * (WALK / SPLIT) - 2 * (l % 4);
     product_along(p, keys, queries + part);
+    cap_all(p, unit);
     product_along(dp, values, slopes + part);
 #pragma unroll
     for (int n = 0; n < SCORED; n++)
@@ -98,8 +99,9 @@ __device__ __forceinline__ void step(float (&of_k)[MS][SUMMED][4], float (&of_v)
                     if (SOME && 8 * n + j + (MASK == 2 ? call.ahead : 0) < stand) e = 0.0f;
                     if (SOME && MASK == 2 && 8 * n + j - call.back > stand) e = 0.0f;
 #endif
+                    const float ds = e * (dp[m][n][2 * i + j] - mean);
+                    dp[m][n][2 * i + j] = through_cap(ds, p[m][n][2 * i + j], unit);
                     p[m][n][2 * i + j] = e;
-                    dp[m][n][2 * i + j] = e * (dp[m][n][2 * i + j] - mean);
                 }
         }
 #if SPLIT == 1

@@ -33,6 +33,7 @@ __device__ __forceinline__ void step(float (&sum)[MS][DIM / 8][4], const float (
     const int l = lane_id();
     float p[MS][NS][4], dp[MS][NS][4];
     product_along(p, queries, keys + lane_along());
+    cap_all(p, unit);
     product_along(dp, slopes, values + lane_along());
 #pragma unroll
     for (int m = 0; m < MS; m++)
@@ -46,7 +47,8 @@ __device__ __forceinline__ void step(float (&sum)[MS][DIM / 8][4], const float (
                 for (int j = 0; j < 2; j++) {
                     float e = exp2_fast(fmaf(unit, p[m][n][2 * i + j], -shift[m][i]));
                     if (SOME && !seen.has(8 * n + j)) e = 0.0f;
-                    p[m][n][2 * i + j] = e * (dp[m][n][2 * i + j] - mean[m][i]);
+                    const float ds = e * (dp[m][n][2 * i + j] - mean[m][i]);
+                    p[m][n][2 * i + j] = through_cap(ds, p[m][n][2 * i + j], unit);
                 }
         }
 #pragma unroll

@@ -39,6 +39,7 @@ __device__ __forceinline__ void step(float (&sum)[MS][DIM / 8][4], float (&top)[
     const int l = lane_id();
     float s[MS][NS][4];
     product_along(s, queries, keys + lane_along());
+    cap_all(s, unit);
     float peak[MS][2];
     bool grown = false;
 #pragma unroll

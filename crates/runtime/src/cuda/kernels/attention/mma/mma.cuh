@@ -298,3 +298,24 @@ template <int OWNED> __device__ __forceinline__ Walk walk_keys(const Call& call,
 #endif
     return w;
 }
+
+// Products to those whose scores are capped, where there is a cap.
+template <int M, int N> __device__ __forceinline__ void cap_all(float (&products)[M][N][4], float unit) {
+#ifdef CAP
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) products[m][n][i] = capped(products[m][n][i], unit);
+#endif
+}
+
+// What flows back to a score through its cap.
+__device__ __forceinline__ float through_cap(float slope, float product, float unit) {
+#ifdef CAP
+    return slope * cap_slope(product, unit);
+#else
+    return slope;
+#endif
+}

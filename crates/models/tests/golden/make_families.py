@@ -1,0 +1,168 @@
+"""Makes a tiny checkpoint of every family of decoders, with the reference library's logits, loss and gradients.
+
+    pip install torch transformers safetensors
+    python make_families.py            # writes families/NAME/ beside this file
+    python make_families.py --check    # recomputes the results and compares them with the files
+
+families/NAME/ has what `save_pretrained` writes (config.json, model.safetensors in f32) and expected.safetensors with
+    input_ids   i32   [B, T]
+    labels      i32   [B, T], the target of the logits at the same position; -1 is ignored
+    logits      f32   [B, T, V]
+    loss_sum    f32   [1], the sum over supervised positions of -log softmax(logits)[label]
+    grad.NAME   f32   the gradient of loss_sum by every tensor of model.safetensors
+Everything is computed in f64 from the stored weights, as in make_golden.py, and rounded to f32 once. Windows are shorter
+than a row and caps are small, so that both change most numbers.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import (
+    Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig, GraniteForCausalLM, LlamaConfig,
+    LlamaForCausalLM, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM,
+    Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from make_golden import Float64Everywhere, batch, check_finite_difference, lift_rotary_frequencies, measure, randomise
+
+HERE = Path(__file__).resolve().parent / "families"
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+
+
+def made(model, config, **fields):
+    """A model of this family with dimensions that nothing divides evenly, and the fields that make the family."""
+    common = dict(
+        vocab_size=29, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=18, max_position_embeddings=64, rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        pad_token_id=None, bos_token_id=1, eos_token_id=2, attn_implementation="eager",
+    )
+    return model(config(**(common | fields)))
+
+
+def rope(kind, **fields):
+    return {"rope_type": kind, "rope_theta": 500.0} | fields
+
+
+def phi3(original):
+    """Half of each head rotates: three pairs, which a row longer than the original context divides by other factors."""
+    return made(
+        Phi3ForCausalLM, Phi3Config, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        tie_word_embeddings=True, original_max_position_embeddings=original, sliding_window=17,
+        rope_parameters=rope(
+            "longrope", partial_rotary_factor=0.5, short_factor=[1.0, 1.25, 1.5], long_factor=[1.5, 2.5, 5.0],
+            original_max_position_embeddings=original,
+        ),
+    )
+
+
+def gemma3():
+    return made(
+        Gemma3ForCausalLM, Gemma3TextConfig, head_dim=6, sliding_window=5, layer_types=[GLOBAL, LOCAL, LOCAL],
+        final_logit_softcapping=4.0, query_pre_attn_scalar=6,
+        rope_parameters={LOCAL: {"rope_type": "default", "rope_theta": 100.0}, GLOBAL: rope("default")},
+    )
+
+
+FAMILIES = {
+    "qwen2": lambda: made(
+        Qwen2ForCausalLM, Qwen2Config, use_sliding_window=True, sliding_window=5, max_window_layers=1,
+    ),
+    "qwen2-tied": lambda: made(
+        Qwen2ForCausalLM, Qwen2Config, num_hidden_layers=1, num_key_value_heads=4, tie_word_embeddings=True,
+    ),
+    "qwen3-windows": lambda: made(
+        Qwen3ForCausalLM, Qwen3Config, head_dim=6, use_sliding_window=True, sliding_window=7, num_hidden_layers=2,
+        layer_types=[LOCAL, GLOBAL], tie_word_embeddings=True,
+    ),
+    "mistral": lambda: made(MistralForCausalLM, MistralConfig, sliding_window=6, head_dim=6, num_hidden_layers=2),
+    "llama-dynamic": lambda: made(
+        LlamaForCausalLM, LlamaConfig, mlp_bias=True, max_position_embeddings=16, num_hidden_layers=2,
+        rope_parameters=rope("dynamic", factor=2.0), tie_word_embeddings=True,
+    ),
+    "llama-mscale": lambda: made(
+        LlamaForCausalLM, LlamaConfig, num_hidden_layers=1, hidden_size=32, tie_word_embeddings=True,
+        rope_parameters=rope(
+            "yarn", factor=4.0, beta_fast=4.0, beta_slow=0.5, mscale=1.5, mscale_all_dim=0.8,
+            original_max_position_embeddings=16,
+        ),
+    ),
+    "phi3": lambda: phi3(64),
+    "phi3-long": lambda: phi3(16),
+    "gemma2": lambda: made(
+        Gemma2ForCausalLM, Gemma2Config, head_dim=6, sliding_window=5, attn_logit_softcapping=3.0,
+        final_logit_softcapping=4.0, query_pre_attn_scalar=10,
+    ),
+    "gemma3-capped": gemma3,
+    "olmo2": lambda: made(Olmo2ForCausalLM, Olmo2Config, num_hidden_layers=2, attention_bias=True),
+    "smollm3": lambda: made(
+        SmolLM3ForCausalLM, SmolLM3Config, num_hidden_layers=4, no_rope_layers=[1, 0, 1, 0], use_sliding_window=True,
+        sliding_window=6,
+    ),
+    "granite": lambda: made(
+        GraniteForCausalLM, GraniteConfig, num_hidden_layers=2, embedding_multiplier=3.0, attention_multiplier=0.3,
+        residual_multiplier=0.7, logits_scaling=2.5, attention_bias=True, mlp_bias=True,
+    ),
+}
+
+
+def lift(model):
+    """Frequencies were made in f32 at construction; they are made again where f32 means f64."""
+    rotary = model.model.rotary_emb
+    if isinstance(rotary.rope_type, dict):
+        return lift_rotary_frequencies(model)
+    make = ROPE_INIT_FUNCTIONS.get(rotary.rope_type)
+    frequencies, scaling = make(model.config) if make else rotary.compute_default_rope_parameters(model.config)
+    assert frequencies.dtype == torch.float64
+    rotary.inv_freq, rotary.original_inv_freq = frequencies, frequencies.clone()
+    rotary.attention_scaling = scaling
+
+
+def results(folder, model_class, seed):
+    """The library's own reading of the folder: its logits, loss and gradients in f64."""
+    model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    input_ids, labels = batch(model.config.vocab_size, seed)
+    model.double()
+    with Float64Everywhere():
+        lift(model)
+        exact = measure(model, input_ids, labels)
+        finite = check_finite_difference(model, input_ids, labels, exact, seed + 1)
+    assert all(tensor.dtype == torch.float64 and tensor.norm() > 0 for tensor in exact.values())
+    tensors = {"input_ids": input_ids.int(), "labels": labels.int()}
+    tensors |= {name: tensor.float().contiguous() for name, tensor in exact.items()}
+    return tensors, finite
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Make or check the checkpoints of families.")
+    parser.add_argument("--check", action="store_true", help="compare with the stored files and write nothing")
+    check = parser.parse_args().check
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    for seed, (name, build) in enumerate(FAMILIES.items()):
+        folder, model = HERE / name, build()
+        if not check:
+            shutil.rmtree(folder, ignore_errors=True)
+            randomise(model.named_parameters(), 100 * seed, one_plus=name.startswith("gemma"))
+            model.save_pretrained(folder)
+            (folder / "generation_config.json").unlink(missing_ok=True)
+        tensors, finite = results(folder, type(model), 5000 + seed)
+        path = folder / "expected.safetensors"
+        if check:
+            with safe_open(path, "pt") as stored:
+                assert set(stored.keys()) == set(tensors), f"{path} holds other tensors than this script makes"
+                for tensor in tensors:
+                    off = (stored.get_tensor(tensor).double() - tensors[tensor].double()).norm()
+                    assert off <= 1e-6 * tensors[tensor].double().norm(), f"{path}: {tensor} differs"
+        else:
+            save_file(tensors, path)
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        print(f"{name:15} {size:6} bytes, finite difference within {finite:.1e}" + (", agrees" if check else ""))
+
+
+if __name__ == "__main__":
+    main()

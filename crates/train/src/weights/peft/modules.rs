@@ -1,0 +1,241 @@
+//! The library's modules that can have an adapter, and which of our weights each is.
+//!
+//! A module is one of our weights, or holds several one after another in its rows: Phi-3's q, k and v. An adapter beside such a
+//! module is one beside each part, with the same A and the part's rows of B. The other way round, adapters beside the parts
+//! become one whose A has theirs below one another and whose B has each in its own rows and columns, zeros elsewhere: of the
+//! sum of their ranks.
+
+use std::collections::BTreeSet;
+
+use flatout_ir::Adapter;
+use flatout_ir::passes::adapters::adaptable;
+use flatout_models::config::DecoderConfig;
+use flatout_models::library::huggingface;
+use flatout_models::library::stored::{Stored, Within};
+use flatout_models::registry::Family;
+use flatout_models::vision;
+
+use crate::weights::pretrained::parameters;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Module {
+    pub name: String,
+    /// [out, in] of the whole.
+    pub dims: [usize; 2],
+    pub parts: Vec<Part>,
+}
+
+/// One of our weights, at these rows of a module.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Part {
+    pub weight: String,
+    pub first: usize,
+    pub rows: usize,
+}
+
+/// The modules of every weight that can have an adapter, in the order of the model.
+pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<Module>, String> {
+    let shapes = parameters(&model.clone().into());
+    let graph = model.build(model.least());
+    let weights: BTreeSet<&str> = adaptable(&graph).into_iter().map(|(path, _)| path).collect();
+    let mut modules: Vec<Module> = vec![];
+    for stored in huggingface::stored(model, |path| shapes[path].0.dims.clone())? {
+        if !weights.contains(stored.ours.as_str()) {
+            continue;
+        }
+        let rows = match &stored.within {
+            _ if stored.is_whole() => 0..stored.dims[0],
+            // Of a tower q, k and v are parts of one tensor; its other weights can have adapters there.
+            _ if is_of_tower(&stored.ours) => continue,
+            Within::Rows(rows) => rows.clone(),
+            _ => {
+                return Err(format!(
+                    "`{}` is part of `{}` there, or lies the other way round",
+                    stored.ours, stored.theirs
+                ));
+            }
+        };
+        let name = stored.theirs.strip_suffix(".weight").unwrap_or(&stored.theirs).to_string();
+        let part = Part { weight: stored.ours, first: rows.start, rows: rows.len() };
+        match modules.iter_mut().find(|module| module.name == name) {
+            Some(module) => module.parts.push(part),
+            None => {
+                let dims = [stored.dims[0], stored.dims[1..].iter().product()];
+                modules.push(Module { name, dims, parts: vec![part] });
+            }
+        }
+    }
+    Ok(modules)
+}
+
+fn is_of_tower(weight: &str) -> bool {
+    weight.split('.').next() == Some(vision::SCOPE)
+}
+
+impl Module {
+    pub fn is_joint(&self) -> bool {
+        self.parts.len() > 1
+    }
+
+    /// Where a part's rows of a tensor [out, ..] of the module lie; `None` where the part is the whole.
+    pub fn rows_of(&self, part: &Part, name: &str, width: Option<usize>) -> Option<Stored> {
+        let dims = [self.dims[0]].into_iter().chain(width).collect();
+        let within = Within::Rows(part.first..part.first + part.rows);
+        self.is_joint().then(|| Stored { ours: part.weight.clone(), theirs: name.to_string(), dims, within })
+    }
+}
+
+/// Adapters beside the parts of one module, as the library has one beside it.
+pub(crate) struct Beside<'a> {
+    pub module: &'a Module,
+    pub adapters: Vec<&'a Adapter>,
+}
+
+impl<'a> Beside<'a> {
+    /// One for each module that has adapters; a weight that belongs to none is given back.
+    pub fn of(modules: &'a [Module], adapters: &'a [Adapter]) -> Result<Vec<Beside<'a>>, String> {
+        let has =
+            |module: &Module, adapter: &Adapter| module.parts.iter().any(|p| p.weight == adapter.weight);
+        if let Some(other) = adapters.iter().find(|a| !modules.iter().any(|module| has(module, a))) {
+            return Err(format!("`{}` is part of a larger tensor there", other.weight));
+        }
+        let mut all = vec![];
+        for module in modules {
+            let adapters: Vec<&Adapter> = adapters.iter().filter(|adapter| has(module, adapter)).collect();
+            if adapters.is_empty() {
+                continue;
+            }
+            if adapters[0].dora && adapters.len() < module.parts.len() {
+                let missing =
+                    module.parts.iter().find(|part| adapters.iter().all(|a| a.weight != part.weight));
+                let missing = missing.map_or("", |part| part.weight.as_str());
+                return Err(format!(
+                    "`{}` has no adapter, and its rows of `{}` would need a magnitude there",
+                    missing, module.name
+                ));
+            }
+            all.push(Beside { module, adapters });
+        }
+        Ok(all)
+    }
+
+    pub fn rank(&self) -> usize {
+        self.adapters.iter().map(|adapter| adapter.rank).sum()
+    }
+
+    /// The factor on the product, that of the first; others' are in their part of B.
+    pub fn scale(&self) -> f64 {
+        self.adapters[0].scale
+    }
+
+    pub fn alpha(&self) -> f64 {
+        self.scale() * self.rank() as f64
+    }
+
+    fn part(&self, adapter: &Adapter) -> &Part {
+        self.module.parts.iter().find(|part| part.weight == adapter.weight).expect("an adapter of the module")
+    }
+
+    /// A [rank, in] of the A of each.
+    pub fn join_a(&self, each: &[Vec<f32>]) -> Vec<f32> {
+        each.concat()
+    }
+
+    /// B [out, rank] of the B of each.
+    pub fn join_b(&self, each: &[Vec<f32>]) -> Vec<f32> {
+        let rank = self.rank();
+        let mut joined = vec![0.0; self.module.dims[0] * rank];
+        let mut column = 0;
+        for (adapter, b) in self.adapters.iter().zip(each) {
+            let factor = adapter.scale / self.scale();
+            let first = self.part(adapter).first;
+            for (row, values) in b.chunks_exact(adapter.rank).enumerate() {
+                let at = (first + row) * rank + column;
+                let values =
+                    values.iter().map(|x| if factor == 1.0 { *x } else { (*x as f64 * factor) as f32 });
+                joined[at..at + adapter.rank].iter_mut().zip(values).for_each(|(to, x)| *to = x);
+            }
+            column += adapter.rank;
+        }
+        joined
+    }
+
+    /// The magnitudes [out] of those of each.
+    pub fn join_magnitudes(&self, each: &[Vec<f32>]) -> Vec<f32> {
+        let mut joined = vec![0.0; self.module.dims[0]];
+        for (adapter, magnitudes) in self.adapters.iter().zip(each) {
+            let part = self.part(adapter);
+            joined[part.first..part.first + part.rows].copy_from_slice(magnitudes);
+        }
+        joined
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn phi3() -> DecoderConfig {
+        let config = serde_json::json!({
+            "model_type": "phi3", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "intermediate_size": 6, "vocab_size": 11, "sliding_window": 3,
+            "partial_rotary_factor": 0.5,
+        });
+        huggingface::read(&config).expect("a Phi-3").model
+    }
+
+    #[test]
+    fn modules_of_a_fused_tensor_have_parts() {
+        let all = modules(&phi3()).expect("modules");
+        let names: Vec<&str> = all.iter().map(|module| module.name.as_str()).collect();
+        let layer = "model.layers.0";
+        assert_eq!(
+            names,
+            ["self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"]
+                .map(|name| format!("{layer}.{name}"))
+        );
+        let rows: Vec<(usize, usize)> = all[0].parts.iter().map(|part| (part.first, part.rows)).collect();
+        assert_eq!((rows, all[0].dims), (vec![(0, 8), (8, 4), (12, 4)], [16, 8]));
+        assert!(all[2].is_joint() && !all[3].is_joint());
+    }
+
+    /// The joint product is the sum of the parts': s B A of the whole has each part's s B A in its rows.
+    #[test]
+    fn joined_adapters_multiply_out_to_the_parts() {
+        let all = modules(&phi3()).expect("modules");
+        let adapter = |weight: &str, rank: usize, scale: f64| Adapter {
+            name: "default".into(),
+            weight: format!("layers.0.attn.{weight}"),
+            rank,
+            scale,
+            dropout: 0.0,
+            dora: false,
+        };
+        let adapters = [adapter("wq", 2, 0.5), adapter("wv", 1, 2.0)];
+        let beside = Beside::of(&all, &adapters).expect("adapters").remove(0);
+        let drawn =
+            |n: usize, seed: usize| (0..n).map(|i| ((i * 7 + seed) % 11) as f32 - 5.0).collect::<Vec<_>>();
+        let a = [drawn(2 * 8, 1), drawn(8, 2)];
+        let b = [drawn(8 * 2, 3), drawn(4, 4)];
+        let (joint_a, joint_b) = (beside.join_a(&a), beside.join_b(&b));
+        assert_eq!((beside.rank(), beside.alpha()), (3, 1.5));
+        let product = |a: &[f32], b: &[f32], rank: usize, scale: f64, row: usize, column: usize| -> f64 {
+            let sum: f32 = (0..rank).map(|r| b[row * rank + r] * a[r * 8 + column]).sum();
+            scale * sum as f64
+        };
+        for row in 0..16 {
+            for column in 0..8 {
+                let joint = product(&joint_a, &joint_b, 3, beside.scale(), row, column);
+                let own = match row {
+                    0..8 => product(&a[0], &b[0], 2, 0.5, row, column),
+                    12..16 => product(&a[1], &b[1], 1, 2.0, row - 12, column),
+                    _ => 0.0,
+                };
+                assert_eq!(joint, own, "row {row}, column {column}");
+            }
+        }
+        let dora = [Adapter { dora: true, ..adapter("wq", 2, 0.5) }];
+        let refused = Beside::of(&all, &dora).err().expect("k and v have no magnitudes");
+        assert!(refused.contains("`layers.0.attn.wk` has no adapter"), "{refused}");
+    }
+}
