@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::device::{self, Device, calibrations, kernels};
+use flatout_train::device::{self, Device, kernels, links};
 use flatout_train::ranks::{Ranks, target_among};
 use flatout_train::resolve::compile;
 use flatout_train::run::signal::StopFlag;
@@ -109,11 +109,13 @@ pub fn device(config: &Config, args: &launch::Ranks, ranks: &Ranks) -> Result<De
     }
     ranks.check_apart(gpu, args.share_gpu)?;
     ranks.agree_on_memory(device.target(&config.switches).memory_bytes)?;
-    // Ranks that share a GPU are linked by nothing that a table or NVML knows.
     if ranks.are_many() && matches!(device, Device::Cuda(_)) {
+        // Ranks that share a GPU are linked by nothing that a table or NVML knows.
         let link = device::link_here(ranks.locals()).filter(|_| !args.share_gpu);
-        let timed = link.as_ref().map(|link| calibrations::recall_exchanges(&link.name));
-        ranks.agree_on_link(link, timed.unwrap_or_default())?;
+        let gpu = device.target(&config.switches).name;
+        let named = link.as_ref().or(links::of_gpu(&gpu)).filter(|_| !args.share_gpu);
+        let timed = named.map(device::exchanges_here).unwrap_or_default();
+        ranks.agree_on_link(link, timed)?;
     }
     Ok(device)
 }

@@ -126,7 +126,7 @@ impl Ranks {
     }
 
     /// Agrees on how the GPUs of a node are linked: rank 0 tells it, because plans must be equal. `timed` are this rank's times of
-    /// exchanges over that link, by which nothing is chosen.
+    /// exchanges over its link, by which nothing is chosen.
     pub fn agree_on_link(&self, own: Option<Link>, timed: Timings) -> Result<(), Failure> {
         if self.are_many() {
             let told = own.map(|link| (link.name, link.bytes_per_second, link.step_seconds));

@@ -5,7 +5,7 @@ use flatout_ir::{Shard, Target};
 use flatout_measure::forecast::scaling::{Exchange, Refused, Scaled, exchange, scaling};
 use flatout_train::Config;
 use flatout_train::UserError;
-use flatout_train::device::{self, calibrations};
+use flatout_train::device;
 use flatout_train::ranks::target_among;
 use flatout_train::resolve::compile::Compiled;
 use flatout_train::resolve::prediction;
@@ -22,7 +22,9 @@ pub struct World<'a> {
     pub ranks: usize,
     nodes: usize,
     args: &'a Plan,
-    /// The link that NVML tells of, where the plan is for GPUs of this machine and no link is named.
+    /// The plan is for GPUs of this machine, and no link is named.
+    is_here: bool,
+    /// The link that NVML tells of then.
     here: Option<Link>,
 }
 
@@ -59,9 +61,10 @@ impl<'a> World<'a> {
             )),
             (gpus, ranks) => {
                 let nodes = args.nodes.unwrap_or(1);
-                let is_here = on_paper.is_none() && args.link.is_none();
+                let is_here = gpus.is_some() && on_paper.is_none() && args.link.is_none();
                 let here = gpus.filter(|_| is_here).and_then(device::link_here);
-                Ok(World { ranks: gpus.map_or(ranks.unwrap_or(1), |gpus| gpus * nodes), nodes, args, here })
+                let ranks = gpus.map_or(ranks.unwrap_or(1), |gpus| gpus * nodes);
+                Ok(World { ranks, nodes, args, is_here, here })
             }
         }
     }
@@ -80,7 +83,8 @@ impl<'a> World<'a> {
         let here = self.here.as_ref();
         let links = |gpus| device::links_of(&target.name, here, link, net, gpus);
         let links = self.args.gpus.map(links).transpose()?;
-        let timed = here.map(|link| calibrations::recall_exchanges(&link.name)).unwrap_or_default();
+        let local = links.as_ref().map(|links| &links.local).filter(|_| self.is_here);
+        let timed = local.map(device::exchanges_here).unwrap_or_default();
         let timings = target.timings.with(&timed);
         Ok(Target { links, timings, ..target_among(ranks, target) })
     }

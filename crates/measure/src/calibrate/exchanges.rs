@@ -78,8 +78,8 @@ pub fn exchanges(
         )?;
         let options = cuda::Options { deterministic: *order == Order::Tree, ..Default::default() };
         let mut session = device.session_with(plans, options, ranks)?;
-        // A rank that fails here ends the others, which may wait for it inside an exchange.
-        let of_order = ranks.at_once(|| time(&mut session, ranks, say))?;
+        // Others may wait for a rank that fails here inside an exchange, and so would a session that is dropped.
+        let of_order = ranks.at_once(|| time(&mut session, ranks, say)).inspect_err(|why| ranks.tell(why))?;
         // What no order changes is timed once.
         timed.extend(of_order.into_iter().filter(|one| *order != Order::Tree || is_ordered(one, orders)));
     }

@@ -9,6 +9,7 @@ pub use wire::{check as check_nccl, check_windows};
 use std::collections::BTreeMap;
 
 use flatout_ir::links::{Link, Links};
+use flatout_ir::timings::Timings;
 use flatout_ir::{Op, PlanSet, Target};
 pub use flatout_runtime::cuda::context::Facts;
 use flatout_runtime::cuda::device::{self as gpu, Gpu, probe};
@@ -183,6 +184,12 @@ pub fn topology() -> Result<&'static Topology, String> {
 /// there is one GPU, or NVML does not tell.
 pub fn link_here(gpus: usize) -> Option<Link> {
     topology().ok().and_then(|topology| topology.link(gpus))
+}
+
+/// The times that were kept of exchanges between GPUs of this machine over a link, which NVML or the table names; empty where there is
+/// one GPU.
+pub fn exchanges_here(link: &Link) -> Timings {
+    if visible_gpus() > 1 { calibrations::recall_exchanges(&link.name) } else { Timings::default() }
 }
 
 /// How GPUs of a name are linked, in a node and between nodes: as this machine's are, as the table has it, or by links that are
