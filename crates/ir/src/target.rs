@@ -95,8 +95,8 @@ pub struct Target {
     pub cores: usize,
     /// Devices like this one that train together, each a rank with rows of its own.
     pub ranks: usize,
-    /// Of them those that divide weights, moments and gradients among themselves, a number that divides them: groups of so many are
-    /// replicas of one another. `None` for all.
+    /// How many of them divide weights, moments and gradients among themselves: groups of this size are replicas of one another. It
+    /// divides their number; `None` for one group of all.
     pub shards: Option<usize>,
     /// How they are linked, where that is known: without it exchanges are not predicted.
     pub links: Option<Links>,

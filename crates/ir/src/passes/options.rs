@@ -72,7 +72,7 @@ named! {
         /// Sums of gradients as well: a micro-batch's gradients are added over ranks as they are made, and a rank keeps the sums
         /// of its share.
         Gradients = "gradients",
-        /// What layers read as well: a layer's weights, those that nothing trains among them, are gathered before it reads them, and
+        /// The weights that layers read as well, those that nothing trains among them: a layer's are gathered before it reads them, and
         /// again in the backward pass.
         Parameters = "parameters",
     }

@@ -182,6 +182,18 @@ mod tests {
         close(among(4).wire_ms, across.wire_ms, 1e-9);
     }
 
+    /// Weights that layers gather travel twice beside their gradients, in every micro-batch, and most of that runs beside layers.
+    #[test]
+    fn gathered_layers_take_less_memory_and_more_wire() {
+        let of = |word: &str| planned("h100", 8, 1, &["train.batch=64", "train.micro_batch=8", word]);
+        let (scattered, of_gradients) = of("shard=gradients");
+        let (gathered, of_parameters) = of("shard=parameters");
+        let [whole, cut] = [of_gradients, of_parameters].map(|compiled| compiled.plans.arena_bytes);
+        assert!(cut < whole - (200 << 20), "{cut} bytes, and {whole} with whole weights");
+        assert!(gathered.wire_ms > scattered.wire_ms, "{gathered:?} and {scattered:?}");
+        assert!(gathered.exposed_ms < 0.3 * gathered.wire_ms, "{gathered:?}");
+    }
+
     #[test]
     fn a_run_scales_over_powers_of_two() {
         let config = recipes::resolve("tiny", &[], &["train.batch=6".into()]).unwrap();

@@ -250,8 +250,9 @@ fn score_among(
                 }
             }
             // The last ones may not suffice for every rank.
-            let is_left_over = (1..=rank).contains(&(parts_of_all % count));
-            _ = is_left_over.then(|| sender.send(Ok(None)));
+            if (1..=rank).contains(&(parts_of_all % count)) {
+                _ = sender.send(Ok(None));
+            }
         });
         for made in ready {
             let Some((side, laid_out, batch)) = made? else {

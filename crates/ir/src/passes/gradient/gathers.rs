@@ -1,13 +1,15 @@
 //! Gathers: where ranks have shares of the weights that layers read, a layer's are put together right before it reads them.
 //!
-//! A unit is a layer, or a weight in none. The launches that read it one after the other, with no other unit read in
+//! A unit is a layer, or weights that lie in none. The launches that read it one after the other, with no other unit read in
 //! between, are a visit: the forward pass visits each unit, and the backward pass visits them again from the last to the first.
 //! For each visit the unit is gathered, and views of what arrives stand in place of its weights. Nothing holds them between visits,
 //! whatever `recompute` keeps, unless `keep_gathered` makes one visit of all.
 //!
 //! The gathers of a visit stand where the visit before it begins, and so run beside it: at any time a plan has the unit that
-//! it reads and the next one, and no third. Without overlap they stand where their own visit begins, and the plan has one. Codes of 8 bits are made of what was gathered, by the operation that makes
-//! them at other levels: the bits are the same. Evaluation gathers averages, where they are kept, in place of weights.
+//! it reads and the next one, and no third. Without overlap they stand where their own visit begins, and the plan has one.
+//!
+//! Codes of 8 bits are made of what was gathered, by the operation that makes them at other levels: the bits are the same.
+//! Evaluation gathers averages, where they are kept, in place of weights.
 //!
 //! The pass comes behind those that fuse and recompute, which see reads of slots as they do on one rank.
 
@@ -70,17 +72,15 @@ pub(crate) fn is_of_unit(g: &Graph, id: NodeId) -> bool {
 /// The weight that a slot holds, as it is kept, in bf16 or in 8 bits.
 pub(super) fn weight_in(path: &str) -> impl Iterator<Item = (&str, Form)> {
     let codes = ["rows", "columns", "scale"].into_iter().enumerate();
-    let codes = codes
-        .filter_map(move |(out, what)| Some((strip(path, &weight_path(what, ""))?, Form::Codes(out as u8))));
-    let copy = strip(path, &copy_path("")).map(|weight| (weight, Form::Copy));
+    let codes = codes.filter_map(move |(out, what)| {
+        let weight = path.strip_prefix(&weight_path(what, ""))?;
+        Some((weight, Form::Codes(out as u8)))
+    });
+    let copy = path.strip_prefix(&copy_path("")).map(|weight| (weight, Form::Copy));
     [(path, Form::Kept)].into_iter().chain(copy).chain(codes)
 }
 
-fn strip<'a>(path: &'a str, prefix: &str) -> Option<&'a str> {
-    path.strip_prefix(prefix)
-}
-
-/// What a slot holds of a weight.
+/// The form in which a slot holds a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Form {
     Kept,
@@ -314,7 +314,7 @@ impl Gathering<'_> {
         self.arrived.insert((visit, wanted), all);
     }
 
-    /// What stands in place of a view of a weight in a visit.
+    /// The value that stands in place of a view of a weight in a visit.
     fn view(&mut self, visit: usize, v: Value) -> Value {
         if let Some(known) = self.views.get(&(visit, v)) {
             return *known;
