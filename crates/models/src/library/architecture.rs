@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::fields::Fields;
 use super::layer_kinds::object;
 use super::stored::Stored;
-use super::{gemma, gpt2, granite, llama, mistral, olmo2, phi3, qwen, smollm3};
+use super::{gemma, gpt2, granite, llama, mistral, modernbert, olmo2, phi3, qwen, smollm3};
 use crate::config::{DecoderConfig, Head, Positions, RopeScaling};
 
 /// The extents of one of our weights, by its path.
@@ -32,7 +32,7 @@ pub(crate) struct Architecture {
 }
 
 /// In the order in which a decoder is compared with them: of two that can hold it, the first is written.
-const ALL: [&Architecture; 11] = [
+const ALL: [&Architecture; 12] = [
     &llama::LLAMA,
     &qwen::QWEN3,
     &gpt2::GPT2,
@@ -44,6 +44,7 @@ const ALL: [&Architecture; 11] = [
     &olmo2::OLMO2,
     &smollm3::SMOLLM3,
     &granite::GRANITE,
+    &modernbert::MODERNBERT,
 ];
 
 /// A key in which a decoder differs from what an architecture can say of it.
