@@ -23,7 +23,7 @@ choice! {
 }
 
 choice! {
-    /// What the norm of queries and keys is taken over: each head by itself, or all heads of a token together.
+    /// The elements that the norm of queries and keys is taken over: those of each head, or of all heads of a token together.
     pub enum QkNormOver { Head = "head", Heads = "heads" }
 }
 
@@ -33,7 +33,7 @@ choice! {
 }
 
 choice! {
-    /// What lies between the pooled state of a text and its classes: nothing, or a product, the exact GELU and a norm.
+    /// The layer between the pooled state of a text and its classes: none, or a product, the exact GELU and a norm.
     pub enum ClassLayer { None = "none", Gelu = "gelu" }
 }
 
@@ -148,7 +148,7 @@ section! {
         pub rope_long_factors: Option<Vec<f64>>,
         /// RMS norm of queries and keys, with a learned weight, before the rotation.
         pub qk_norm: bool = false,
-        /// What that norm is taken over: each head by itself, or all heads of a token together.
+        /// The elements that norm is taken over: those of each head, or of all heads of a token together.
         pub qk_norm_over: QkNormOver = QkNormOver::Head,
         /// The head shares the embedding's weights.
         pub tied: bool = true,
@@ -158,7 +158,7 @@ section! {
         pub classes: Option<usize>,
         /// Head of classes: how the hidden states of a text become one.
         pub pooling: Pooling = Pooling::Mean,
-        /// Head of classes: what lies between the pooled state and the classes.
+        /// Head of classes: the layer between the pooled state and the classes.
         pub class_layer: ClassLayer = ClassLayer::None,
         /// Head of classes: every class adds a learned number.
         pub class_bias: bool = false,

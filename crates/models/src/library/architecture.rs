@@ -59,7 +59,7 @@ impl Architecture {
     pub fn of(model: &DecoderConfig) -> Result<&'static Architecture, String> {
         let mut nearest: Option<(&Architecture, Vec<Difference>)> = None;
         for architecture in ALL {
-            // What reads back as no decoder is further away than any that does.
+            // Fields that read back as no decoder are further away than any that do.
             let Some(differences) = architecture.differences(model) else { continue };
             if differences.is_empty() {
                 return Ok(architecture);
@@ -136,7 +136,7 @@ fn shown(value: Value) -> String {
     }
 }
 
-/// What of a decoder a `config.json` of the text alone says: heads of classes, towers and settings of training aside, and keys
+/// The keys of a decoder that a `config.json` of the text alone has: heads of classes, towers and settings of training aside, and keys
 /// that say the same in one form.
 fn comparable(model: &DecoderConfig, scales_embeddings: bool) -> Value {
     let d = DecoderConfig::default();

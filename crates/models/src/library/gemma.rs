@@ -79,7 +79,7 @@ fn rounded(x: f64, digits: i32) -> f64 {
     (x / last).round_ties_even() * last
 }
 
-/// What both have in common, without rotations.
+/// Reads the fields that both have in common, without rotations.
 fn read_common(f: &Fields<'_>, d: &Defaults) -> Result<DecoderConfig, String> {
     for name in ["hidden_activation", "hidden_act"] {
         f.only(name, json!("gelu_pytorch_tanh"), "gelu_pytorch_tanh")?;
@@ -137,7 +137,7 @@ fn read_gemma3(f: &Fields<'_>) -> Result<DecoderConfig, String> {
     rope::by_layer(f, DecoderConfig { qk_norm: true, ..model }, thetas)
 }
 
-/// What both have in common, without rotations.
+/// The fields that both have in common, without rotations of local layers.
 fn write_common(c: &DecoderConfig) -> Map<String, Value> {
     let fields = llama::write_dimensions(c).into_iter().filter(|(name, _)| name != "hidden_act");
     let own = object(json!({

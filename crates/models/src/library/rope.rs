@@ -112,7 +112,7 @@ pub(crate) fn share(model: &DecoderConfig) -> f64 {
     if (size * share) as usize == rotated { share } else { (rotated as f64 + 0.5) / size }
 }
 
-/// What yarn multiplies cosines and sines by, of a stretch and a weight on its logarithm.
+/// Yarn's factor on cosines and sines, of a stretch and a weight on its logarithm.
 fn mscale(factor: f64, weight: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 }
 }

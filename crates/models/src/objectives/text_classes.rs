@@ -5,7 +5,7 @@ use flatout_ir::{Builder, DType, Tensor};
 /// Results `loss` and `weight` of pooled states [S, D] under a head [C, D], weighted sums over texts whose classes are the
 /// inputs `labels` and `label_weights`, and where it is asked for `class_logits` [S, C].
 ///
-/// What classes add, a `bias` [C], is a column of the head for an element of the state that is 1.
+/// The number that each class adds, a `bias` [C], is a column of the head for an element of the state that is 1.
 pub fn loss<'g>(
     b: &'g Builder,
     pooled: Tensor<'g>,
