@@ -169,7 +169,7 @@ fn write_gemma3(c: &DecoderConfig) -> Map<String, Value> {
 }
 
 /// Whether the factor on embeddings is the one that the library takes with weights of this type.
-pub(crate) fn check_embed_scale(c: &DecoderConfig, class: &str, dtype: &str) -> Result<(), String> {
+pub(crate) fn check_embed_scale(c: &DecoderConfig, dtype: &str) -> Result<(), String> {
     let factor = embed_scale(c.width, dtype);
     // It is multiplied as f32, whatever digits behind those a config has.
     if c.embed_scale as f32 == factor as f32 {
@@ -177,7 +177,7 @@ pub(crate) fn check_embed_scale(c: &DecoderConfig, class: &str, dtype: &str) -> 
     }
     let other = if dtype == "float32" { "bf16" } else { "f32" };
     Err(format!(
-        "its embeddings are multiplied by {}, and in {dtype} a {class} of this width multiplies them by {factor}: \
+        "its embeddings are multiplied by {}, and in {dtype} a Gemma of this width multiplies them by {factor}: \
          --dtype {other} may be what it was trained with",
         c.embed_scale
     ))

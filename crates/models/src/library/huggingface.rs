@@ -160,7 +160,7 @@ pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Re
     }
     fields.extend((architecture.write)(model));
     if architecture.scales_embeddings {
-        gemma::check_embed_scale(model, class, dtype)?;
+        gemma::check_embed_scale(model, dtype)?;
     }
     if model.head == Head::Classes {
         fields.extend(class_heads::write(model));

@@ -72,6 +72,8 @@ fn write(c: &DecoderConfig) -> Map<String, Value> {
         "intermediate_size": c.ffn,
         "max_position_embeddings": c.context,
         "pad_token_id": Value::Null,
+        "cls_token_id": Value::Null,
+        "sep_token_id": Value::Null,
         "hidden_activation": "gelu",
         "classifier_activation": "gelu",
         "classifier_bias": false,
