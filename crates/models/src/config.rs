@@ -4,7 +4,8 @@ pub(crate) mod bounds;
 
 pub use crate::bdh::{BdhConfig, BdhInit, BdhResidual};
 pub use crate::decoder::{
-    Attention, Bias, DecoderConfig, Norm, NormWeights, Positions, QkNormOver, RopePairs, RopeScaling,
+    Attention, Bias, ClassLayer, DecoderConfig, Norm, NormWeights, Positions, QkNormOver, RopePairs,
+    RopeScaling,
 };
 pub use crate::registry::{Model, ModelKind};
 pub use crate::vision::{FoveaConfig, Look, Qwen3VlConfig, Tower, Vision};
@@ -23,19 +24,20 @@ choice! {
 }
 
 choice! {
-    /// The feed-forward's non-linearity. `swiglu` and `geglu` have a gate beside the up projection. GELU is its tanh form
-    /// (`gelu_new` and `gelu_pytorch_tanh` elsewhere) in `gelu_tanh` and `geglu`, and exact in `gelu_exact`.
+    /// The feed-forward's non-linearity. `swiglu`, `geglu` and `geglu_exact` have a gate beside the up projection. GELU is its
+    /// tanh form (`gelu_new` and `gelu_pytorch_tanh` elsewhere) in `gelu_tanh` and `geglu`, and exact in the others.
     pub enum Activation {
         Swiglu = "swiglu",
         Geglu = "geglu",
         GeluTanh = "gelu_tanh",
         GeluExact = "gelu_exact",
         Relu2 = "relu2",
+        GegluExact = "geglu_exact",
     }
 }
 
 impl Activation {
     pub fn gated(self) -> bool {
-        matches!(self, Activation::Swiglu | Activation::Geglu)
+        matches!(self, Activation::Swiglu | Activation::Geglu | Activation::GegluExact)
     }
 }

@@ -9,11 +9,13 @@ mod rope;
 mod window;
 
 pub use config::{
-    Attention, Bias, DecoderConfig, Norm, NormWeights, Positions, QkNormOver, RopePairs, RopeScaling,
+    Attention, Bias, ClassLayer, DecoderConfig, Norm, NormWeights, Positions, QkNormOver, RopePairs,
+    RopeScaling,
 };
 pub(crate) use rope::longrope_amplitude;
 
 use flatout_ir::ops::cap::Cap;
+use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::{Builder, DType, Graph, Init, SlotId, Tensor};
@@ -22,7 +24,7 @@ use serde_json::Value;
 use crate::config::Head;
 use crate::form::{Documents, Form, LossForm, Seen};
 use crate::layers::pooling::pool;
-use crate::layers::{self, Draw, FeedForward, HeadNorm, Heads, Rotation, Sight, bounds, weight};
+use crate::layers::{self, Draw, FeedForward, HeadNorm, Heads, Linear, Rotation, Sight, bounds, weight};
 use crate::library::processor::{self, Processor};
 use crate::library::{Described, Published, huggingface};
 use crate::objectives::{next_token, text_classes};
@@ -40,10 +42,16 @@ pub struct Weights {
     pub embed: SlotId,
     /// Learned positions [context, D].
     positions: Option<SlotId>,
+    /// Of the embedded tokens.
+    embed_norm: Option<layers::Norm>,
     pub blocks: Vec<Block>,
     norm: layers::Norm,
     /// [V, D], or [C, D] of a head of classes; a tied head of tokens is the embedding.
     pub head: Option<SlotId>,
+    /// [C] of a head of classes.
+    class_bias: Option<SlotId>,
+    /// Between the pooled state and the classes.
+    class_layer: Option<(Linear, layers::Norm)>,
 }
 
 #[derive(Clone, Debug)]
@@ -90,15 +98,25 @@ pub struct Images<'g> {
 pub fn weights(b: &Builder, c: &DecoderConfig) -> Weights {
     let table =
         |scope: &str, rows: usize| b.scope(scope, || weight(b, "weight", &[rows, c.width], normal(c)));
+    let of_classes = c.head == Head::Classes;
     Weights {
         embed: table("embed", c.vocab),
         positions: (c.positions == Positions::Learned).then(|| table("positions", c.context)),
-        blocks: (0..c.layers).map(|i| b.scope(&format!("layers.{i}"), || Block::declare(b, c))).collect(),
+        embed_norm: c.embed_norm.then(|| layers::Norm::declare(b, "embed_norm", c.width, norm_spec(c))),
+        blocks: (0..c.layers).map(|i| b.scope(&format!("layers.{i}"), || Block::declare(b, c, i))).collect(),
         norm: layers::Norm::declare(b, "norm", c.width, norm_spec(c)),
         head: match c.head {
             Head::Tokens => (!c.tied).then(|| table("head", c.vocab)),
             Head::Classes => Some(table("score", c.classes())),
         },
+        class_bias: (of_classes && c.class_bias)
+            .then(|| b.scope("score", || weight(b, "bias", &[c.classes()], Init::Zeros))),
+        class_layer: (of_classes && c.class_layer == ClassLayer::Gelu).then(|| {
+            b.scope("score", || {
+                let dense = Linear::named(b, "dense", [c.width; 2], normal(c), false);
+                (dense, layers::Norm::declare(b, "norm", c.width, norm_spec(c)))
+            })
+        }),
     }
 }
 
@@ -144,13 +162,14 @@ pub fn embed<'g>(
         b.scope("positions", || b.read(table).gather(pass.positions.reshape(&[tokens.dims()[0]])))
     });
     // After both gathers, so that scale and sum are neighbours.
-    b.scope("embed", || {
+    let x = b.scope("embed", || {
         let x = if c.embed_scale == 1.0 { x } else { x.scale(c.embed_scale) };
         let x = placed.map_or(x, |placed| x + placed);
         // The token of an image is -1, which the embedding has no row for.
-        let x = pass.images.as_ref().map_or(x, |images| add_seen(x, images.features.main, images.seen));
-        drop(c, pass.draw, x)
-    })
+        pass.images.as_ref().map_or(x, |images| add_seen(x, images.features.main, images.seen))
+    });
+    let x = w.embed_norm.map_or(x, |norm| b.scope("embed_norm", || norm.apply(b, x)));
+    b.scope("embed", || drop(c, pass.draw, x))
 }
 
 /// States with rows of features added where tokens are an image's. Nothing here draws random numbers, and a graph without
@@ -187,8 +206,8 @@ fn drop<'g>(c: &DecoderConfig, draw: Option<Draw<'g>>, x: Tensor<'g>) -> Tensor<
 }
 
 impl Block {
-    /// Declares a block's parameters under the current scope.
-    pub fn declare(b: &Builder, c: &DecoderConfig) -> Block {
+    /// Declares the parameters of the layer of this number under the current scope.
+    pub fn declare(b: &Builder, c: &DecoderConfig, layer: usize) -> Block {
         let heads = Heads {
             count: c.heads,
             kv_count: c.kv_heads(),
@@ -205,7 +224,7 @@ impl Block {
             QkNormOver::Heads => HeadNorm::All(head_norm_spec(c)),
         });
         Block {
-            attn_norm: c.pre_norms.then(|| norm("attn_norm")),
+            attn_norm: (c.pre_norms && (c.first_norm || layer > 0)).then(|| norm("attn_norm")),
             attn: b.scope("attn", || {
                 layers::Attention::declare(b, c.width, heads, head_norm, [qkv, output], init)
             }),
@@ -379,11 +398,16 @@ fn classify<'g>(
 ) {
     let (start, len) = pass.sight.masking.q.expect("texts are segments");
     let pooled = pool(x, start, len, pass.sight.q, c.pooling); // [S, D]
+    let pooled = match w.class_layer {
+        Some((dense, norm)) => norm.apply(b, dense.apply(b, pooled).activate(Act::GeluExact)),
+        None => pooled,
+    };
     let pooled = pass
         .draw
         .map_or(pooled, |draw| Draw { rows: draw.rows.gather(start), ..draw }.drop(pooled, c.head_dropout));
     let score = b.read(w.head.expect("classes have a head"));
-    text_classes::loss(b, pooled, score, gives_logits);
+    let bias = w.class_bias.map(|bias| b.read(bias));
+    text_classes::loss(b, pooled, score, bias, gives_logits);
 }
 
 impl Family for DecoderConfig {

@@ -80,10 +80,10 @@ fn twice(shares: bool) -> Graph {
     let (b, c) = (Builder::new(), small::decoder());
     let x = b.input("x", DType::F32, &[10, c.width]);
     let pass = pass(&b);
-    let first = b.scope("block", || decoder::Block::declare(&b, &c));
+    let first = b.scope("block", || decoder::Block::declare(&b, &c, 0));
     let second = match shares {
         true => first.clone(),
-        false => b.scope("copied", || decoder::Block::declare(&b, &c)),
+        false => b.scope("copied", || decoder::Block::declare(&b, &c, 0)),
     };
     let x = b.scope("coarse.layers.0", || first.apply(&b, &c, 0, x, &pass));
     let x = b.scope("fine.layers.0", || second.apply(&b, &c, 0, x, &pass));

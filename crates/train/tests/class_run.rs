@@ -199,7 +199,7 @@ fn a_head_of_classes_goes_out_and_comes_back() {
         Export { to: at("out"), dtype: Width::F32, shard_bytes: 5_000_000_000, force: false, adapter: false };
     let bf16 = Export { dtype: Width::Bf16, ..wanted.clone() };
     let refused = export(&mut open("run"), &bf16).unwrap_err().to_string();
-    assert!(refused.contains("in bfloat16 a Gemma-3 of this width multiplies them by 5.65625"), "{refused}");
+    assert!(refused.contains("in bfloat16 a Gemma of this width multiplies them by 5.65625"), "{refused}");
     // The factor that the library has in f32.
     let mut loaded = open("run");
     loaded.config.model.decoder_mut().embed_scale = 32f64.sqrt() as f32 as f64;

@@ -9,6 +9,7 @@ use flatout_models::config::{DecoderConfig, Pooling};
 use flatout_models::decoder::build;
 use flatout_models::form::Form;
 use flatout_models::library::huggingface;
+use flatout_models::library::stored::Stored;
 use flatout_runtime::{Session, cpu};
 use flatout_train::weights::initial;
 use flatout_train::weights::pretrained;
@@ -18,20 +19,30 @@ use crate::fixture::Fixture;
 
 struct Golden {
     model: DecoderConfig,
+    /// Their weights, below a name.
+    weights: Fixture,
+    below: &'static str,
+    /// Texts, logits, loss and gradients.
     fixture: Fixture,
 }
 
 impl Golden {
     fn open() -> Golden {
-        let fixture = Fixture::open("gemma3-classes");
-        let model = huggingface::read(&fixture.json).expect("a Gemma-3 with a head of classes").model;
-        Golden { model, fixture }
+        let weights = Fixture::open("gemma3-classes");
+        let model = huggingface::read(&weights.json).expect("a Gemma-3 with a head of classes").model;
+        Golden { model, weights, below: "weight.", fixture: Fixture::tensors("gemma3-classes") }
     }
 
-    fn weights(&mut self) -> Vec<(String, String)> {
+    /// A checkpoint as the library writes it.
+    fn checkpoint(folder: &str) -> Golden {
+        let weights = Fixture::checkpoint(folder);
+        let model = huggingface::read(&weights.json).expect("a model with a head of classes").model;
+        Golden { model, weights, below: "", fixture: Fixture::tensors(&format!("{folder}/expected")) }
+    }
+
+    fn places(&self) -> Vec<Stored> {
         let shapes = pretrained::parameters(&self.model.clone().into());
-        let stored = huggingface::stored(&self.model, |path| shapes[path].0.dims.clone()).expect("names");
-        stored.into_iter().map(|stored| (stored.ours, stored.theirs)).collect()
+        huggingface::stored(&self.model, |path| shapes[path].0.dims.clone()).expect("names")
     }
 
     /// A session with the file's weights and texts. Between the texts lie tokens of nobody, and there is room for two more.
@@ -46,8 +57,9 @@ impl Golden {
         let plans =
             compile(&[program(Role::GRAD), program(Role::Eval)], &cpu::target(2), &Options::default());
         let mut session = Session::new(plans.expect("plans"), 2).expect("a session");
-        for (ours, theirs) in self.weights() {
-            session.write_f32(&ours, &self.fixture.f32s(&format!("weight.{theirs}"))).expect("a weight");
+        for at in self.places() {
+            let theirs = self.weights.f32s(&format!("{}{}", self.below, at.theirs));
+            session.write_f32(&at.ours, &at.take(&theirs)).expect("a weight");
         }
         initial::write_tables(&mut session).expect("tables");
         let mut inputs: BTreeMap<&str, Vec<i32>> = BTreeMap::from([
@@ -95,18 +107,41 @@ fn every_pooling_has_the_references_logits() {
 
 #[test]
 fn the_weighted_loss_and_every_gradient_are_the_references() {
-    let mut golden = Golden::open();
+    let golden = Golden::open();
     assert_eq!(golden.model.pooling, Pooling::Mean);
-    let mut session = golden.session(Pooling::Mean);
-    session.run(Role::GRAD).expect("gradients");
-    let off = relative(&session.read_f32(LOSS_SUM).expect("a sum"), &golden.fixture.f32s("loss_sum"));
-    assert!(off < 1e-5, "the loss is off by {off:.1e}");
-    let weights = golden.weights();
-    let in_file = golden.fixture.file.entries().keys().filter(|name| name.starts_with("grad.")).count();
-    assert_eq!(weights.len(), in_file, "every gradient of the file is compared");
-    for (ours, theirs) in weights {
-        let got = session.read_f32(&gradient_path(&ours)).expect("a gradient");
-        let off = relative(&got, &golden.fixture.f32s(&format!("grad.{theirs}")));
-        assert!(off < 1e-5, "{theirs} is off by {off:.1e}");
+    golden.trains_as_the_reference();
+}
+
+/// Logits, loss and every gradient of an encoder, whose head has a layer of its own and biases.
+#[test]
+fn modernbert() {
+    let mut golden = Golden::checkpoint("families/modernbert");
+    let mut session = golden.session(golden.model.pooling);
+    session.run(Role::Eval).expect("logits");
+    let got = session.result(Role::Eval, "class_logits").expect("logits");
+    let wanted = golden.fixture.f32s("logits");
+    let off = relative(&got[..wanted.len()], &wanted);
+    assert!(off < 1e-5, "logits are off by {off:.1e}");
+    golden.trains_as_the_reference();
+}
+
+impl Golden {
+    fn trains_as_the_reference(mut self) {
+        let mut session = self.session(self.model.pooling);
+        session.run(Role::GRAD).expect("gradients");
+        let off = relative(&session.read_f32(LOSS_SUM).expect("a sum"), &self.fixture.f32s("loss_sum"));
+        assert!(off < 1e-5, "the loss is off by {off:.1e}");
+        let mut gradients: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+        for at in self.places() {
+            let theirs =
+                gradients.entry(at.theirs.clone()).or_insert_with(|| vec![0.0; at.dims.iter().product()]);
+            at.put(&session.read_f32(&gradient_path(&at.ours)).expect("a gradient"), theirs);
+        }
+        let in_file = self.fixture.file.entries().keys().filter(|name| name.starts_with("grad.")).count();
+        assert_eq!(gradients.len(), in_file, "every gradient of the file is compared");
+        for (theirs, got) in gradients {
+            let off = relative(&got, &self.fixture.f32s(&format!("grad.{theirs}")));
+            assert!(off < 1e-5, "{theirs} is off by {off:.1e}");
+        }
     }
 }

@@ -92,7 +92,7 @@ impl Attr for Segments {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attend {
     pub scale: f32,
-    /// What scores are kept within.
+    /// The bound on scores.
     pub cap: Cap,
     pub mask: Mask,
     pub q: Segments,

@@ -5,7 +5,7 @@ use crate::attr::Attr;
 use crate::builder::Tensor;
 use crate::ops::elementwise::Elementwise as E;
 
-/// What values are kept within; none leaves them as they are.
+/// The bound on values; none leaves them as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cap(pub Option<f32>);
 

@@ -23,13 +23,18 @@ choice! {
 }
 
 choice! {
-    /// What the norm of queries and keys is taken over: each head by itself, or all heads of a token together.
+    /// The elements that the norm of queries and keys is taken over: those of each head, or of all heads of a token together.
     pub enum QkNormOver { Head = "head", Heads = "heads" }
 }
 
 choice! {
     /// Which tokens of its text a token sees: those up to itself, or all.
     pub enum Attention { Causal = "causal", Bidirectional = "bidirectional" }
+}
+
+choice! {
+    /// The layer between the pooled state of a text and its classes: none, or a product, the exact GELU and a norm.
+    pub enum ClassLayer { None = "none", Gelu = "gelu" }
 }
 
 choice! {
@@ -81,6 +86,10 @@ section! {
         pub norm_eps: f64 = 1e-6,
         /// How the learned weights of norms enter: as they are, or added to 1.
         pub norm_weight: NormWeights = NormWeights::Plain,
+        /// Norm of the embedded tokens, before the first block.
+        pub embed_norm: bool = false,
+        /// The first block has a norm before its attention; one behind the embedding makes it idle.
+        pub first_norm: bool = true,
         /// Norms before each half block; without them `post_norms` are all there are.
         pub pre_norms: bool = true,
         /// Norms of each half block's output as well, before it is added to the residual stream.
@@ -139,7 +148,7 @@ section! {
         pub rope_long_factors: Option<Vec<f64>>,
         /// RMS norm of queries and keys, with a learned weight, before the rotation.
         pub qk_norm: bool = false,
-        /// What that norm is taken over: each head by itself, or all heads of a token together.
+        /// The elements that norm is taken over: those of each head, or of all heads of a token together.
         pub qk_norm_over: QkNormOver = QkNormOver::Head,
         /// The head shares the embedding's weights.
         pub tied: bool = true,
@@ -149,6 +158,12 @@ section! {
         pub classes: Option<usize>,
         /// Head of classes: how the hidden states of a text become one.
         pub pooling: Pooling = Pooling::Mean,
+        /// Head of classes: the layer between the pooled state and the classes.
+        pub class_layer: ClassLayer = ClassLayer::None,
+        /// Head of classes: every class adds a learned number.
+        pub class_bias: bool = false,
+        /// The model predicts no next token: only a head of classes can be put on it.
+        pub encoder: bool = false,
         /// Head of classes: probability of dropping an element of the pooled state.
         pub head_dropout: f64 = 0.0,
         /// Factor on the embedding's rows as they enter the first block; a tied head has none.
@@ -208,6 +223,8 @@ impl DecoderConfig {
         };
         let norm = if self.norm_bias { 2 * width } else { width };
         let norms = 2 * norm * (u64::from(self.pre_norms) + u64::from(self.post_norms));
+        let of_embedding = norm * u64::from(self.embed_norm);
+        let idle = norm * u64::from(self.pre_norms && !self.first_norm);
         let normed_heads = match self.qk_norm_over {
             QkNormOver::Head => 2,
             QkNormOver::Heads => wide(self.heads) + wide(self.kv_heads()),
@@ -217,12 +234,18 @@ impl DecoderConfig {
         let head = match self.head {
             Head::Tokens if self.tied => 0,
             Head::Tokens => embedding,
-            Head::Classes => wide(self.classes()) * width,
+            Head::Classes => {
+                let layer = match self.class_layer {
+                    ClassLayer::None => 0,
+                    ClassLayer::Gelu => width * width + norm,
+                };
+                wide(self.classes()) * (width + u64::from(self.class_bias)) + layer
+            }
         };
         let positions = if self.positions == Positions::Learned { wide(self.context) * width } else { 0 };
         let vision = self.vision.as_ref().map_or(0, |vision| vision.parameters(self.width));
         let text = wide(self.layers) * (attention + feed_forward + biases + norms);
-        text + norm + embedding + head + positions + vision
+        text + norm + of_embedding - idle + embedding + head + positions + vision
     }
 
     /// Whether a model of these dimensions exists; otherwise one sentence that names the key.
@@ -287,6 +310,23 @@ impl DecoderConfig {
         self.validate_rope()?;
         self.validate_window()?;
         self.validate_vision()?;
+        if self.encoder && self.head == Head::Tokens {
+            return Err(
+                "`model.head` is tokens, and this model is an encoder, which predicts no next token: give \
+                        model.head=classes"
+                    .into(),
+            );
+        }
+        let of_classes =
+            [("class_layer", self.class_layer != ClassLayer::None), ("class_bias", self.class_bias)];
+        if let Some((key, _)) =
+            of_classes.into_iter().find(|(_, given)| *given && !self.encoder && self.head == Head::Tokens)
+        {
+            return Err(format!("`model.{key}` has no use while `model.head` is tokens"));
+        }
+        if !self.first_norm && !self.pre_norms {
+            return Err("`model.first_norm` has no use while `model.pre_norms` is false".into());
+        }
         bounds::head(self.head, self.classes)?;
         if self.pooling == Pooling::ClsMean {
             return Err(
@@ -500,7 +540,7 @@ mod tests {
         assert_eq!(Activation::Relu2.to_string(), "relu2");
         assert_eq!(
             "tanh".parse::<Activation>(),
-            Err("`tanh` is not one of swiglu, geglu, gelu_tanh, gelu_exact, relu2".into())
+            Err("`tanh` is not one of swiglu, geglu, gelu_tanh, gelu_exact, relu2, geglu_exact".into())
         );
     }
 }

@@ -17,7 +17,7 @@ pub struct Heads {
     pub size: usize,
     /// The factor on scores.
     pub scale: f32,
-    /// What scores are kept within.
+    /// The bound on scores.
     pub cap: Cap,
 }
 

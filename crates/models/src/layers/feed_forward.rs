@@ -40,10 +40,13 @@ impl FeedForward {
         let inner = match (self.activation, gate) {
             (Activation::Swiglu, Some(gate)) => gate.activate(Act::Silu) * up,
             (Activation::Geglu, Some(gate)) => gate.activate(Act::Gelu) * up,
+            (Activation::GegluExact, Some(gate)) => gate.activate(Act::GeluExact) * up,
             (Activation::GeluTanh, _) => up.activate(Act::Gelu),
             (Activation::GeluExact, _) => up.activate(Act::GeluExact),
             (Activation::Relu2, _) => up.activate(Act::Relu).square(),
-            (Activation::Swiglu | Activation::Geglu, None) => unreachable!("declared with a gate"),
+            (Activation::Swiglu | Activation::Geglu | Activation::GegluExact, None) => {
+                unreachable!("declared with a gate")
+            }
         };
         self.down.apply(b, inner)
     }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::fields::Fields;
 use super::layer_kinds::object;
 use super::stored::Stored;
-use super::{gemma, gpt2, granite, llama, mistral, olmo2, phi3, qwen, smollm3};
+use super::{gemma, gpt2, granite, llama, mistral, modernbert, olmo2, phi3, qwen, smollm3};
 use crate::config::{DecoderConfig, Head, Positions, RopeScaling};
 
 /// The extents of one of our weights, by its path.
@@ -32,7 +32,7 @@ pub(crate) struct Architecture {
 }
 
 /// In the order in which a decoder is compared with them: of two that can hold it, the first is written.
-const ALL: [&Architecture; 11] = [
+const ALL: [&Architecture; 12] = [
     &llama::LLAMA,
     &qwen::QWEN3,
     &gpt2::GPT2,
@@ -44,6 +44,7 @@ const ALL: [&Architecture; 11] = [
     &olmo2::OLMO2,
     &smollm3::SMOLLM3,
     &granite::GRANITE,
+    &modernbert::MODERNBERT,
 ];
 
 /// A key in which a decoder differs from what an architecture can say of it.
@@ -58,7 +59,7 @@ impl Architecture {
     pub fn of(model: &DecoderConfig) -> Result<&'static Architecture, String> {
         let mut nearest: Option<(&Architecture, Vec<Difference>)> = None;
         for architecture in ALL {
-            // What reads back as no decoder is further away than any that does.
+            // Fields that read back as no decoder are further away than any that do.
             let Some(differences) = architecture.differences(model) else { continue };
             if differences.is_empty() {
                 return Ok(architecture);
@@ -135,7 +136,7 @@ fn shown(value: Value) -> String {
     }
 }
 
-/// What of a decoder a `config.json` of the text alone says: heads of classes, towers and settings of training aside, and keys
+/// The keys of a decoder that a `config.json` of the text alone has: heads of classes, towers and settings of training aside, and keys
 /// that say the same in one form.
 fn comparable(model: &DecoderConfig, scales_embeddings: bool) -> Value {
     let d = DecoderConfig::default();

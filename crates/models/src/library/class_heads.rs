@@ -19,6 +19,7 @@ const POOLING: &str = "classifier_pooling";
 pub(crate) fn read(f: &Fields<'_>, model: DecoderConfig) -> Result<DecoderConfig, String> {
     let classes = names(f)?.len();
     let pooling = match f.get(POOLING).map(Value::as_str) {
+        None if model.encoder => Pooling::Cls,
         None => Pooling::Last,
         Some(name) => name.unwrap_or_default().parse().map_err(|why| format!("its `{POOLING}`: {why}"))?,
     };

@@ -155,7 +155,7 @@ pub(crate) fn stored(c: &VitConfig) -> Result<Vec<Stored>, String> {
     Ok(stored_as(c, &Names { base, norms: ["norm1", "norm2"], ffn }))
 }
 
-/// What the library's vision transformers name differently.
+/// The names in which the library's vision transformers differ.
 pub(super) struct Names {
     pub base: &'static str,
     pub norms: [&'static str; 2],

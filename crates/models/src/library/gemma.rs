@@ -12,7 +12,7 @@ use super::architecture::Architecture;
 use super::fields::Fields;
 use super::layer_kinds::{self, object};
 use super::{llama, rope};
-use crate::config::{Activation, Attention, Bias, DecoderConfig, NormWeights, RopeScaling};
+use crate::config::{Activation, Attention, Bias, DecoderConfig, NormWeights};
 
 pub(crate) const GEMMA2: Architecture = Architecture {
     model_type: "gemma2",
@@ -79,7 +79,7 @@ fn rounded(x: f64, digits: i32) -> f64 {
     (x / last).round_ties_even() * last
 }
 
-/// What both have in common, without rotations.
+/// Reads the fields that both have in common, without rotations.
 fn read_common(f: &Fields<'_>, d: &Defaults) -> Result<DecoderConfig, String> {
     for name in ["hidden_activation", "hidden_act"] {
         f.only(name, json!("gelu_pytorch_tanh"), "gelu_pytorch_tanh")?;
@@ -133,53 +133,11 @@ fn read_gemma3(f: &Fields<'_>) -> Result<DecoderConfig, String> {
              to compute what it computes"
         ));
     }
-    rotations(f, DecoderConfig { qk_norm: true, ..model })
+    let thetas = [f.number_or("rope_theta", 1e6)?, f.number_or("rope_local_base_freq", 1e4)?];
+    rope::by_layer(f, DecoderConfig { qk_norm: true, ..model }, thetas)
 }
 
-/// Frequencies of global and local layers: one object a kind, or the older fields.
-fn rotations(f: &Fields<'_>, model: DecoderConfig) -> Result<DecoderConfig, String> {
-    let within = |fields: &Map<String, Value>, kind: &str, model: DecoderConfig| {
-        Fields(fields).scaling(model).map_err(|why| format!("in its rotations of {kind} layers: {why}"))
-    };
-    let object = |value: &Value, name: &str| {
-        let found = value.as_object().cloned();
-        found.ok_or_else(|| format!("its `{name}` is {value}, and wants to be an object"))
-    };
-    let (global_theta, local_theta) =
-        (f.number_or("rope_theta", 1e6)?, f.number_or("rope_local_base_freq", 1e4)?);
-    let model = DecoderConfig { rope_theta: global_theta, ..model };
-    let (global, local) = match (f.get("rope_parameters"), f.get("rope_scaling")) {
-        (Some(both), _) => {
-            let both = object(both, "rope_parameters")?;
-            let part = |kind: &str| both.get(kind).filter(|value| !value.is_null());
-            let global = part("full_attention").map(|value| object(value, "full_attention")).transpose()?;
-            let local =
-                part("sliding_attention").map(|value| object(value, "sliding_attention")).transpose()?;
-            (global, local)
-        }
-        (None, Some(scaling)) => (Some(object(scaling, "rope_scaling")?), None),
-        (None, None) => (None, None),
-    };
-    let model = match &global {
-        Some(fields) => within(fields, "global", model)?,
-        None => model,
-    };
-    let plain = DecoderConfig { rope_theta: local_theta, ..DecoderConfig::default() };
-    let local = match &local {
-        Some(fields) => within(fields, "local", plain)?,
-        None => plain,
-    };
-    if local.rope_scaling != RopeScaling::None {
-        return Err(format!(
-            "its rotations of local layers are stretched ({}), and here only those of global ones are",
-            local.rope_scaling
-        ));
-    }
-    let has_local = model.window.is_some();
-    Ok(DecoderConfig { rope_local_theta: has_local.then_some(local.rope_theta), ..model })
-}
-
-/// What both have in common, without rotations.
+/// The fields that both have in common, without rotations of local layers.
 fn write_common(c: &DecoderConfig) -> Map<String, Value> {
     let fields = llama::write_dimensions(c).into_iter().filter(|(name, _)| name != "hidden_act");
     let own = object(json!({
@@ -200,19 +158,18 @@ fn write_gemma2(c: &DecoderConfig) -> Map<String, Value> {
 }
 
 fn write_gemma3(c: &DecoderConfig) -> Map<String, Value> {
-    let (_, global) = rope::write(c);
+    let (global, local) = rope::write_by_layer(c);
     let local_theta = c.rope_local_theta.unwrap_or(c.rope_theta);
     let mut fields = write_common(c);
     // Versions before 5 read these two, of those before `rope_scaling`, and later ones the third.
     fields.insert("sliding_window_pattern".into(), json!(c.global_every.unwrap_or(c.layers + 1)));
     fields.insert("rope_local_base_freq".into(), json!(local_theta));
-    let local = json!({ "rope_type": "default", "rope_theta": local_theta });
     fields.insert("rope_parameters".into(), json!({ "full_attention": global, "sliding_attention": local }));
     fields
 }
 
 /// Whether the factor on embeddings is the one that the library takes with weights of this type.
-pub(crate) fn check_embed_scale(c: &DecoderConfig, class: &str, dtype: &str) -> Result<(), String> {
+pub(crate) fn check_embed_scale(c: &DecoderConfig, dtype: &str) -> Result<(), String> {
     let factor = embed_scale(c.width, dtype);
     // It is multiplied as f32, whatever digits behind those a config has.
     if c.embed_scale as f32 == factor as f32 {
@@ -220,7 +177,7 @@ pub(crate) fn check_embed_scale(c: &DecoderConfig, class: &str, dtype: &str) -> 
     }
     let other = if dtype == "float32" { "bf16" } else { "f32" };
     Err(format!(
-        "its embeddings are multiplied by {}, and in {dtype} a {class} of this width multiplies them by {factor}: \
+        "its embeddings are multiplied by {}, and in {dtype} a Gemma of this width multiplies them by {factor}: \
          --dtype {other} may be what it was trained with",
         c.embed_scale
     ))
@@ -229,7 +186,7 @@ pub(crate) fn check_embed_scale(c: &DecoderConfig, class: &str, dtype: &str) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Head, Norm, Pooling};
+    use crate::config::{Head, Norm, Pooling, RopeScaling};
     use crate::decoder::build;
     use crate::library::huggingface;
     use crate::library::llama::weight_names;

@@ -10,7 +10,7 @@ use super::fields::Fields;
 use super::layer_kinds::object;
 use super::processor::{self, Processor};
 use super::stored::Stored;
-use super::{Published, class_heads, fovea, gemma, llama, qwen, qwen3_vl};
+use super::{Published, class_heads, fovea, gemma, llama, modernbert, qwen, qwen3_vl};
 use crate::config::{DecoderConfig, Head, Vision};
 
 /// What a `config.json` says.
@@ -37,7 +37,12 @@ pub fn read(config: &Value) -> Result<Described, String> {
         Some(fovea::MODEL_TYPE) => (fovea::read(&outer)?, vec![]),
         _ => read_text(&outer, &f)?,
     };
-    model.validate().map_err(|sentence| format!("it describes no model: {sentence}"))?;
+    // An encoder without a head is one to put a head on.
+    let headed = match model.encoder && model.head == Head::Tokens {
+        true => DecoderConfig { head: Head::Classes, classes: Some(2), ..model.clone() },
+        false => model.clone(),
+    };
+    headed.validate().map_err(|sentence| format!("it describes no model: {sentence}"))?;
     let tokens = |name: &str| match outer.tokens(name)? {
         none if none.is_empty() => f.tokens(name),
         found => Ok(found),
@@ -114,6 +119,7 @@ pub fn is_redundant(model: &DecoderConfig, name: &str) -> bool {
 pub(super) fn is_redundant_text(model: &DecoderConfig, name: &str) -> bool {
     let is_head = ["lm_head.weight", "language_model.lm_head.weight"].contains(&name);
     (is_head && (model.tied || model.head == Head::Classes))
+        || modernbert::is_redundant(model, name)
         || [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|end| name.ends_with(end))
 }
 
@@ -154,10 +160,13 @@ pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Re
     }
     fields.extend((architecture.write)(model));
     if architecture.scales_embeddings {
-        gemma::check_embed_scale(model, class, dtype)?;
+        gemma::check_embed_scale(model, dtype)?;
     }
     if model.head == Head::Classes {
         fields.extend(class_heads::write(model));
+    }
+    if model.encoder {
+        modernbert::check_head(model)?;
     }
     Ok(Value::Object(fields))
 }
@@ -170,6 +179,8 @@ impl Published for DecoderConfig {
     fn other_names(&self, name: &str) -> Vec<String> {
         match self.vision {
             Some(Vision::Fovea(_)) => fovea::other_names(name),
+            // Files of the body alone.
+            _ if self.encoder => name.strip_prefix("model.").map(str::to_string).into_iter().collect(),
             _ => other_names(name),
         }
     }
@@ -239,6 +250,10 @@ impl<'a> Fields<'a> {
         let Some(class) = classes.and_then(|classes| classes.first()).and_then(Value::as_str) else {
             return Ok((architecture, Head::Tokens));
         };
+        // An encoder's body has no use but to be given a head.
+        if architecture.model_type == modernbert::MODERNBERT.model_type && class == modernbert::BODY {
+            return Ok((architecture, Head::Tokens));
+        }
         let heads = Head::ALL.iter().filter_map(|head| Some((*head, architecture.class(*head).ok()?)));
         let heads: Vec<(Head, &str)> = heads.collect();
         match heads.iter().find(|(_, known)| *known == class) {
@@ -398,7 +413,7 @@ mod tests {
                 "model_type",
                 json!("mamba"),
                 "`model_type` is \"mamba\", and only llama, qwen3, gpt2, gemma3_text, gemma2, qwen2, mistral, phi3, olmo2, \
-                 smollm3, granite, gemma3 and qwen3_vl are read",
+                 smollm3, granite, modernbert, gemma3 and qwen3_vl are read",
             ),
             ("architectures", json!(["LlamaForTokenClassification"]), "LlamaForTokenClassification"),
             ("hidden_act", json!("gelu"), "`hidden_act` is \"gelu\""),

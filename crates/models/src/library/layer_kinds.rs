@@ -61,6 +61,11 @@ pub(crate) fn write_optional(c: &DecoderConfig) -> Map<String, Value> {
     fields.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
+/// A field for architectures whose own token of padding the vocabulary of a model need not have: there is none.
+pub(crate) fn no_padding() -> (String, Value) {
+    ("pad_token_id".into(), Value::Null)
+}
+
 /// A file's fields as a map.
 pub(crate) fn object(value: Value) -> Map<String, Value> {
     match value {

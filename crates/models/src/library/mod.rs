@@ -14,6 +14,7 @@ pub mod huggingface;
 mod layer_kinds;
 pub mod llama;
 mod mistral;
+mod modernbert;
 mod olmo2;
 mod phi3;
 pub mod processor;

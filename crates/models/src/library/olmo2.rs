@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::architecture::Architecture;
 use super::fields::Fields;
+use super::layer_kinds::no_padding;
 use super::llama::{self, DEFAULTS, Defaults};
 use crate::config::{Bias, DecoderConfig, QkNormOver};
 
@@ -33,5 +34,5 @@ fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
 
 fn write(c: &DecoderConfig) -> Map<String, Value> {
     let bias = ("attention_bias".to_string(), json!(c.bias == Bias::Attention));
-    llama::write_dimensions(c).into_iter().chain([bias]).collect()
+    llama::write_dimensions(c).into_iter().chain([bias, no_padding()]).collect()
 }

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::architecture::{Architecture, Shape};
 use super::fields::Fields;
+use super::layer_kinds::no_padding;
 use super::llama::{self, DEFAULTS, Defaults, weight_names};
 use super::rope;
 use super::stored::{Stored, Within};
@@ -34,6 +35,7 @@ fn write(c: &DecoderConfig) -> Map<String, Value> {
     let mut fields = llama::write_dimensions(c);
     fields.insert("sliding_window".into(), json!(c.window));
     fields.insert("partial_rotary_factor".into(), json!(rope::share(c)));
+    fields.extend([no_padding()]);
     fields.insert("resid_pdrop".into(), json!(0.0));
     fields.insert("embd_pdrop".into(), json!(0.0));
     if c.rope_scaling == RopeScaling::Longrope {

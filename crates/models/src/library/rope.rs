@@ -47,6 +47,58 @@ pub(crate) fn write(model: &DecoderConfig) -> (Value, Value) {
     (scaling, Value::Object(fields))
 }
 
+/// The model with frequencies of its own in global and in local layers: one object a kind in `rope_parameters`, or the older fields
+/// with these bases.
+pub(crate) fn by_layer(
+    f: &Fields<'_>,
+    model: DecoderConfig,
+    [global_theta, local_theta]: [f64; 2],
+) -> Result<DecoderConfig, String> {
+    let within = |fields: &Map<String, Value>, kind: &str, model: DecoderConfig| {
+        Fields(fields).scaling(model).map_err(|why| format!("in its rotations of {kind} layers: {why}"))
+    };
+    let object = |value: &Value, name: &str| {
+        let found = value.as_object().cloned();
+        found.ok_or_else(|| format!("its `{name}` is {value}, and wants to be an object"))
+    };
+    let model = DecoderConfig { rope_theta: global_theta, ..model };
+    let (global, local) = match (f.get("rope_parameters"), f.get("rope_scaling")) {
+        (Some(both), _) => {
+            let both = object(both, "rope_parameters")?;
+            let part = |kind: &str| both.get(kind).filter(|value| !value.is_null());
+            let global = part("full_attention").map(|value| object(value, "full_attention")).transpose()?;
+            let local =
+                part("sliding_attention").map(|value| object(value, "sliding_attention")).transpose()?;
+            (global, local)
+        }
+        (None, Some(scaling)) => (Some(object(scaling, "rope_scaling")?), None),
+        (None, None) => (None, None),
+    };
+    let model = match &global {
+        Some(fields) => within(fields, "global", model)?,
+        None => model,
+    };
+    let plain = DecoderConfig { rope_theta: local_theta, ..DecoderConfig::default() };
+    let local = match &local {
+        Some(fields) => within(fields, "local", plain)?,
+        None => plain,
+    };
+    if local.rope_scaling != RopeScaling::None {
+        return Err(format!(
+            "its rotations of local layers are stretched ({}), and here only those of global ones are",
+            local.rope_scaling
+        ));
+    }
+    let has_local = model.window.is_some();
+    Ok(DecoderConfig { rope_local_theta: has_local.then_some(local.rope_theta), ..model })
+}
+
+/// `rope_parameters` of global and of local layers.
+pub(crate) fn write_by_layer(c: &DecoderConfig) -> (Value, Value) {
+    let theta = c.rope_local_theta.unwrap_or(c.rope_theta);
+    (write(c).1, json!({ "rope_type": "default", "rope_theta": theta }))
+}
+
 /// The positions a model was made for: dynamic rotations begin to change behind them.
 pub(crate) fn most_positions(model: &DecoderConfig) -> usize {
     let original = model.rope_original_context.filter(|_| model.rope_scaling == RopeScaling::Dynamic);
@@ -60,7 +112,7 @@ pub(crate) fn share(model: &DecoderConfig) -> f64 {
     if (size * share) as usize == rotated { share } else { (rotated as f64 + 0.5) / size }
 }
 
-/// What yarn multiplies cosines and sines by, of a stretch and a weight on its logarithm.
+/// Yarn's factor on cosines and sines, of a stretch and a weight on its logarithm.
 fn mscale(factor: f64, weight: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 }
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::architecture::Architecture;
 use super::fields::Fields;
-use super::layer_kinds;
+use super::layer_kinds::{self, no_padding};
 use super::llama::{self, DEFAULTS, Defaults};
 use crate::config::DecoderConfig;
 
@@ -53,5 +53,5 @@ fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
 fn write(c: &DecoderConfig) -> Map<String, Value> {
     let rotated: Vec<u8> = (0..c.layers).map(|layer| c.rotates_in(layer).into()).collect();
     let own = (ROTATED.to_string(), json!(rotated));
-    llama::write(c).into_iter().chain(layer_kinds::write_optional(c)).chain([own]).collect()
+    llama::write(c).into_iter().chain(layer_kinds::write_optional(c)).chain([own, no_padding()]).collect()
 }

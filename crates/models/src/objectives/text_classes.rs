@@ -4,8 +4,24 @@ use flatout_ir::{Builder, DType, Tensor};
 
 /// Results `loss` and `weight` of pooled states [S, D] under a head [C, D], weighted sums over texts whose classes are the
 /// inputs `labels` and `label_weights`, and where it is asked for `class_logits` [S, C].
-pub fn loss<'g>(b: &'g Builder, pooled: Tensor<'g>, head: Tensor<'g>, gives_logits: bool) {
+///
+/// The number that each class adds, a `bias` [C], is a column of the head for an element of the state that is 1.
+pub fn loss<'g>(
+    b: &'g Builder,
+    pooled: Tensor<'g>,
+    head: Tensor<'g>,
+    bias: Option<Tensor<'g>>,
+    gives_logits: bool,
+) {
     let texts = pooled.dims()[0];
+    let [pooled, head] = match bias {
+        None => [pooled, head],
+        Some(bias) => {
+            let one = b.fill(1.0, pooled.dtype(), &[texts, 1]);
+            let column = bias.reshape(&[head.dims()[0], 1]);
+            [b.concat(&[pooled, one], 1), b.concat(&[head, column], 1)]
+        }
+    };
     let label = b.input("labels", DType::I32, &[texts]);
     let weight = b.input("label_weights", DType::F32, &[texts]);
     let loss = pooled.head_loss(head, label, weight).sum;

@@ -10,6 +10,10 @@ families/NAME/ has what `save_pretrained` writes (config.json, model.safetensors
     logits      f32   [B, T, V]
     loss_sum    f32   [1], the sum over supervised positions of -log softmax(logits)[label]
     grad.NAME   f32   the gradient of loss_sum by every tensor of model.safetensors
+ENCODERS have texts of unequal lengths instead, each with a class:
+    input_ids   i32   [T], the texts one after another, and lengths i32 [S]
+    labels      i32   [S], the class of each, and label_weights f32 [S], what each counts
+    logits      f32   [S, C], and loss_sum f32 [1], the weighted sum of -log softmax(logits)[label]
 Everything is computed in f64 from the stored weights, as in make_golden.py, and rounded to f32 once. Windows are shorter
 than a row and caps are small, so that both change most numbers.
 """
@@ -23,12 +27,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import (
     Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig, GraniteForCausalLM, LlamaConfig,
-    LlamaForCausalLM, MistralConfig, MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM,
+    LlamaForCausalLM, MistralConfig, MistralForCausalLM, ModernBertConfig, ModernBertForSequenceClassification, Olmo2Config, Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM,
     Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from make_golden import Float64Everywhere, batch, check_finite_difference, lift_rotary_frequencies, measure, randomise
+from make_golden import LENGTHS, Float64Everywhere, batch, check_finite_difference, measure, randomise
 
 HERE = Path(__file__).resolve().parent / "families"
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
@@ -110,11 +114,24 @@ FAMILIES = {
 }
 
 
+ENCODERS = {
+    "modernbert": lambda: made(
+        ModernBertForSequenceClassification, ModernBertConfig, num_hidden_layers=4, local_attention=6, num_labels=3,
+        classifier_pooling="mean", norm_eps=1e-5, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+        layer_types=[GLOBAL, LOCAL, LOCAL, GLOBAL], rope_parameters={LOCAL: rope("default", rope_theta=100.0), GLOBAL: rope("default")},
+    ),
+}
+
+
 def lift(model):
     """Frequencies were made in f32 at construction; they are made again where f32 means f64."""
     rotary = model.model.rotary_emb
     if isinstance(rotary.rope_type, dict):
-        return lift_rotary_frequencies(model)
+        for kind in rotary.layer_types:
+            frequencies, scaling = rotary.compute_default_rope_parameters(model.config, layer_type=kind)
+            assert frequencies.dtype == torch.float64 and scaling == 1.0
+            setattr(rotary, f"{kind}_inv_freq", frequencies)
+        return
     make = ROPE_INIT_FUNCTIONS.get(rotary.rope_type)
     frequencies, scaling = make(model.config) if make else rotary.compute_default_rope_parameters(model.config)
     assert frequencies.dtype == torch.float64
@@ -137,20 +154,42 @@ def results(folder, model_class, seed):
     return tensors, finite
 
 
+def results_of_classes(folder, model_class, seed):
+    """The same of an encoder with a head of classes; a text at a time, so that there is no padding to leave out."""
+    model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(seed)
+    texts = [torch.randint(0, model.config.vocab_size, (length,), generator=generator) for length in LENGTHS]
+    labels, counts = torch.tensor([2, 0, 1, 2]), torch.tensor([1.0, 0.5, 2.0, 1.5])
+    model.double()
+    with Float64Everywhere():
+        lift(model)
+        logits = torch.cat([model(text[None]).logits for text in texts])
+        loss = (torch.nn.functional.cross_entropy(logits, labels, reduction="none") * counts).sum()
+        parameters = dict(model.named_parameters())
+        grads = torch.autograd.grad(loss, list(parameters.values()))
+    exact = {"logits": logits.detach(), "loss_sum": loss.detach()[None]}
+    exact |= {f"grad.{name}": grad for name, grad in zip(parameters, grads)}
+    assert all(tensor.dtype == torch.float64 and tensor.norm() > 0 for tensor in exact.values())
+    tensors = {"input_ids": torch.cat(texts).int(), "lengths": torch.tensor(LENGTHS).int()}
+    tensors |= {"labels": labels.int(), "label_weights": counts}
+    return tensors | {name: tensor.float().contiguous() for name, tensor in exact.items()}, 0.0
+
+
 def main():
     parser = argparse.ArgumentParser(description="Make or check the checkpoints of families.")
     parser.add_argument("--check", action="store_true", help="compare with the stored files and write nothing")
     check = parser.parse_args().check
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    for seed, (name, build) in enumerate(FAMILIES.items()):
+    for seed, (name, build) in enumerate((FAMILIES | ENCODERS).items()):
         folder, model = HERE / name, build()
         if not check:
             shutil.rmtree(folder, ignore_errors=True)
             randomise(model.named_parameters(), 100 * seed, one_plus=name.startswith("gemma"))
             model.save_pretrained(folder)
             (folder / "generation_config.json").unlink(missing_ok=True)
-        tensors, finite = results(folder, type(model), 5000 + seed)
+        compute = results_of_classes if name in ENCODERS else results
+        tensors, finite = compute(folder, type(model), 5000 + seed)
         path = folder / "expected.safetensors"
         if check:
             with safe_open(path, "pt") as stored:

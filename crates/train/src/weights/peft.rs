@@ -111,14 +111,19 @@ impl Peft {
                 found.push(Found { weight: part.weight.clone(), rank, alpha });
             }
         }
-        // Parts of the model that were trained with it.
+        // Parts of the model that were trained with it. A tensor of theirs may be several of ours.
         let own = huggingface::stored(model, |path| shapes[path].0.dims.clone()).unwrap_or_default();
+        let named = |stored: &Stored| format!("{BASE}{}", stored.theirs);
+        let there: BTreeSet<String> =
+            own.iter().map(named).filter(|name| unused.contains(name.as_str())).collect();
         for stored in own {
-            let theirs = format!("{BASE}{}", stored.theirs);
-            if unused.remove(theirs.as_str()) {
+            let theirs = named(&stored);
+            if there.contains(&theirs) {
+                unused.remove(theirs.as_str());
                 check(&path, &file, &theirs, &stored.dims)?;
                 tensors.insert(stored.ours.clone(), shapes[&stored.ours].0.clone());
-                places.push((stored.ours, theirs, None));
+                let within = (!stored.is_whole()).then(|| stored.clone());
+                places.push((stored.ours, theirs, within));
             }
         }
         if let Some(name) = unused.first() {
@@ -370,8 +375,15 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
     let mut whole = BTreeSet::new();
     for path in also {
         let (ty, init) = &shapes[path];
-        let theirs =
-            &stored.iter().find(|s| s.ours == *path).expect("every parameter has a name there").theirs;
+        let at = stored.iter().find(|s| s.ours == *path).expect("every parameter has a name there");
+        if !at.is_whole() {
+            return Err(Failure::User(UserError(format!(
+                "the adapters cannot be exported apart: `{path}` is trained with them and is part of `{}` there; leave \
+                 --adapter out",
+                at.theirs
+            ))));
+        }
+        let theirs = &at.theirs;
         let (wide, _) = weights.read(path, ty, init)?;
         put(format!("{BASE}{theirs}"), &ty.dims, wide);
         // By its whole name: the library takes every module whose name ends with it.

@@ -77,7 +77,7 @@ fn extents(k: Segments, tokens: usize, kv_heads: usize) -> (usize, usize) {
 /// The parts of a launch that both directions read.
 struct Problem<'a> {
     scale: f32,
-    /// What scores are kept within, in powers of two as scores are.
+    /// The bound on scores, in powers of two as scores are; none where they are not capped.
     cap: Option<f32>,
     mask: Mask,
     cut: Cut,

@@ -84,7 +84,7 @@ struct Head<'a, 'c> {
     target: Vec<i32>,
     /// The factor c of each row's d logits.
     factor: Vec<f32>,
-    /// What logits are kept within.
+    /// The bound on logits; none where they are not capped.
     cap: Option<f32>,
     /// Where the forward pass left it.
     known_lse: Option<Tensor<'a>>,

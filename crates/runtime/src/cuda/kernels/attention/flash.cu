@@ -91,7 +91,7 @@ __device__ __forceinline__ void cap_all(float (&products)[RM][CN], float unit) {
 #endif
 }
 
-// What flows back to a score through its cap.
+// The gradient of a score, of the gradient of the capped one.
 __device__ __forceinline__ float through_cap(float slope, float product, float unit) {
 #ifdef CAP
     return slope * cap_slope(product, unit);

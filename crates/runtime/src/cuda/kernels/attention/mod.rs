@@ -56,7 +56,7 @@ struct Problem {
     kv_heads: usize,
     size: usize,
     scale: f32,
-    /// What scores are kept within.
+    /// The bound on scores.
     cap: Cap,
     mask: Mask,
     q: Segments,

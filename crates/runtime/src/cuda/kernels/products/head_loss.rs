@@ -89,7 +89,7 @@ struct Head<'a> {
     known_lse: Option<&'a View>,
     base: Option<&'a View>,
     compute: Compute,
-    /// What logits are kept within.
+    /// The bound on logits; none where they are not capped.
     cap: Option<f32>,
     sum: Option<&'a View>,
     logp: Option<&'a View>,
