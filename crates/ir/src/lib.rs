@@ -42,7 +42,9 @@ pub use graph::{Class, Graph, Init, Node, NodeId, Slot, SlotId, Value};
 pub use mesh::{Axis, Mesh};
 pub use ops::{Op, OpKind};
 pub use passes::forward::adapter::Adapter;
-pub use passes::options::{Moments, Options, Precision, Recompute, Rule, Scaling, Shard, Update};
+pub use passes::options::{
+    Adjust, Moments, Muon, Options, Precision, Recompute, Rule, Scaling, Shard, Update,
+};
 pub use passes::{Program, compile};
 pub use pieces::Piece;
 pub use plan::{Launch, Plan, PlanSet, Queue, Role, View};

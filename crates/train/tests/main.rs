@@ -24,6 +24,7 @@ mod hub_server;
 mod image_table;
 mod import;
 mod lengths;
+mod muon;
 mod optimizer_state;
 mod packing;
 mod passes;

@@ -63,6 +63,16 @@ fn with_averages_of_the_weights() {
     goes_on_exactly(&["train.ema=0.9", "precision=bf16", "eval.rows=4", "eval.every=10"]);
 }
 
+#[test]
+fn with_muon_and_averages() {
+    goes_on_exactly(&["optimizer.name=muon", "train.ema=0.9", "train.micro_batch=4", "eval.rows=4"]);
+}
+
+#[test]
+fn with_muon_in_bf16() {
+    goes_on_exactly(&["optimizer.name=muon", "optimizer.state=bf16", "precision=bf16"]);
+}
+
 /// Rates of their own by group: the schedule goes on where it was, for each of them.
 #[test]
 fn with_learning_rates_by_group() {

@@ -15,7 +15,8 @@ pub(super) const ROW: Optimizer = Optimizer {
             State { name: "v", of_region: "second_moments", dtype: DType::E4M4, block: Some(BLOCK) },
         ]
     },
-    update: |how, group, piece, step| {
+    update: |o, group, piece, step| {
+        let how = &o.update;
         let op = Op::AdamW8 {
             beta1: how.beta1,
             beta2: how.beta2,

@@ -2,21 +2,41 @@
 //!
 //! An optimiser is one file, its name and one row of `ALL`. `passes::gradient::update` lays the state out, reads and writes it, and asks the
 //! row of a group for everything else. A piece is any range of a region's elements: nothing here knows how many
-//! parameters it covers, or where the rest of the region lies. A rule that needs whole matrices would ask
-//! `passes::gradient::buckets` to let none of them lie across the shares of two ranks.
+//! parameters it covers, or where the rest of the region lies. A rule that needs whole matrices is told where they lie.
 
 mod adamw;
 mod adamw8;
+mod muon;
 
 use crate::attr::named;
 use crate::builder::Tensor;
 use crate::ops::Op;
-use crate::passes::options::{Moments, Rule, Update};
+use crate::passes::forward::adapter;
+use crate::passes::gradient::recompute::layer_of;
+use crate::passes::options::{Moments, Options, Rule, Update};
 use crate::types::DType;
 
 named! {
     /// The update rules, as `optimizer.name` calls them.
-    pub enum Name { AdamW = "adamw" }
+    pub enum Name { AdamW = "adamw", Muon = "muon" }
+}
+
+impl Name {
+    /// The rule that updates a parameter. Muon takes the matrices of layers, which map states to states; embeddings, heads, vectors
+    /// and tensors of more axes are AdamW's. So are adapters: of B A it is the product that acts, which orthogonal factors do
+    /// not make orthogonal, and B is zero at first.
+    pub fn of(self, path: &str, axes: usize) -> Name {
+        let is_matrix = axes == 2 && layer_of(path).is_some() && !path.starts_with(adapter::SCOPE);
+        match self {
+            Name::Muon if !is_matrix => Name::AdamW,
+            name => name,
+        }
+    }
+
+    /// Whether an update needs all elements of a matrix, so that ranks cannot divide it anywhere.
+    pub fn needs_whole_matrices(self) -> bool {
+        self == Name::Muon
+    }
 }
 
 /// A row of the table of optimisers.
@@ -27,14 +47,14 @@ pub struct Optimizer {
     /// The state it keeps, in the order in which a piece carries it.
     pub state: fn(&Update) -> Vec<State>,
     /// Pushes the operations of one update. Gives the new parameters, then the new state in the order of `Piece::state`.
-    pub update: for<'g> fn(&Update, &Group, &Piece<'g>, &Step<'g>) -> Vec<Tensor<'g>>,
+    pub update: for<'g> fn(&Options, &Group, &Piece<'g>, &Step<'g>) -> Vec<Tensor<'g>>,
 }
 
-const ALL: [Optimizer; 2] = [adamw::ROW, adamw8::ROW];
+const ALL: [Optimizer; 3] = [adamw::ROW, adamw8::ROW, muon::ROW];
 
-/// The optimiser that the options ask for; `None` where the rule keeps no such state.
-pub fn of(how: &Update) -> Option<&'static Optimizer> {
-    ALL.iter().find(|row| row.name == how.name && row.moments.contains(&how.moments))
+/// The optimiser of a rule with the state that the options ask for; `None` where the rule keeps no such state.
+pub fn of(name: Name, how: &Update) -> Option<&'static Optimizer> {
+    ALL.iter().find(|row| row.name == name && row.moments.contains(&how.moments))
 }
 
 /// The constants that parameters share. Those that share all of them lie in one region.
@@ -42,7 +62,17 @@ pub fn of(how: &Update) -> Option<&'static Optimizer> {
 pub struct Group {
     /// Whether they belong to adapters, which are counted apart.
     pub adapts: bool,
+    pub name: Name,
     pub rule: Rule,
+}
+
+/// A matrix of a piece, row by row. Its rows are the outputs of the layer that multiplies by it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Matrix {
+    /// Its first element in the piece.
+    pub start: usize,
+    pub rows: usize,
+    pub columns: usize,
 }
 
 /// A number for every parameter, kept from one update to the next.
@@ -66,6 +96,8 @@ pub struct Piece<'g> {
     pub first: usize,
     /// Which of the ranks that update shares of equal size side by side this is; `first` is then that of the first one's.
     pub rank: Option<Tensor<'g>>,
+    /// Its matrices, layer by layer in the order in which they lie. Weights that share a slot are matrices of their own.
+    pub layers: &'g [Vec<Matrix>],
 }
 
 /// The numbers of an update, each of [1]. All pieces share them but for the learning rate.

@@ -78,6 +78,32 @@ named! {
     }
 }
 
+named! {
+    /// How Muon's learning rate follows the shape of a matrix, whose rows are its outputs.
+    pub enum Adjust {
+        /// Times sqrt(max(1, rows / columns)).
+        Original = "original",
+        /// Times 0.2 sqrt(max(rows, columns)): elements move by as much as AdamW moves them, in the root of the mean square.
+        MatchRmsAdamW = "match_rms_adamw",
+    }
+}
+
+/// Muon's constants (`optimizers::muon`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Muon {
+    pub momentum: f64,
+    pub nesterov: bool,
+    /// Iterations of Newton-Schulz.
+    pub steps: usize,
+    pub adjust: Adjust,
+}
+
+impl Default for Muon {
+    fn default() -> Muon {
+        Muon { momentum: 0.95, nesterov: true, steps: 5, adjust: Adjust::MatchRmsAdamW }
+    }
+}
+
 /// How one parameter is trained where it differs from the rest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rule {
@@ -94,6 +120,7 @@ pub struct Update {
     pub beta1: f32,
     pub beta2: f32,
     pub eps: f32,
+    pub muon: Muon,
     /// On tensors of two axes and more; 0 on norms and biases.
     pub weight_decay: f32,
     /// The largest norm of the mean gradient; 0 does not clip.
@@ -121,6 +148,7 @@ impl Default for Update {
             beta1: 0.9,
             beta2: 0.95,
             eps: 1e-8,
+            muon: Muon::default(),
             weight_decay: 0.1,
             clip: 1.0,
             moments: Moments::F32,

@@ -418,22 +418,6 @@ impl Config {
         self.validate_groups()
     }
 
-    fn validate_optimizer(&self) -> Result<(), UserError> {
-        let optimizer = &self.optimizer;
-        for (key, value) in [("optimizer.lr", optimizer.lr), ("optimizer.eps", optimizer.eps)] {
-            if !value.is_finite() || value <= 0.0 {
-                refuse!("`{key}` is {value} and must be a number above 0");
-            }
-        }
-        for beta in optimizer.betas {
-            if !(0.0..1.0).contains(&beta) {
-                refuse!("`optimizer.betas` has {beta}, and each must be at least 0 and below 1");
-            }
-        }
-        within("optimizer.weight_decay", optimizer.weight_decay, 0.0, f64::MAX)?;
-        within("optimizer.clip", optimizer.clip, 0.0, f64::MAX)
-    }
-
     fn validate_schedule(&self) -> Result<(), UserError> {
         let schedule = &self.schedule;
         within("schedule.final_ratio", schedule.final_ratio, 0.0, 1.0)?;

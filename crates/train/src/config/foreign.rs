@@ -183,7 +183,7 @@ mod tests {
             ("use_8bit_optim", Some("true"), "`optimizer.state=int8`"),
             ("optim", Some("adamw_torch_fused"), "`fuse.optimizer=on`, which is the default"),
             ("optimizer_type", Some("AdamW8bit"), "`optimizer.state=int8`"),
-            ("optimizer_type", Some("lion"), "`optimizer.name` (adamw)"),
+            ("optimizer_type", Some("lion"), "`optimizer.name` (adamw, muon)"),
             ("attn_implementation", Some("flash_attention_2"), "`attention=flash`"),
             ("sample_packing", Some("true"), "`packing=on`"),
             ("validation_file", Some("v.jsonl"), "`data.held_out_path=v.jsonl`"),

@@ -48,6 +48,8 @@ pub struct Rate {
 
 /// The name of the rate of parameters that no group gives one.
 const BASE: &str = "base";
+/// The name of the rate of parameters that the optimiser leaves to AdamW.
+const REST: &str = "adamw";
 
 impl Group {
     /// Whether its parameters have a learning rate of their own over time.
@@ -62,7 +64,7 @@ impl Group {
 
 impl Config {
     /// The learning rates of a run: first that of parameters without one of their own, then those of the groups that have
-    /// one, in their order. A parameter's rule has its place in this list.
+    /// one, in their order, and last that of what the optimiser leaves to AdamW. A parameter's rule has its place in this list.
     pub fn rates(&self) -> Vec<Rate> {
         let (peak, end) = (self.optimizer.lr, self.schedule.final_lr);
         let of_group = |group: &Group| Rate {
@@ -71,7 +73,11 @@ impl Config {
             end: group.final_lr.or(end),
         };
         let groups = self.train.groups.0.iter().filter(|group| group.has_rate());
-        std::iter::once(Rate { name: BASE.into(), peak, end }).chain(groups.map(of_group)).collect()
+        let rest = self.optimizer.rate_of_rest().map(|peak| Rate { name: REST.into(), peak, end });
+        std::iter::once(Rate { name: BASE.into(), peak, end })
+            .chain(groups.map(of_group))
+            .chain(rest)
+            .collect()
     }
 
     pub(super) fn validate_groups(&self) -> Result<(), UserError> {
@@ -110,7 +116,7 @@ impl Config {
             rates.iter().enumerate().find(|(i, rate)| rates[..*i].iter().any(|other| other.name == rate.name))
         {
             refuse!(
-                "`train.groups` has two learning rates named `{}`: give the groups a `name` each, and none of them {BASE}",
+                "`train.groups` has two learning rates named `{}`: give the groups a `name` each, and none of them {BASE} or {REST}",
                 twice.1.name
             );
         }

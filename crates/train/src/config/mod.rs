@@ -11,6 +11,7 @@ mod foreign;
 mod groups;
 mod layers;
 mod nearest;
+mod optimizer;
 pub mod pattern;
 mod places;
 mod preference;
@@ -26,6 +27,7 @@ pub use groups::{Group, Groups, Rate};
 pub(crate) use layers::{Layers, may_change};
 pub use layers::{answer, keys_of, option_as_key, parse, parse_override};
 pub use nearest::{nearest, suggestion};
+pub use optimizer::{Optimizer, Word};
 pub use preference::Preference;
 pub use prompts::{Prompt, Prompts, SYSTEM};
 pub use schema::{SchemaKey, schema};
@@ -35,7 +37,6 @@ pub use flatout_data::SourceKind;
 pub use flatout_data::examples::{TooLong, TrainOn};
 pub use flatout_data::formats::{FileFormat, OnError};
 pub use flatout_data::images::Filter;
-use flatout_ir::optimizers;
 use flatout_models::config::Model;
 use flatout_settings::{Kind, Section, Setting};
 use flatout_settings::{choice, section};
@@ -43,7 +44,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::config::class_weights::ClassWeights;
 use crate::metrics::goal::Metric;
-use crate::switches::{Named, Switches};
+use crate::switches::Switches;
 
 /// Everything that decides a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -379,60 +380,6 @@ section! {
         pub rows: usize = 256,
         /// Rows computed at once.
         pub micro_batch: Count = Count::Auto,
-    }
-}
-
-/// One of the update rules, which are rows of `flatout_ir::optimizers`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct OptimizerName(pub optimizers::Name);
-
-impl Default for OptimizerName {
-    fn default() -> Self {
-        OptimizerName(optimizers::Name::AdamW)
-    }
-}
-
-impl Setting for OptimizerName {
-    fn kind() -> Kind {
-        Kind::Choice(optimizers::Name::NAMES)
-    }
-}
-
-impl std::fmt::Display for OptimizerName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(self.0.name())
-    }
-}
-
-impl Serialize for OptimizerName {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(self.0.name())
-    }
-}
-
-impl<'de> Deserialize<'de> for OptimizerName {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(from)?;
-        let unknown = || serde::de::Error::custom(format!("`{text}` is no update rule"));
-        Named::named(&text).map(OptimizerName).ok_or_else(unknown)
-    }
-}
-
-section! {
-    /// How gradients become updates.
-    pub struct Optimizer {
-        /// The update rule.
-        pub name: OptimizerName = OptimizerName::default(),
-        /// Peak learning rate.
-        pub lr: f64,
-        /// Decay of the running means of the gradient and of its square.
-        pub betas: [f64; 2] = [0.9, 0.95],
-        /// Added to the root of the second moment.
-        pub eps: f64 = 1e-8,
-        /// Decoupled weight decay of matrices, embeddings included; vectors have none.
-        pub weight_decay: f64 = 0.1,
-        /// Largest norm of the gradient, beyond which it is scaled down; 0 turns clipping off.
-        pub clip: f64 = 1.0,
     }
 }
 

@@ -78,9 +78,10 @@ fn rule(config: &Config, path: &str, axes: usize) -> Rule {
     let any = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, path));
     let is_left_out =
         config.adapter.kind != AdapterKind::None && !path.starts_with(SCOPE) && !also_trains(config, path);
+    let optimizer = config.optimizer.name.0;
     let mut rule = Rule {
         frozen: is_left_out || any(&config.train.freeze),
-        rate: 0,
+        rate: if optimizer.of(path, axes) == optimizer { 0 } else { config.rates().len() - 1 },
         lr_scale: 1.0,
         weight_decay: if axes >= 2 { config.optimizer.weight_decay } else { 0.0 },
     };

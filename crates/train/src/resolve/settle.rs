@@ -14,7 +14,8 @@ use crate::resolve::lanes;
 use crate::resolve::recompute_layers;
 use crate::resolve::tower;
 use crate::switches::memory::SHARD;
-use crate::switches::{self, Settled};
+
+use crate::switches::{self, Auto, Settled};
 use crate::tasks::image_table;
 use crate::weights::adapters;
 
@@ -29,6 +30,20 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     options.recompute_layers = recompute_layers::given(config)?;
     options.lanes = lanes::lanes(config, target.ranks)?;
     options.mesh = target.mesh();
+    if options.update.name.needs_whole_matrices() && target.ranks > 1 && options.shard != Shard::None {
+        let name = options.update.name.name();
+        if let Auto::Given(level) = config.switches.memory.shard {
+            refuse!(
+                "`shard={}` cannot run with `optimizer.name={name}`: it updates whole matrices, and a rank's share may end \
+                 inside one; leave `shard` out, or give shard=none",
+                level.name()
+            );
+        }
+        options.shard = Shard::None;
+        let why = format!("{name} updates whole matrices, and every rank all of them");
+        settled.choose(SHARD.name, Shard::None.name(), why);
+    }
+    let options = &mut settled.options;
     let may_divide = layout::may_divide(model, options);
     // Gradients that no rank divides are added once an update.
     let is_in_vain = match options.shard {
@@ -58,8 +73,8 @@ fn trained(
     let apart = tower::parameters_apart(config);
     let parameters = model.slots.iter().filter(|s| s.class.is_parameter()).chain(&beside).chain(&apart);
     let parameters: Vec<(&str, usize)> = parameters.map(|s| (s.path.as_str(), s.ty.rank())).collect();
-    let rules = groups::rules(config, &parameters)?;
-    let by_path = || parameters.iter().map(|(path, _)| path.to_string()).zip(&rules);
+    let trained_rules = groups::rules(config, &parameters)?;
+    let by_path = || parameters.iter().map(|(path, _)| path.to_string()).zip(&trained_rules);
     let freeze = by_path().filter(|(_, rule)| rule.frozen).map(|(path, _)| path).collect();
     let of = |rule: &groups::Rule| Rule {
         rate: rule.rate,
@@ -73,6 +88,7 @@ fn trained(
         beta1: optimizer.betas[0] as f32,
         beta2: optimizer.betas[1] as f32,
         eps: optimizer.eps as f32,
+        muon: optimizer.muon(),
         weight_decay: optimizer.weight_decay as f32,
         clip: optimizer.clip as f32,
         moments,
@@ -80,7 +96,17 @@ fn trained(
         rates: config.rates().len(),
         rules,
     };
-    if optimizers::of(&update).is_none() {
+    let is_trained = |(i, (path, axes)): (usize, &(&str, usize))| {
+        !trained_rules[i].frozen && update.name.of(path, *axes) == update.name
+    };
+    if !parameters.iter().enumerate().any(is_trained) {
+        refuse!(
+            "`optimizer.name` is {}, which updates matrices of layers, and none of them is trained here: give \
+             optimizer.name=adamw",
+            optimizer.name
+        );
+    }
+    if optimizers::of(update.name, &update).is_none() {
         let (name, moments) = (optimizer.name, moments.name());
         refuse!("`optimizer.name` is {name}, which keeps no state in {moments}: give optimizer.state=fp32");
     }

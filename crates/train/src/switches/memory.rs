@@ -62,9 +62,12 @@ pub const OPTIMIZER_STATE: Switch = Switch {
     ..ROW
 };
 
-/// The type updates keep both moments in: the widest, were they to differ.
+/// The type updates keep their moments in: the widest, were they to differ. What no launch of its own updates has slots of state.
 fn moments(reading: &Reading<'_>) -> &'static str {
-    let bytes = reading.updates().flat_map(|l| &l.ins[2..4]).map(|moment| moment.dtype.bytes()).max();
+    let of_launches = reading.updates().flat_map(|l| &l.ins[2..4]).map(|moment| moment.dtype);
+    let is_state = |s: &&PlacedSlot| s.class == SlotClass::Moment && s.path.starts_with(REGION);
+    let of_slots = reading.plans.slots.iter().filter(is_state).map(|slot| slot.ty.dtype);
+    let bytes = of_launches.chain(of_slots).map(|dtype| dtype.bytes()).max();
     let moments = match bytes {
         Some(1) => Moments::Int8,
         Some(2) => Moments::BF16,

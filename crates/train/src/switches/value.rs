@@ -1,6 +1,6 @@
 //! Values of switches: names that users write, `auto`, and how a row reaches its field.
 
-use flatout_ir::{Moments, Precision, Recompute, Scaling, Shard, optimizers};
+use flatout_ir::{Adjust, Moments, Precision, Recompute, Scaling, Shard, optimizers};
 pub use flatout_runtime::cuda::{AttentionKernel, Autotune};
 use flatout_settings::choice;
 
@@ -49,7 +49,7 @@ macro_rules! named {
     )*};
 }
 named!(Toggle, Choose, Backend, Wire, Attention, HeadRows, VisualTokens);
-named!(Precision, Scaling, Recompute, Moments, Shard, optimizers::Name, Autotune, AttentionKernel);
+named!(Precision, Scaling, Recompute, Moments, Shard, Adjust, optimizers::Name, Autotune, AttentionKernel);
 
 /// A value that is given, or left to flatout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use flatout_ir::Shard;
+use flatout_ir::{Shard, optimizers};
 use flatout_runtime::{Laps, Session, cuda};
 
 use crate::config::{Config, Optimizer, Rate};
@@ -110,6 +110,10 @@ fn optimizer(config: &Config, switches: &BTreeMap<String, String>, steps: u64) -
     let (Optimizer { name, betas: [first, second], weight_decay, clip, .. }, schedule) =
         (&config.optimizer, &config.schedule);
     let lr = rates(config);
+    let momentum = match name.0 {
+        optimizers::Name::AdamW => String::new(),
+        optimizers::Name::Muon => format!("momentum {}, ", config.optimizer.momentum),
+    };
     let is_on = |switch: &str| switches.get(switch).is_some_and(|state| state == "on");
     let fused = if is_on("fuse.optimizer") { ", fused" } else { "" };
     let moments = switches.get("optimizer.state").map_or("", |state| &state[..]);
@@ -117,7 +121,7 @@ fn optimizer(config: &Config, switches: &BTreeMap<String, String>, steps: u64) -
     let warmup = schedule.resolved_warmup(horizon).unwrap_or(schedule.warmup_steps);
     let clip = if *clip > 0.0 { format!("clipped at {clip}") } else { "not clipped".into() };
     format!(
-        "{name}{fused}: lr {lr}, warm-up {warmup} steps, weight decay {weight_decay}, betas {first} {second}, {clip}, \
+        "{name}{fused}: lr {lr}, warm-up {warmup} steps, weight decay {weight_decay}, {momentum}betas {first} {second}, {clip}, \
          moments in {moments}"
     )
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use crate::graph::{Class, Graph, Init, Part, Slot, SlotId};
 use crate::mesh::Axis;
-use crate::optimizers::{self, Group, Optimizer, align, moment_path, scales_path};
+use crate::optimizers::{self, Group, Matrix, Name, Optimizer, align, moment_path, scales_path};
 use crate::passes::forward::adapter;
 use crate::passes::gradient::average::average_path;
 use crate::passes::gradient::buckets::{Bucket, buckets};
@@ -145,11 +145,12 @@ pub(super) fn regions(g: &Graph, weights: &[(SlotId, SlotId)], o: &Options) -> V
     let mut regions: Vec<Region> = vec![];
     for &(weight, gradient) in weights {
         let adapts = g.slot(weight).path.starts_with(adapter::SCOPE);
-        let group = Group { adapts, rule: rule_of(g, weight, how) };
+        let (name, rule) = rule_of(g, weight, how);
+        let group = Group { adapts, name, rule };
         let of_vectors = is_chunked && g.slot(weight).ty.rank() < 2;
         let is_own = |region: &Region| region.group == group && region.of_vectors == of_vectors;
         let known = regions.iter().position(is_own).unwrap_or_else(|| {
-            let optimizer = optimizers::of(how).expect("a rule that keeps such moments");
+            let optimizer = optimizers::of(name, how).expect("a rule that keeps such moments");
             regions.push(Region {
                 group,
                 optimizer,
@@ -182,17 +183,49 @@ pub(super) fn regions(g: &Graph, weights: &[(SlotId, SlotId)], o: &Options) -> V
     regions
 }
 
-/// The rule of a weight; merged weights share theirs, so the first one's serves.
-fn rule_of(g: &Graph, weight: SlotId, how: &Update) -> Rule {
+/// The rule of a weight and its constants; merged weights share theirs, so the first one's serve.
+fn rule_of(g: &Graph, weight: SlotId, how: &Update) -> (Name, Rule) {
     let first = g.slots.iter().find(|s| s.part.is_some_and(|p| p.of == weight && p.offset == 0));
     let slot = first.unwrap_or(g.slot(weight));
-    how.rule(&slot.path, slot.ty.rank())
+    (how.name.of(&slot.path, slot.ty.rank()), how.rule(&slot.path, slot.ty.rank()))
 }
 
 impl Region {
     /// The bucket that a member lies in.
     fn bucket_of(&self, member: &Member) -> Option<usize> {
         self.buckets.iter().position(|bucket| bucket.layout.contains(&member.start))
+    }
+
+    /// The matrices of some of its members, layer by layer, by where they lie behind the first of these; none where an update
+    /// does not ask for them.
+    pub fn matrices(&self, g: &Graph, members: Range<usize>) -> Vec<Vec<Matrix>> {
+        if !self.group.name.needs_whole_matrices() {
+            return vec![];
+        }
+        let members = &self.members[members];
+        let mut layers: Vec<(Option<&str>, Vec<Matrix>)> = vec![];
+        for member in members {
+            let layer = layer_of(&g.slot(member.weight).path);
+            let is_part = |slot: &&Slot| slot.part.is_some_and(|part| part.of == member.weight);
+            let mut merged: Vec<&Slot> = g.slots.iter().filter(is_part).collect();
+            merged.sort_by_key(|slot| slot.part.map(|part| part.offset));
+            let matrix = |offset: usize, ty: &TensorType| Matrix {
+                start: member.start - members[0].start + offset,
+                rows: ty.dims[0],
+                columns: ty.dims[1],
+            };
+            let merged: Vec<Matrix> =
+                merged.iter().filter_map(|slot| Some(matrix(slot.part?.offset, &slot.ty))).collect();
+            let own = match merged.is_empty() {
+                true => vec![matrix(0, &g.slot(member.weight).ty)],
+                false => merged,
+            };
+            match layers.last_mut().filter(|(known, _)| *known == layer) {
+                Some((_, matrices)) => matrices.extend(own),
+                None => layers.push((layer, own)),
+            }
+        }
+        layers.into_iter().map(|(_, matrices)| matrices).collect()
     }
 
     /// The gradients of each bucket, by where they lie in it, and the slot of a rank's share of their sums.

@@ -10,7 +10,7 @@ use crate::mesh::Axis;
 use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::reduce::Fold;
-use crate::optimizers::{self, Step};
+use crate::optimizers::{self, Matrix, Step};
 use crate::passes::gradient::average;
 use crate::passes::gradient::differentiate::{CARRIED_SUM, LOSS_SUM, SUM, Trained, WEIGHT_SUM};
 use crate::passes::gradient::layout::{CHUNK, Region, Slots, is_chunked, lay_out, regions, slot};
@@ -35,6 +35,8 @@ struct Piece<'a> {
     first: usize,
     /// Whether each rank updates its share of the range.
     is_shared: bool,
+    /// Its matrices, layer by layer, where the rule asks for them.
+    layers: Vec<Vec<Matrix>>,
 }
 
 /// The gradient sums of a region.
@@ -61,14 +63,19 @@ pub(crate) fn update(trained: &mut Trained, o: &Options, fused: bool) -> Updated
         let buckets = laid.shares.iter().map(|share| share.gradient).zip(elements).collect();
         sums.push(Sums { slot: laid.whole.gradient, buckets });
         let is_shared = !region.buckets.is_empty();
-        let at: Vec<(Slots, usize)> = match fused {
+        let matrices = |members| region.matrices(&trained.graph, members);
+        let at: Vec<(Slots, usize, Vec<Vec<Matrix>>)> = match fused {
             _ if is_shared => {
-                laid.shares.into_iter().zip(region.buckets.iter().map(|b| b.layout.start)).collect()
+                let starts = region.buckets.iter().map(|b| b.layout.start);
+                laid.shares.into_iter().zip(starts).map(|(slots, start)| (slots, start, vec![])).collect()
             }
-            true => vec![(laid.whole, 0)],
-            false => laid.members.into_iter().zip(region.members.iter().map(|m| m.start)).collect(),
+            true => vec![(laid.whole, 0, matrices(0..region.members.len()))],
+            false => {
+                let members = laid.members.into_iter().zip(&region.members).enumerate();
+                members.map(|(i, (slots, member))| (slots, member.start, matrices(i..i + 1))).collect()
+            }
         };
-        let piece = |(slots, start)| Piece { region, slots, first: first + start, is_shared };
+        let piece = |(slots, start, layers)| Piece { region, slots, first: first + start, is_shared, layers };
         pieces.extend(at.into_iter().map(piece));
         divided.extend(laid.divided);
         scattered.extend(laid.scattered);
@@ -120,16 +127,16 @@ fn apply(slots: Graph, sums: &[Sums], pieces: &[Piece<'_>], o: &Options) -> Grap
         b.write(skipped, b.read(skipped) + (b.fill(1.0, DType::F32, &[1]) - is_finite));
         let rate = how.average.map(|decay| average::rate(decay, count, is_finite));
         let rank = (!buckets.is_empty()).then(|| b.op(Op::Rank { axis: Axis::Shard }, &[]));
-        for Piece { region: Region { group, optimizer, .. }, slots, first, is_shared } in pieces {
+        for Piece { region: Region { group, optimizer, .. }, slots, first, is_shared, layers } in pieces {
             let state: Vec<SlotId> = slots.values.iter().chain(&slots.scales).copied().collect();
             let (weights, gradients) = (b.read(slots.weight), totals.of(slots.gradient));
             let kept = state.iter().map(|slot| b.read(*slot)).collect();
             let rank = rank.filter(|_| *is_shared);
-            let piece = optimizers::Piece { weights, gradients, state: kept, first: *first, rank };
+            let piece = optimizers::Piece { weights, gradients, state: kept, first: *first, rank, layers };
             // In a plan a slice is a view: the kernel reads its own rate where the host wrote it.
             let lr = if how.rates == 1 { rates } else { rates.slice(0, group.rule.rate, 1) };
             let step = Step { lr, scale, updates: count, is_finite };
-            let new = (optimizer.update)(how, group, &piece, &step);
+            let new = (optimizer.update)(o, group, &piece, &step);
             if let (Some(slot), Some(rate)) = (slots.average, rate) {
                 b.write(slot, average::moved(b.read(slot), new[0], rate));
             }

@@ -160,6 +160,8 @@ pub(super) const NAMES: &[(&str, &str)] = &[
     ("gradient_clip_val", "optimizer.clip"),
     ("clip_grad_norm", "optimizer.clip"),
     ("clip_grad", "optimizer.clip"),
+    ("adjust_lr_fn", "optimizer.muon_adjust"),
+    ("muon_momentum", "optimizer.momentum"),
     ("lr_scheduler", "schedule.name"),
     ("lr_scheduler_type", "schedule.name"),
     ("lr_schedule", "schedule.name"),
