@@ -463,6 +463,7 @@ mod tests {
             .unwrap_err()
         };
         assert!(qwen3("mlp_bias", json!(true)).contains("`mlp_bias` is true"));
+        assert!(qwen3("num_hidden_layers", json!(1e18 as u64)).contains("may be 4096 at most"));
         assert!(qwen3("layer_types", json!(["full_attention"])).contains("list of 3 names"));
         let layers = json!(["full_attention", "sliding_attention", "full_attention"]);
         assert!(qwen3("layer_types", layers).contains("it has no `sliding_window`"));
@@ -476,6 +477,7 @@ mod tests {
         let of = |model_type: &str, more: Value| {
             let mut config = llama();
             config["model_type"] = json!(model_type);
+            config["num_key_value_heads"] = json!(2);
             config.as_object_mut().unwrap().remove("architectures");
             config.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
             read(&config).unwrap()
