@@ -178,7 +178,7 @@ const ONE_FILE: &[Case] = &[
     (
         "another architecture",
         |m| config(m, |c| c["model_type"] = json!("mixtral")),
-        "`model_type` is \"mixtral\", and only",
+        "`model_type` is \"mixtral\", which is a mixture of experts",
     ),
     (
         "a classifier",

@@ -96,7 +96,7 @@ section! {
         pub post_norms: bool = false,
         /// Products that add a learned vector: none, q k v, all of attention's, all but the head, or the feed-forward's.
         pub bias: Bias = Bias::None,
-        /// The feed-forward's non-linearity; swiglu and geglu are gated, geglu with the tanh form of GELU.
+        /// The feed-forward's non-linearity; swiglu, geglu and geglu_exact are gated, geglu with the tanh form of GELU.
         pub activation: Activation = Activation::Swiglu,
         /// Which tokens of its text a token sees: those up to itself, or all.
         pub attention: Attention = Attention::Causal,
@@ -180,6 +180,8 @@ section! {
         pub init_std: f64 = 0.02,
         /// Factor on init_std for the two products of a block that write to the residual stream.
         pub init_residual: f64 = 1.0,
+        /// The family it is published as (`phi3`, `mistral`), where several have such a model; the first that does if not given.
+        pub family: Option<String>,
         /// The tower by which it sees images; none where not given.
         pub vision: Option<Vision>,
         /// Initial weights, and the rest of this section: a Hugging Face folder, ORG/NAME[@revision] or RUN[@step].

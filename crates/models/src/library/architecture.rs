@@ -55,10 +55,17 @@ struct Difference {
 }
 
 impl Architecture {
-    /// The one that a decoder equals, or the key that is in the way.
+    /// The one that a decoder equals, or the key that is in the way: the family it names, or else the first.
     pub fn of(model: &DecoderConfig) -> Result<&'static Architecture, String> {
+        let named = match &model.family {
+            Some(family) => Some(Architecture::by_name(family).ok_or_else(|| {
+                format!("`model.family` is {family}, which is none of {}", Architecture::names())
+            })?),
+            None => None,
+        };
+        let tried: Vec<&'static Architecture> = named.map_or(ALL.to_vec(), |named| vec![named]);
         let mut nearest: Option<(&Architecture, Vec<Difference>)> = None;
-        for architecture in ALL {
+        for architecture in tried {
             // Fields that read back as no decoder are further away than any that do.
             let Some(differences) = architecture.differences(model) else { continue };
             if differences.is_empty() {
@@ -69,7 +76,7 @@ impl Architecture {
             }
         }
         let known: Vec<&str> = ALL.iter().map(|known| known.class).collect();
-        let known = known.join(", ");
+        let known = named.map_or_else(|| known.join(", "), |named| named.class.to_string());
         let Some((nearest, Difference { key, ours, theirs })) =
             nearest.and_then(|(nearest, differences)| Some((nearest, differences.into_iter().next()?)))
         else {
@@ -80,6 +87,12 @@ impl Architecture {
             "a decoder with model.{key} = {ours} is none of {known}: {}, the nearest, has {theirs}",
             nearest.class
         ))
+    }
+
+    /// The decoder with the name of this family, where another would be taken for it otherwise.
+    pub fn naming(&self, model: DecoderConfig) -> DecoderConfig {
+        let is_first = Architecture::of(&model).is_ok_and(|first| first.model_type == self.model_type);
+        DecoderConfig { family: (!is_first).then(|| self.model_type.to_string()), ..model }
     }
 
     pub fn by_name(model_type: &str) -> Option<&'static Architecture> {
@@ -166,6 +179,7 @@ fn comparable(model: &DecoderConfig, scales_embeddings: bool) -> Value {
         init_std: d.init_std,
         init_residual: d.init_residual,
         rope_sections: None,
+        family: None,
         vision: None,
         from: None,
         ..model.clone()

@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::config::bounds::MAX_LAYERS;
+
 /// One that is null is one that is absent, as the library has it.
 pub(crate) struct Fields<'a>(pub &'a Map<String, Value>);
 
@@ -24,6 +26,18 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(name) else { return Ok(default) };
         let number = value.as_f64().filter(|x| x.is_finite());
         number.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a number"))
+    }
+
+    /// A number of layers, which is bounded before anything is listed by layer.
+    pub fn layers(&self, name: &str, default: Option<usize>) -> Result<usize, String> {
+        let layers = match default {
+            Some(default) => self.extent_or(name, default)?,
+            None => self.extent(name)?,
+        };
+        match layers <= MAX_LAYERS {
+            true => Ok(layers),
+            false => Err(format!("its `{name}` is {layers} and may be {MAX_LAYERS} at most")),
+        }
     }
 
     /// A number that may be absent.

@@ -93,7 +93,7 @@ fn read_common(f: &Fields<'_>, d: &Defaults) -> Result<DecoderConfig, String> {
     let score_size = f.extent_or("query_pre_attn_scalar", 256)?;
     let model = DecoderConfig {
         width: f.extent_or("hidden_size", 2304)?,
-        layers: f.extent_or("num_hidden_layers", 26)?,
+        layers: f.layers("num_hidden_layers", Some(26))?,
         heads: f.extent_or("num_attention_heads", 8)?,
         kv_heads: Some(f.extent_or("num_key_value_heads", 4)?),
         head_size: Some(head_size),

@@ -45,7 +45,7 @@ fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
     }
     Ok(DecoderConfig {
         width,
-        layers: f.extent("n_layer")?,
+        layers: f.layers("n_layer", None)?,
         heads: f.extent("n_head")?,
         ffn: f.extent_or("n_inner", 4 * width)?,
         vocab: f.extent("vocab_size")?,

@@ -60,6 +60,7 @@ fn read_text<'a>(outer: &Fields<'a>, f: &Fields<'a>) -> Result<(DecoderConfig, V
         let dtype = named(outer).or(named(f)).unwrap_or("bfloat16");
         model.embed_scale = gemma::embed_scale(model.width, dtype);
     }
+    let model = architecture.naming(model);
     match head {
         Head::Classes => Ok((class_heads::read(f, model)?, class_heads::names(f)?)),
         Head::Tokens => Ok((model, vec![])),
@@ -462,11 +463,51 @@ mod tests {
             .unwrap_err()
         };
         assert!(qwen3("mlp_bias", json!(true)).contains("`mlp_bias` is true"));
+        assert!(qwen3("num_hidden_layers", json!(1e18 as u64)).contains("may be 4096 at most"));
         assert!(qwen3("layer_types", json!(["full_attention"])).contains("list of 3 names"));
         let layers = json!(["full_attention", "sliding_attention", "full_attention"]);
         assert!(qwen3("layer_types", layers).contains("it has no `sliding_window`"));
         assert!(qwen3("model_type", json!("mixtral")).contains("which is a mixture of experts"));
         assert_eq!(read(&json!([])).unwrap_err(), "it is not a JSON object");
+    }
+
+    /// Some files of a family say nothing that tells it from a Llama: it keeps its name, by which its tensors are found.
+    #[test]
+    fn a_family_that_equals_another_keeps_its_name() {
+        let of = |model_type: &str, more: Value| {
+            let mut config = llama();
+            config["model_type"] = json!(model_type);
+            config["num_key_value_heads"] = json!(2);
+            config.as_object_mut().unwrap().remove("architectures");
+            config.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
+            read(&config).unwrap()
+        };
+        let families = [
+            ("llama", json!({}), None, "q_proj"),
+            ("phi3", json!({ "sliding_window": null }), Some("phi3"), "qkv_proj"),
+            ("phi3", json!({ "sliding_window": 7 }), Some("phi3"), "qkv_proj"),
+            ("phi3", json!({ "partial_rotary_factor": 0.7 }), None, "qkv_proj"),
+            ("mistral", json!({ "sliding_window": null }), Some("mistral"), "q_proj"),
+            ("mistral", json!({ "sliding_window": 7 }), None, "q_proj"),
+            ("smollm3", json!({ "no_rope_layers": [1, 1, 1] }), Some("smollm3"), "q_proj"),
+            ("granite", json!({ "attention_multiplier": 0.2 }), None, "q_proj"),
+        ];
+        for (model_type, more, family, tensor) in families {
+            let described = of(model_type, more);
+            let model = &described.model;
+            assert_eq!(model.family.as_deref(), family, "{model_type}");
+            let table = stored(model, |_| vec![4, 4]).unwrap();
+            assert!(table.iter().any(|at| at.theirs.contains(&format!(".{tensor}."))), "{model_type}");
+            let written = write(model, "float32", &[1], &[2, 3]).unwrap();
+            assert_eq!(written["model_type"], model_type);
+            assert_eq!(read(&written).unwrap(), described, "{model_type}");
+        }
+        let other = DecoderConfig { family: Some("phi9".into()), ..read(&llama()).unwrap().model };
+        assert!(write(&other, "float32", &[], &[]).unwrap_err().contains("`model.family` is phi9"));
+        let biased =
+            DecoderConfig { bias: Bias::Qkv, ..of("mistral", json!({ "sliding_window": null })).model };
+        let refused = write(&biased, "float32", &[], &[]).unwrap_err();
+        assert!(refused.contains("model.bias = qkv is none of MistralForCausalLM"), "{refused}");
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub(crate) fn dimensions(f: &Fields<'_>, defaults: &Defaults) -> Result<DecoderC
     let head_size = defaults.head_size.unwrap_or(width.checked_div(heads).unwrap_or(0));
     Ok(DecoderConfig {
         width,
-        layers: f.extent("num_hidden_layers")?,
+        layers: f.layers("num_hidden_layers", None)?,
         heads,
         kv_heads: Some(f.extent_or("num_key_value_heads", defaults.kv_heads.unwrap_or(heads))?),
         head_size: Some(f.extent_or("head_dim", head_size)?),

@@ -34,7 +34,7 @@ fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
     let (width, heads) = (f.extent_or("hidden_size", 768)?, f.extent_or("num_attention_heads", 12)?);
     let model = DecoderConfig {
         width,
-        layers: f.extent_or("num_hidden_layers", 22)?,
+        layers: f.layers("num_hidden_layers", Some(22))?,
         heads,
         kv_heads: Some(heads),
         head_size: Some(width.checked_div(heads).unwrap_or(0)),
