@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::panic::catch_unwind;
 
 use flatout_ir::interpreter::Interpreter;
+use flatout_ir::optimizers::Name;
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, differentiate, gradient_path};
 use flatout_ir::passes::lanes::{lanes_a_rank, lanes_of, roles_after};
 use flatout_ir::passes::totals::{STOP, STOP_FLAGS, stop_path};
@@ -340,6 +341,34 @@ fn ranks_with_shares_make_the_update_of_all_rows() {
             let got = on_ranks(c, 2, &change(Options { shard, ..shared(two, 2, 2) }));
             assert_eq!(got, whole, "{}", shard.name());
             close(&got, &plain(c, 2, &how), 5e-2, "rounded");
+        }
+    }
+}
+
+/// Muon's matrices are dealt out layer by layer: ranks that have shares have the bits of one that has everything, where layers are as many
+/// as ranks, more, or fewer, and merged weights or not.
+#[test]
+fn ranks_have_whole_layers_of_matrices() {
+    let c = &DecoderConfig { layers: 3, ..dividable() };
+    let two = || vec![Mesh::new(1, 2)];
+    let cases: [(fn(Options) -> Options, Vec<Mesh>); 3] = [
+        (|o| o, vec![Mesh::new(1, 4), Mesh::new(2, 2)]),
+        (|o| Options { precision: Precision::BF16, ..o }, two()),
+        (|o| Options { fuse_qkv: false, fuse_gate_up: false, ..o }, two()),
+    ];
+    for (change, meshes) in cases {
+        let update = || Update { name: Name::Muon, average: Some(0.9), ..Update::default() };
+        let muon = |o: Options| change(Options { update: update(), ..o });
+        let one = on_ranks(c, 4, &muon(options(Mesh::ONE, 4)));
+        for mesh in meshes {
+            assert!(on_ranks(c, 4, &muon(options(mesh, 4))) == one, "{mesh}: bits of one rank");
+            for (shard, buckets) in LEVELS.into_iter().zip([1, usize::MAX, usize::MAX]) {
+                let shared = muon(Options { shard, ..shared(mesh, 4, buckets) });
+                let what = format!("{mesh}, {}, {buckets} buckets", shard.name());
+                let momentum = "optimizer.momentum.layers.1.attn.wk";
+                assert!(plans_of(c, &shared).sharded.iter().any(|tensor| tensor.path == momentum), "{what}");
+                assert!(on_ranks(c, 4, &shared) == one, "{what}");
+            }
         }
     }
 }

@@ -212,8 +212,10 @@ fn what_muon_cannot_train_is_refused() {
     assert!(refused(&["optimizer.state=int8"]).contains("muon, which keeps no state in int8"));
     assert!(refused(&["adapter.kind=lora"]).contains("none of them is trained here"));
     assert!(refused(&["train.freeze=[layers]"]).contains("give optimizer.name=adamw"));
-    let images = recipes::resolve("vision-tiny", &[], &["optimizer.name=muon".into()]).expect("a config");
-    let _ = compile::compile(&images, &cpu::target(2));
+    let words = ["optimizer.name=muon", "backend=cpu"].map(String::from);
+    let bdh = recipes::resolve("bdh-cifar10", &[], &words).expect("a config");
+    let refused = compile::compile(&bdh, &cpu::target(2)).err().expect("a refusal").to_string();
+    assert!(refused.contains("none of them is trained here"), "{refused}");
 }
 
 /// On the recipe that everyone runs first, with its own learning rate, Muon is below AdamW after as many updates.

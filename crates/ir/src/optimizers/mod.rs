@@ -6,7 +6,10 @@
 
 mod adamw;
 mod adamw8;
+mod matrices;
 mod muon;
+
+pub use matrices::{Matrix, Run, runs};
 
 use crate::attr::named;
 use crate::builder::Tensor;
@@ -33,7 +36,7 @@ impl Name {
         }
     }
 
-    /// Whether an update needs all elements of a matrix, so that ranks cannot divide it anywhere.
+    /// Whether an update needs all elements of a matrix, so that ranks cannot divide it anywhere: they have whole layers.
     pub fn needs_whole_matrices(self) -> bool {
         self == Name::Muon
     }
@@ -64,15 +67,6 @@ pub struct Group {
     pub adapts: bool,
     pub name: Name,
     pub rule: Rule,
-}
-
-/// A matrix of a piece, row by row. Its rows are the outputs of the layer that multiplies by it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Matrix {
-    /// Its first element in the piece.
-    pub start: usize,
-    pub rows: usize,
-    pub columns: usize,
 }
 
 /// A number for every parameter, kept from one update to the next.

@@ -9,7 +9,7 @@
 //! that a step of Newton-Schulz is three products and one elementwise launch a shape. A stack is read by views where layers lie at equal
 //! distances, and else matrix by matrix. Momentum in bf16 is rounded to nearest: at 0.95 an increment is seldom below half a step.
 
-use super::{Group, Matrix, Name, Optimizer, Piece, State, Step};
+use super::{Group, Matrix, Name, Optimizer, Piece, Run, State, Step, runs};
 use crate::builder::{Builder, Tensor};
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::product::{Compute, plain};
@@ -78,33 +78,6 @@ fn adjusted(adjust: Adjust, rows: usize, columns: usize) -> f64 {
         Adjust::Original => (rows as f64 / columns as f64).max(1.0).sqrt(),
         Adjust::MatchRmsAdamW => 0.2 * (rows.max(columns) as f64).sqrt(),
     }
-}
-
-/// Layers of equal matrices at equal distances.
-struct Run<'a> {
-    /// The first element of the first layer.
-    start: usize,
-    /// Elements from one layer to the next.
-    distance: usize,
-    count: usize,
-    /// The matrices of the first.
-    matrices: &'a [Matrix],
-}
-
-/// Consecutive layers that repeat one another. The elements of a run end before those of the next, and the last run's with the piece.
-fn runs(layers: &[Vec<Matrix>], elements: usize) -> Vec<Run<'_>> {
-    let start = |layer: usize| layers.get(layer).map_or(elements, |matrices| matrices[0].start);
-    let shape =
-        |layer: usize| layers[layer].iter().map(move |own| (own.start - start(layer), own.rows, own.columns));
-    let mut runs: Vec<Run> = vec![];
-    for (layer, matrices) in layers.iter().enumerate() {
-        let distance = start(layer + 1) - start(layer);
-        match runs.last_mut() {
-            Some(run) if run.distance == distance && shape(layer - 1).eq(shape(layer)) => run.count += 1,
-            _ => runs.push(Run { start: start(layer), distance, count: 1, matrices }),
-        }
-    }
-    runs
 }
 
 /// A matrix of every layer of a run: its place among the stacks of all shapes.

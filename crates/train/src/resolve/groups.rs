@@ -138,6 +138,17 @@ mod tests {
     }
 
     #[test]
+    fn what_muon_leaves_to_adamw_has_its_rate_unless_a_group_gives_one() {
+        let config =
+            config(&["optimizer.name=muon", "adamw_lr=1e-3", "groups=[{paths=['layers.1'],lr=2e-3}]"]);
+        let beside =
+            [("layers.1.norm", 1), ("adapter.own.layers.0.q.a", 2), ("layers.0.conv", 3), ("head", 2)];
+        let all = [PARAMETERS, &beside].concat();
+        let rates: Vec<usize> = rules(&config, &all).unwrap().iter().map(|rule| rule.rate).collect();
+        assert_eq!(rates, [2, 2, 0, 1, 1, 2, 2, 2]);
+    }
+
+    #[test]
     fn patterns_without_effect_are_refused() {
         let sentence = |overrides: &[&str]| rules(&config(overrides), PARAMETERS).unwrap_err().0;
         assert!(sentence(&["freeze=head"]).contains("`train.freeze` has `head`, which matches no parameter"));

@@ -15,7 +15,7 @@ use crate::resolve::recompute_layers;
 use crate::resolve::tower;
 use crate::switches::memory::SHARD;
 
-use crate::switches::{self, Auto, Settled};
+use crate::switches::{self, Settled};
 use crate::tasks::image_table;
 use crate::weights::adapters;
 
@@ -30,20 +30,6 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     options.recompute_layers = recompute_layers::given(config)?;
     options.lanes = lanes::lanes(config, target.ranks)?;
     options.mesh = target.mesh();
-    if options.update.name.needs_whole_matrices() && target.ranks > 1 && options.shard != Shard::None {
-        let name = options.update.name.name();
-        if let Auto::Given(level) = config.switches.memory.shard {
-            refuse!(
-                "`shard={}` cannot run with `optimizer.name={name}`: it updates whole matrices, and a rank's share may end \
-                 inside one; leave `shard` out, or give shard=none",
-                level.name()
-            );
-        }
-        options.shard = Shard::None;
-        let why = format!("{name} updates whole matrices, and every rank all of them");
-        settled.choose(SHARD.name, Shard::None.name(), why);
-    }
-    let options = &mut settled.options;
     let may_divide = layout::may_divide(model, options);
     // Gradients that no rank divides are added once an update.
     let is_in_vain = match options.shard {

@@ -4,10 +4,14 @@
 //! elements. A bucket is a run of units that is exchanged at once. In the region's slots it ends in padding, so that every rank
 //! has as many chunks of it as the others; a rank's share of the region has its shares of all buckets side by side. So a tensor,
 //! which lies in one unit, has one range of elements on a rank, and no chunk and no block of 8-bit moments lies on two.
+//!
+//! Where an update needs whole matrices a rank has whole layers. A bucket is then a run of equal layers, as many for each rank, and layers
+//! that are missing at its end are padding: every rank has the same matrices, at the same places of its share.
 
 use std::ops::Range;
 
 use crate::mesh::Axis;
+use crate::optimizers::Run;
 use crate::passes::gradient::layout::CHUNK;
 use crate::passes::options::Options;
 
@@ -57,10 +61,59 @@ pub(super) fn buckets(units: &[usize], elements: usize, most: usize, o: &Options
     buckets
 }
 
+/// The buckets of a region of which ranks have whole layers: about `most`, and at least one a run of equal layers.
+pub(super) fn buckets_of_layers(runs: &[Run<'_>], most: usize, o: &Options) -> Vec<Bucket> {
+    let ways = o.mesh.ways(Axis::Shard);
+    let layers: usize = runs.iter().map(|run| run.count).sum();
+    let (mut buckets, mut at): (Vec<Bucket>, _) = (vec![], 0);
+    for run in runs {
+        let rounds = run.count.div_ceil(ways);
+        let wanted = (most.min(layers) * run.count / layers).clamp(1, rounds);
+        let most_layers = rounds.div_ceil(wanted) * ways;
+        for first in (0..run.count).step_by(most_layers) {
+            let count = most_layers.min(run.count - first);
+            let start = run.start + first * run.distance;
+            let share = count.div_ceil(ways) * run.distance;
+            buckets.push(Bucket { layout: start..start + count * run.distance, place: at * ways, at, share });
+            at += share;
+        }
+    }
+    buckets
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::mesh::Mesh;
+    use crate::optimizers::Matrix;
+
+    #[test]
+    fn every_rank_has_whole_layers_of_every_bucket() {
+        let matrices = [Matrix { start: 0, rows: 64, columns: 64 }];
+        let [long, short] = [(0, 2, 7), (14, 1, 2)].map(|(start, distance, count)| Run {
+            start: start * CHUNK,
+            distance: distance * CHUNK,
+            count,
+            matrices: &matrices,
+        });
+        for ways in [2, 3, 4] {
+            let o = Options { mesh: Mesh::new(1, ways), ..Options::default() };
+            for most in [1, 3, usize::MAX] {
+                let buckets = buckets_of_layers(&[long, short], most, &o);
+                let (mut end, mut place) = (0, 0);
+                for bucket in &buckets {
+                    assert_eq!((bucket.layout.start, bucket.place), (end, place), "one behind the other");
+                    let run = if end < short.start { long } else { short };
+                    assert!(bucket.share.is_multiple_of(run.distance) && bucket.at * ways == bucket.place);
+                    assert!(bucket.share * ways - bucket.layout.len() < run.distance * ways);
+                    (end, place) = (bucket.layout.end, place + bucket.share * ways);
+                }
+                assert_eq!(end, 16 * CHUNK);
+                let count = if most == 1 { 2 } else { buckets.len() };
+                assert_eq!(buckets.len(), count, "one a run");
+            }
+        }
+    }
 
     #[test]
     fn every_rank_has_whole_chunks_of_every_bucket() {

@@ -12,7 +12,7 @@ use crate::mesh::Axis;
 use crate::optimizers::{self, Group, Matrix, Name, Optimizer, align, moment_path, scales_path};
 use crate::passes::forward::adapter;
 use crate::passes::gradient::average::average_path;
-use crate::passes::gradient::buckets::{Bucket, buckets};
+use crate::passes::gradient::buckets::{Bucket, buckets, buckets_of_layers};
 use crate::passes::gradient::differentiate::{flat, gradient_path};
 use crate::passes::gradient::recompute::layer_of;
 use crate::passes::gradient::scatter::Scattered;
@@ -173,6 +173,11 @@ pub(super) fn regions(g: &Graph, weights: &[(SlotId, SlotId)], o: &Options) -> V
     for region in regions.iter_mut().filter(|_| is_chunked) {
         region.elements = region.elements.next_multiple_of(CHUNK);
         if is_divided(region.elements, region.of_vectors, region.group.adapts, o) {
+            if region.group.name.needs_whole_matrices() {
+                let layers = region.matrices(g, 0..region.members.len());
+                region.buckets = buckets_of_layers(&optimizers::runs(&layers, region.elements), o.buckets, o);
+                continue;
+            }
             let members = &region.members;
             let is_first = |i: usize| i == 0 || layer(&members[i - 1]) != layer(&members[i]);
             let units: Vec<usize> =
@@ -226,6 +231,14 @@ impl Region {
             }
         }
         layers.into_iter().map(|(_, matrices)| matrices).collect()
+    }
+
+    /// The same of a rank's share of a bucket.
+    pub fn matrices_of_share(&self, g: &Graph, bucket: &Bucket) -> Vec<Vec<Matrix>> {
+        let layers = self.matrices(g, 0..self.members.len());
+        let runs = optimizers::runs(&layers, self.elements);
+        let run = runs.iter().rfind(|run| run.start <= bucket.layout.start);
+        run.map_or(vec![], |run| run.layers(bucket.share / run.distance))
     }
 
     /// The gradients of each bucket, by where they lie in it, and the slot of a rank's share of their sums.

@@ -64,13 +64,6 @@ impl Divided {
 
 /// Refuses what shards cannot be updated by.
 pub fn check(o: &Options) -> Result<(), Refusal> {
-    if o.shards_optimizer() && o.update.name.needs_whole_matrices() {
-        return Err(Refusal(format!(
-            "{} updates whole matrices, which a rank's share may cut: `shard={}` cannot run with it",
-            o.update.name.name(),
-            o.shard.name()
-        )));
-    }
     match o.shards_optimizer() && !o.fuse_optimizer {
         true => Err(Refusal(format!(
             "a rank updates its share of a whole region, which may end inside a parameter: \

@@ -12,6 +12,7 @@ use crate::ops::elementwise::Elementwise as E;
 use crate::ops::reduce::Fold;
 use crate::optimizers::{self, Matrix, Step};
 use crate::passes::gradient::average;
+use crate::passes::gradient::buckets::Bucket;
 use crate::passes::gradient::differentiate::{CARRIED_SUM, LOSS_SUM, SUM, Trained, WEIGHT_SUM};
 use crate::passes::gradient::layout::{CHUNK, Region, Slots, is_chunked, lay_out, regions, slot};
 use crate::passes::gradient::scatter::{Scattered, scatter};
@@ -66,8 +67,10 @@ pub(crate) fn update(trained: &mut Trained, o: &Options, fused: bool) -> Updated
         let matrices = |members| region.matrices(&trained.graph, members);
         let at: Vec<(Slots, usize, Vec<Vec<Matrix>>)> = match fused {
             _ if is_shared => {
-                let starts = region.buckets.iter().map(|b| b.layout.start);
-                laid.shares.into_iter().zip(starts).map(|(slots, start)| (slots, start, vec![])).collect()
+                let of_share = |(slots, bucket): (Slots, &Bucket)| {
+                    (slots, bucket.layout.start, region.matrices_of_share(&trained.graph, bucket))
+                };
+                laid.shares.into_iter().zip(&region.buckets).map(of_share).collect()
             }
             true => vec![(laid.whole, 0, matrices(0..region.members.len()))],
             false => {
