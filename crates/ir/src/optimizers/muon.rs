@@ -33,14 +33,15 @@ fn update<'g>(o: &Options, group: &Group, piece: &Piece<'g>, step: &Step<'g>) ->
     let elements = piece.weights.ty().elements();
     let [p, g, kept] = [piece.weights, piece.gradients, piece.state[0]].map(|x| x.reshape(&[elements]));
     let everywhere = |x: Tensor<'g>| x.broadcast(&[elements]);
+    // Numbers that are ready before Newton-Schulz let all that follows it be one launch.
     let is_finite = everywhere(step.is_finite);
+    let lr = everywhere(step.lr.scale(group.rule.lr_scale as f64));
     let g = g * everywhere(step.scale);
     let m = kept.cast(DType::F32);
     let rest = 1.0 - how.momentum;
     let moved = m + (g - m).scale(rest);
     let u = if how.nesterov { moved - (moved - g).scale(rest) } else { moved };
     let direction = orthogonal(u, piece, how, Products::of(o)).cast(DType::F32);
-    let lr = everywhere(step.lr.scale(group.rule.lr_scale as f64));
     let new = p - lr * (direction + p.scale(group.rule.weight_decay as f64));
     let momentum = is_finite.select(moved, m).cast(kept.dtype());
     vec![is_finite.select(new, p).reshape(&dims), momentum.reshape(&dims)]

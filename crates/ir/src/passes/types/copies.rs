@@ -70,15 +70,22 @@ fn copy_of(g: &mut Graph, weight: SlotId) -> SlotId {
 }
 
 /// The bf16 output of the update that gives `value`: written in the same pass, it costs 2 bytes an element where a
-/// cast after it would cost 6. An operation without such an output is followed by the cast.
+/// cast after it would cost 6. So does a region of elementwise operations; any other operation is followed by the cast.
 pub(crate) fn update_with_copy(apply: &mut Graph, value: Value) -> Value {
     let node = &mut apply.nodes[value.node.0 as usize];
-    let (Op::AdamW { copy, .. } | Op::AdamW8 { copy, .. }) = &mut node.op else {
-        let path = node.path.clone();
-        return apply.add(Op::Map { f: E::Cast(DType::BF16) }, vec![value], &path);
-    };
-    *copy = true;
-    let narrow = node.outs[0].with(DType::BF16);
+    match &mut node.op {
+        Op::AdamW { copy, .. } | Op::AdamW8 { copy, .. } => *copy = true,
+        Op::Region { body } => {
+            let wide = body.results[value.out as usize].1;
+            let narrow = body.add(Op::Map { f: E::Cast(DType::BF16) }, vec![wide], &node.path);
+            body.results.push((format!("out{}", body.results.len()), narrow));
+        }
+        _ => {
+            let path = node.path.clone();
+            return apply.add(Op::Map { f: E::Cast(DType::BF16) }, vec![value], &path);
+        }
+    }
+    let narrow = node.outs[value.out as usize].with(DType::BF16);
     node.outs.push(narrow);
     Value { node: value.node, out: (node.outs.len() - 1) as u8 }
 }
