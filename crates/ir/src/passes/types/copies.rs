@@ -100,6 +100,8 @@ mod tests {
     use super::*;
     use crate::builder::Builder;
     use crate::graph::Init;
+    use crate::oracle;
+    use crate::passes::fuse::regions::regions;
 
     #[test]
     fn an_update_of_plain_operations_is_followed_by_a_cast() {
@@ -114,5 +116,24 @@ mod tests {
         assert_eq!(apply.slot(copy).path, copy_path("w"));
         assert_eq!(apply.node(value.node).op, Op::Map { f: E::Cast(DType::BF16) });
         assert_eq!(apply.node(value.node).ins, [apply.writes[0].1]);
+    }
+
+    #[test]
+    fn an_update_of_one_region_writes_the_copy_itself() {
+        let b = Builder::new();
+        let weight = b.param("w", &[4], Init::Ones);
+        let slot = b.with_graph(|g| g.find_slot("w")).expect("a weight");
+        b.write(slot, weight.scale(0.5).offset(1.0));
+        let (apply, _) = regions(&b.finish());
+        let mut graphs = vec![(Role::Apply, apply)];
+        copies(&mut graphs, &[]);
+        let apply = &graphs[0].1;
+        let [(_, wide), (copy, narrow)] = apply.writes[..] else { panic!("a weight and its copy") };
+        assert_eq!(apply.slot(copy).path, copy_path("w"));
+        assert_eq!((narrow.node, narrow.out), (wide.node, 1));
+        let values = oracle::Values::from([("w".to_string(), vec![1.0, 0.01, 3.0, -2.0])]);
+        let written = oracle::run(apply, &values).writes;
+        assert_eq!(written["w"][1], 1.005_f32 as f64);
+        assert_eq!(written[&copy_path("w")][1], DType::BF16.round(1.005_f32 as f64));
     }
 }
