@@ -351,7 +351,8 @@ fn ranks_with_shares_make_the_update_of_all_rows() {
 fn ranks_have_whole_layers_of_matrices() {
     let c = &DecoderConfig { layers: 3, ..dividable() };
     let two = || vec![Mesh::new(1, 2)];
-    let cases: [(fn(Options) -> Options, Vec<Mesh>); 3] = [
+    type Change = fn(Options) -> Options;
+    let cases: [(Change, Vec<Mesh>); 3] = [
         (|o| o, vec![Mesh::new(1, 4), Mesh::new(2, 2)]),
         (|o| Options { precision: Precision::BF16, ..o }, two()),
         (|o| Options { fuse_qkv: false, fuse_gate_up: false, ..o }, two()),

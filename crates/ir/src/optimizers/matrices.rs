@@ -33,8 +33,8 @@ impl Run<'_> {
     }
 }
 
-/// Consecutive layers that repeat one another, of a piece of so many elements. The elements of a run end where those of the next begin, and
-/// the last run's with the piece.
+/// Consecutive layers that repeat one another. The elements of a run end where those of the next begin, and the last run's where the piece
+/// does, which has `elements`.
 pub fn runs(layers: &[Vec<Matrix>], elements: usize) -> Vec<Run<'_>> {
     let start = |layer: usize| layers.get(layer).map_or(elements, |matrices| matrices[0].start);
     let shape =

@@ -33,14 +33,15 @@ fn update<'g>(o: &Options, group: &Group, piece: &Piece<'g>, step: &Step<'g>) ->
     let elements = piece.weights.ty().elements();
     let [p, g, kept] = [piece.weights, piece.gradients, piece.state[0]].map(|x| x.reshape(&[elements]));
     let everywhere = |x: Tensor<'g>| x.broadcast(&[elements]);
+    // Numbers that are ready before Newton-Schulz let all that follows it be one launch.
     let is_finite = everywhere(step.is_finite);
+    let lr = everywhere(step.lr.scale(group.rule.lr_scale as f64));
     let g = g * everywhere(step.scale);
     let m = kept.cast(DType::F32);
     let rest = 1.0 - how.momentum;
     let moved = m + (g - m).scale(rest);
     let u = if how.nesterov { moved - (moved - g).scale(rest) } else { moved };
     let direction = orthogonal(u, piece, how, Products::of(o)).cast(DType::F32);
-    let lr = everywhere(step.lr.scale(group.rule.lr_scale as f64));
     let new = p - lr * (direction + p.scale(group.rule.weight_decay as f64));
     let momentum = is_finite.select(moved, m).cast(kept.dtype());
     vec![is_finite.select(new, p).reshape(&dims), momentum.reshape(&dims)]
@@ -80,9 +81,18 @@ fn adjusted(adjust: Adjust, rows: usize, columns: usize) -> f64 {
     }
 }
 
-/// A matrix of every layer of a run: its place among the stacks of all shapes.
-struct Stacked {
-    shape: usize,
+/// All matrices of one shape, [N, rows, columns].
+struct Stack<'g> {
+    rows: usize,
+    columns: usize,
+    /// A matrix of every layer of a run each.
+    parts: Vec<Tensor<'g>>,
+    count: usize,
+}
+
+/// Where a matrix of every layer of a run lies: the number of its stack, and of the first one in it.
+struct Place {
+    stack: usize,
     first: usize,
 }
 
@@ -92,32 +102,31 @@ fn orthogonal<'g>(u: Tensor<'g>, piece: &Piece<'g>, how: &Muon, products: Produc
     let elements = u.dims()[0];
     let u = u.cast(products.dtype);
     let runs = runs(piece.layers, elements);
-    let mut shapes: Vec<([usize; 2], Vec<Tensor<'g>>, usize)> = vec![];
-    let mut places: Vec<Vec<Stacked>> = vec![];
+    let (mut stacks, mut places): (Vec<Stack<'g>>, Vec<Vec<Place>>) = (vec![], vec![]);
     for run in &runs {
         let of_run = u.slice(0, run.start, run.count * run.distance).reshape(&[run.count, run.distance]);
         let place = |own: &Matrix| {
-            let dims = [own.rows, own.columns];
-            let at = of_run.slice(1, own.start - run.start, own.rows * own.columns);
-            let unit = normalized(at).reshape(&[run.count, own.rows, own.columns]);
-            let shape = shapes.iter().position(|(known, _, _)| *known == dims).unwrap_or_else(|| {
-                shapes.push((dims, vec![], 0));
-                shapes.len() - 1
+            let Matrix { start, rows, columns } = *own;
+            let at = of_run.slice(1, start - run.start, rows * columns);
+            let is_own = |stack: &Stack<'_>| (stack.rows, stack.columns) == (rows, columns);
+            let number = stacks.iter().position(is_own).unwrap_or_else(|| {
+                stacks.push(Stack { rows, columns, parts: vec![], count: 0 });
+                stacks.len() - 1
             });
-            let (_, stacks, count) = &mut shapes[shape];
-            let first = *count;
-            stacks.push(unit);
-            *count += run.count;
-            Stacked { shape, first }
+            let stack = &mut stacks[number];
+            let first = stack.count;
+            stack.parts.push(normalized(at).reshape(&[run.count, rows, columns]));
+            stack.count += run.count;
+            Place { stack: number, first }
         };
         places.push(run.matrices.iter().map(place).collect());
     }
-    let done = |([rows, columns], stacks, _): &([usize; 2], Vec<Tensor<'g>>, usize)| {
-        let factor = adjusted(how.adjust, *rows, *columns);
-        newton_schulz(joined(b, stacks, 0), how.steps, factor, products)
+    let done = |stack: &Stack<'g>| {
+        let factor = adjusted(how.adjust, stack.rows, stack.columns);
+        newton_schulz(joined(b, &stack.parts, 0), how.steps, factor, products)
     };
-    let done: Vec<Tensor<'g>> = shapes.iter().map(done).collect();
-    let of_run = |(run, places): (&Run<'_>, &Vec<Stacked>)| {
+    let done: Vec<Tensor<'g>> = stacks.iter().map(done).collect();
+    let of_run = |(run, places): (&Run<'_>, &Vec<Place>)| {
         let (mut parts, mut end) = (vec![], 0);
         let zeros = |extent: usize| b.fill(0.0, products.dtype, &[run.count, extent]);
         for (own, place) in run.matrices.iter().zip(places) {
@@ -125,8 +134,8 @@ fn orthogonal<'g>(u: Tensor<'g>, piece: &Piece<'g>, how: &Muon, products: Produc
             if start > end {
                 parts.push(zeros(start - end));
             }
-            let stack = done[place.shape].slice(0, place.first, run.count);
-            parts.push(stack.reshape(&[run.count, extent]));
+            let own = done[place.stack].slice(0, place.first, run.count);
+            parts.push(own.reshape(&[run.count, extent]));
             end = start + extent;
         }
         if run.distance > end {

@@ -69,7 +69,7 @@ section! {
     }
 }
 
-/// Beyond so many steps of Newton-Schulz nothing changes but the time they take.
+/// PyTorch's limit too; a few steps more than five change nothing but the time they take.
 const MAX_NS_STEPS: usize = 99;
 
 impl Optimizer {

@@ -70,15 +70,22 @@ fn copy_of(g: &mut Graph, weight: SlotId) -> SlotId {
 }
 
 /// The bf16 output of the update that gives `value`: written in the same pass, it costs 2 bytes an element where a
-/// cast after it would cost 6. An operation without such an output is followed by the cast.
+/// cast after it would cost 6. So does a region of elementwise operations; any other operation is followed by the cast.
 pub(crate) fn update_with_copy(apply: &mut Graph, value: Value) -> Value {
     let node = &mut apply.nodes[value.node.0 as usize];
-    let (Op::AdamW { copy, .. } | Op::AdamW8 { copy, .. }) = &mut node.op else {
-        let path = node.path.clone();
-        return apply.add(Op::Map { f: E::Cast(DType::BF16) }, vec![value], &path);
-    };
-    *copy = true;
-    let narrow = node.outs[0].with(DType::BF16);
+    match &mut node.op {
+        Op::AdamW { copy, .. } | Op::AdamW8 { copy, .. } => *copy = true,
+        Op::Region { body } => {
+            let wide = body.results[value.out as usize].1;
+            let narrow = body.add(Op::Map { f: E::Cast(DType::BF16) }, vec![wide], &node.path);
+            body.results.push((format!("out{}", body.results.len()), narrow));
+        }
+        _ => {
+            let path = node.path.clone();
+            return apply.add(Op::Map { f: E::Cast(DType::BF16) }, vec![value], &path);
+        }
+    }
+    let narrow = node.outs[value.out as usize].with(DType::BF16);
     node.outs.push(narrow);
     Value { node: value.node, out: (node.outs.len() - 1) as u8 }
 }
@@ -93,6 +100,8 @@ mod tests {
     use super::*;
     use crate::builder::Builder;
     use crate::graph::Init;
+    use crate::oracle;
+    use crate::passes::fuse::regions::regions;
 
     #[test]
     fn an_update_of_plain_operations_is_followed_by_a_cast() {
@@ -107,5 +116,25 @@ mod tests {
         assert_eq!(apply.slot(copy).path, copy_path("w"));
         assert_eq!(apply.node(value.node).op, Op::Map { f: E::Cast(DType::BF16) });
         assert_eq!(apply.node(value.node).ins, [apply.writes[0].1]);
+    }
+
+    #[test]
+    fn an_update_of_one_region_writes_the_copy_itself() {
+        let b = Builder::new();
+        let weight = b.param("w", &[4], Init::Ones);
+        let slot = b.with_graph(|g| g.find_slot("w")).expect("a weight");
+        b.write(slot, weight.scale(0.5).offset(1.0));
+        let (apply, _) = regions(&b.finish());
+        let mut graphs = vec![(Role::Apply, apply)];
+        copies(&mut graphs, &[]);
+        let apply = &graphs[0].1;
+        let [(_, wide), (copy, narrow)] = apply.writes[..] else { panic!("a weight and its copy") };
+        assert_eq!(apply.slot(copy).path, copy_path("w"));
+        assert_eq!((narrow.node, narrow.out), (wide.node, 1));
+        let values = oracle::Values::from([("w".to_string(), vec![1.0, 0.01, 3.0, -2.0])]);
+        let written = oracle::run(apply, &values).writes;
+        let rounded: Vec<f64> = written["w"].iter().map(|x| DType::BF16.round(*x)).collect();
+        assert!((written["w"][1] - 1.005).abs() < 1e-6 && rounded != written["w"]);
+        assert_eq!(written[&copy_path("w")], rounded);
     }
 }
