@@ -210,14 +210,14 @@ fn equal_shapes_are_multiplied_together() {
 fn what_muon_cannot_train_is_refused() {
     let refused = |words: &[&str]| {
         let config = config(&[&["optimizer.name=muon"], words].concat());
-        compile::compile(&config, &cpu::target(2)).err().expect("a refusal").to_string()
+        compile::compile(&config, &cpu::target(2)).expect_err("a refusal").to_string()
     };
     assert!(refused(&["optimizer.state=int8"]).contains("muon, which keeps no state in int8"));
     assert!(refused(&["adapter.kind=lora"]).contains("none of them is trained here"));
     assert!(refused(&["train.freeze=[layers]"]).contains("give optimizer.name=adamw"));
     let words = ["optimizer.name=muon", "backend=cpu"].map(String::from);
     let bdh = recipes::resolve("bdh-cifar10", &[], &words).expect("a config");
-    let refused = compile::compile(&bdh, &cpu::target(2)).err().expect("a refusal").to_string();
+    let refused = compile::compile(&bdh, &cpu::target(2)).expect_err("a refusal").to_string();
     assert!(refused.contains("none of them is trained here"), "{refused}");
 }
 
