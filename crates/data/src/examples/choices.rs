@@ -63,6 +63,9 @@ impl fmt::Display for ChoiceForm {
     }
 }
 
+/// A prompt, its answers, and the number of the right one.
+type Spelled = (String, Vec<String>, usize);
+
 impl ChoiceForm {
     /// The form of a row with these fields.
     fn of(fields: &Fields) -> Result<ChoiceForm, Wrong> {
@@ -92,8 +95,8 @@ impl ChoiceForm {
         )
     }
 
-    /// The prompt of a row, its answers, and the number of the right one.
-    fn read(self, fields: &Fields) -> Result<(String, Vec<String>, usize), Wrong> {
+    /// What a row asks.
+    fn read(self, fields: &Fields) -> Result<Spelled, Wrong> {
         let (prompt, choices, answer) = match self {
             ChoiceForm::HellaSwag => {
                 let [activity, a, b] = ["activity_label", "ctx_a", "ctx_b"].map(|name| text_of(fields, name));
@@ -261,7 +264,7 @@ pub fn read(path: &str, options: &ReadOptions) -> Result<QuestionSet, DataError>
 mod tests {
     use super::*;
 
-    fn row(text: &str) -> Result<(ChoiceForm, (String, Vec<String>, usize)), Wrong> {
+    fn row(text: &str) -> Result<(ChoiceForm, Spelled), Wrong> {
         let Ok(Field::Object(fields)) = Field::from_json(text) else { panic!("{text} is no object") };
         let form = ChoiceForm::of(&fields)?;
         Ok((form, form.read(&fields)?))
