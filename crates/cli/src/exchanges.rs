@@ -78,12 +78,17 @@ fn time(args: &Doctor, ranks: &Ranks, screen: &Screen) -> Result<ExitCode, Failu
             screen.note(format!("{kernel} of {}", bytes(size)));
         }
     };
+    let links = links(&device, ranks.count(), args.share_gpu);
+    if backend == Backend::Cuda && links.is_none() && !args.share_gpu {
+        return Err(Failure::Environment(
+            "how these GPUs are linked is not known, so their times would have no name".into(),
+        ));
+    }
     screen.note("timing exchanges; anything else that runs here now makes them slower than they are");
     let timed = exchanges(&device, ranks, &mut { say })?;
     if !ranks.is_first() {
         return Ok(ExitCode::SUCCESS);
     }
-    let links = links(&device, ranks.count(), args.share_gpu);
     let told = Told { ranks: ranks.count(), timed, links, shares: args.share_gpu };
     let kept = keep(&device, &told);
     match screen.json {
@@ -107,13 +112,7 @@ fn links(device: &Device, ranks: usize, shares: bool) -> Option<Links> {
 
 fn keep(device: &Device, told: &Told) -> Result<(), String> {
     let Device::Cuda(gpu) = device else { return Ok(()) };
-    let over = match (&told.links, told.shares) {
-        (_, true) => Over::SharedGpu,
-        (Some(links), false) => Over::Link(&links.local.name),
-        (None, false) => {
-            return Err("how these GPUs are linked is not known, so their times have no name".into());
-        }
-    };
+    let over = told.links.as_ref().map_or(Over::SharedGpu, |links| Over::Link(&links.local.name));
     keep_exchanges(gpu, over, told.ranks, &points(&told.timed))
 }
 

@@ -138,6 +138,17 @@ fn questions_with_choices_are_asked() {
     );
     assert!(done(say(dir, &words)).out.contains("acc 0.7500 ± 0.2500"));
 
+    // A tokeniser that puts nothing before a text: an answer to an empty prompt is judged whole all the same.
+    done(say(dir, &["export", "run", "--to", "out"]));
+    let tokenizer = dir.join("out/tokenizer.json");
+    let mut bare: Value = serde_json::from_slice(&fs::read(&tokenizer).expect("a file")).expect("JSON");
+    bare["post_processor"] = Value::Null;
+    fs::write(&tokenizer, bare.to_string()).expect("a file");
+    fs::write(dir.join("empty.jsonl"), r#"{"prompt": "", "choices": ["9", "8 8 8 8"], "answer": 0}"#)
+        .expect("a file");
+    let of_folder = json(&say(dir, &["eval", "out", "--choices", "empty.jsonl", "--json"]));
+    assert_eq!(of_folder["choices"][0]["acc"].as_f64(), Some(1.0), "{of_folder}");
+
     fs::write(dir.join("bad.jsonl"), format!("{arc}\n{{\"question\": \"x\"}}\n")).expect("a file");
     let refused = say(dir, &["eval", "run", "--choices", "bad.jsonl"]);
     assert_eq!(refused.code, Some(2), "{refused:?}");

@@ -100,6 +100,9 @@ impl Stage {
     pub fn sentence(&self) -> String {
         match self.ranks() {
             1 => self.device.sentence(),
+            ranks if self.ranks.nodes() > 1 => {
+                format!("{ranks} ranks on {} nodes of {}", self.ranks.nodes(), self.device.sentence())
+            }
             ranks => format!("{ranks} ranks of {}", self.device.sentence()),
         }
     }

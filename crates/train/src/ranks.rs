@@ -397,8 +397,8 @@ impl Ranks {
         if is_first { result.map(Some) } else { Ok(result.ok()) }
     }
 
-    /// Tries something that every rank tries, and goes on whether or not it worked: it did where it worked on all of them, and the
-    /// failure of the first that gave one up is that of all. No rank may leave the run while others attempt something. A failure
+    /// Tries something that every rank tries, and goes on whether or not it worked: it did where it worked on all of them. A
+    /// rank that failed has its own failure, and the others have that of the first that did. No rank may leave the run while others attempt something. A failure
     /// while ranks wait inside an exchange ends them all.
     pub fn attempt<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         let tried = work().and_then(|done| self.meet().map(|()| done));

@@ -287,9 +287,15 @@ fn wire_help(scene: &Scene<'_>) -> String {
     if scene.on_gpu() && scene.state(&kernels::OVERLAP) == Toggle::Off.name() {
         return "overlap=on lets launches run beside them".into();
     }
-    if scene.state(&memory::SHARD) == Shard::Gradients.name() {
+    let shard = scene.state(&memory::SHARD);
+    if [Shard::Gradients, Shard::Parameters].iter().any(|level| level.name() == shard) {
         return match larger(scene) {
             Some(rows) => format!("they come with every micro-batch, and train.micro_batch={rows} has fewer"),
+            None if shard == Shard::Parameters.name()
+                && scene.state(&memory::SHARD_KEEP) == Toggle::Off.name() =>
+            {
+                "shard_keep=on gathers every layer once, where memory suffices".into()
+            }
             None => "shard=optimizer exchanges once an update, where memory suffices".into(),
         };
     }

@@ -61,6 +61,7 @@ pub fn session(
     let refused = RefCell::new(None);
     // Up to here a rank that fails says so in place of its next call; from here on others wait for it inside NCCL.
     let meet = || {
+        ranks.waits_inside(false);
         let met = ranks.meet();
         met.map_err(|failure| {
             let why = RuntimeError::Wire(failure.to_string());
@@ -73,6 +74,10 @@ pub fn session(
     let session = Session::cuda_among(plans, device, options, communicators, &meet);
     if let Some(failure) = refused.take() {
         return Err(failure);
+    }
+    // What NCCL refuses it refuses before the next meeting.
+    if matches!(session, Err(RuntimeError::Wire(_))) {
+        ranks.waits_inside(false);
     }
     let session = session?;
     ranks.waits_inside(false);

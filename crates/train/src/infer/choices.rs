@@ -65,7 +65,13 @@ pub fn ask(loaded: &Loaded, set: &QuestionSet) -> Result<Asked, Failure> {
     let (prompts, wholes): (Vec<String>, Vec<String>) = set.questions.iter().flat_map(spelled).unzip();
     let places = set.questions.iter().flat_map(|q| q.choices.iter().map(move |choice| (choice, &q.place)));
     let prompts = encode(vocabulary, loaded.is_run, &prompts)?;
-    let wholes = encode(vocabulary, loaded.is_run, &wholes)?;
+    let mut wholes = encode(vocabulary, loaded.is_run, &wholes)?;
+    // An answer to an empty prompt follows the token that stands for one, also where the tokeniser puts none before a text.
+    for (prompt, whole) in prompts.iter().zip(&mut wholes) {
+        if prompt.len() == 1 && whole.first() != prompt.first() {
+            whole.insert(0, prompt[0]);
+        }
+    }
     let mut asked =
         Asked { table: ExampleTable::default(), longest: 0, tokens: 0, judged: 0, most_judged: 0 };
     for ((prompt, whole), (choice, place)) in prompts.iter().zip(&wholes).zip(places) {

@@ -5,11 +5,12 @@
 //! `layers.0` names a whole block.
 
 use flatout_ir::Graph;
+use flatout_ir::optimizers::Name;
 use flatout_ir::passes::adapter::SCOPE;
 
 use crate::UserError;
 use crate::config::pattern::matches;
-use crate::config::{AdapterKind, Config};
+use crate::config::{AdapterKind, Config, Word};
 use crate::refuse;
 use crate::weights::adapters::also_trains;
 
@@ -71,6 +72,8 @@ pub fn of_part(config: &Config, part: &Graph) -> Config {
         group.paths.retain(is_there);
     }
     config.train.groups.0.retain(|group| !group.paths.is_empty());
+    // The part may have none of the matrices that another optimiser wants some of.
+    config.optimizer.name = Word(Name::AdamW);
     config
 }
 

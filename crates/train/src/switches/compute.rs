@@ -214,7 +214,8 @@ pub const WIRE_WINDOW: Switch = Switch {
             .then(|| "cannot run on the CPU: windows are NCCL's, which connects GPUs; leave it out".into())
     },
     settle: Settle::ByTarget(|s| {
-        s.settled.window = s.asked.compute.wire_window == Toggle::On;
+        let exchanges = s.target.ranks > 1 || s.asked.compute.wire == Wire::Nccl;
+        s.settled.window = exchanges && s.asked.compute.wire_window == Toggle::On;
         Ok(())
     }),
     active: |reading| match exchanges(reading) {

@@ -141,6 +141,11 @@ pub const SHARD_KEEP: Switch = Switch {
         Ok(())
     }),
     active: shard_keep,
+    // A plan that reads every layer once, as one that trains a head alone, has nothing to gather again.
+    differs: |settled, state| match settled == Toggle::Off.name() {
+        true => Difference::Harmless,
+        false => unless_nothing(settled, state),
+    },
     guides_word: "reshard_after_forward",
     ..ROW
 };
@@ -232,6 +237,16 @@ fn recompute(reading: &Reading<'_>) -> &'static str {
     let again = |l: &&Launch| seen[&(l.key, l.op.kind())] > 1;
     let gives_again =
         |l: &Launch| matches!(l.op, Op::GatedGrad { again: true, .. } | Op::RmsNormGrad { again: true, .. });
+    // Through frozen layers below a head that is trained alone nothing goes back.
+    let goes_back = [
+        OpKind::AttentionGrad,
+        OpKind::LinearAttentionGrad,
+        OpKind::GatedGrad,
+        OpKind::RmsNormGrad,
+        OpKind::DoubleNormGrad,
+        OpKind::QkNormRopeGrad,
+    ];
+    let goes_back = goes_back.into_iter().any(|kind| reading.has(kind));
     let is_narrow_again = reading.launches(OpKind::Product).filter(again).any(|l| !is_wide(l));
     let recompute = if is_narrow_again || [OpKind::Attention, OpKind::LinearAttention].into_iter().any(twice)
     {
@@ -240,7 +255,7 @@ fn recompute(reading: &Reading<'_>) -> &'static str {
         Recompute::Wide
     } else if CHEAP.into_iter().any(twice) || launches.iter().any(gives_again) {
         Recompute::Cheap
-    } else if CHEAP.into_iter().any(|kind| reading.has(kind) && !is_quantised(kind)) {
+    } else if goes_back && CHEAP.into_iter().any(|kind| reading.has(kind) && !is_quantised(kind)) {
         Recompute::None
     } else {
         return "nothing cheap to recompute";
@@ -304,6 +319,9 @@ mod tests {
         assert_eq!(state(2, &["shard=parameters", "shard_keep=on"]), "on");
         assert_eq!(state(2, &["shard=gradients", "shard_keep=on"]), "nothing to gather");
         assert_eq!(state(1, &["shard=parameters", "shard_keep=on"]), "nothing to gather");
+        // Nothing goes back through frozen layers, so that each is read once.
+        let head = ["model.tied=false", "train.freeze=[embed, layers, norm]", "model.width=256"];
+        assert_eq!(state(2, &[&head[..], &["shard=parameters"]].concat()), "on");
     }
 
     /// Of a frozen base a rank has its share, which is gathered for the layers.

@@ -9,7 +9,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use flatout_data::{Layout, durable};
-use flatout_ir::{Program, Role};
+use flatout_ir::{Plan, Program, Role};
 use flatout_runtime::Session;
 
 use crate::config::Config;
@@ -231,6 +231,11 @@ fn score_among(
     let (began, mut said, mut done) = (Instant::now(), None::<Instant>, 0);
     let (count, rank) = (ranks.count(), ranks.rank());
     let mut own: Vec<(Side, usize)> = vec![];
+    // Where `eval` exchanges, other ranks wait inside it for one that fails.
+    let exchanges = session.plans().plan(Role::Eval).is_some_and(Plan::has_exchanges);
+    if exchanges {
+        ranks.waits_inside(true);
+    }
     std::thread::scope(|threads| -> Result<(), Failure> {
         // Images are decoded while the device works.
         let (sender, ready) = sync_channel(AHEAD);
@@ -276,6 +281,9 @@ fn score_among(
         }
         Ok(())
     })?;
+    if exchanges {
+        ranks.waits_inside(false);
+    }
     exchange(ranks, &own, &mut scores)?;
     if let Some(number) = scores.0.iter().flatten().position(|score| !score.is_finite()) {
         return Err(Failure::User(UserError(format!(

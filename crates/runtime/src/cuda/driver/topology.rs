@@ -117,6 +117,8 @@ impl Topology {
         let links = match between.nvlink {
             // All there are, where nobody says where they lead.
             Some(true) if told == 0 => one.ends.len().min(other.ends.len()),
+            // Links that lead nowhere now, as without the service that runs the switches.
+            Some(false) => 0,
             _ => told,
         };
         if links > 0 {
@@ -134,10 +136,12 @@ impl Topology {
     }
 
     /// The link by which exchanges among the first GPUs are predicted: the slowest path that two of them have. `None` where there
-    /// are not two, or a path is not known.
+    /// are not two, or not as many as are asked for, or a path is not known.
     pub fn link(&self, gpus: usize) -> Option<Link> {
-        let count = gpus.min(self.gpus.len());
-        let pairs = (0..count).flat_map(|a| (0..a).map(move |b| (a, b)));
+        if gpus > self.gpus.len() {
+            return None;
+        }
+        let pairs = (0..gpus).flat_map(|a| (0..a).map(move |b| (a, b)));
         let links: Option<Vec<Link>> = pairs.map(|(a, b)| self.path(a, b).link()).collect();
         links?.into_iter().min_by(|a, b| a.bytes_per_second.total_cmp(&b.bytes_per_second))
     }

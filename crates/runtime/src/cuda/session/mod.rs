@@ -138,7 +138,8 @@ impl Session {
     /// captures the graphs, and leaves the arena zeroed.
     ///
     /// Plans with collectives of several ranks need communicators. `meet` is called before the first exchange, by when a rank
-    /// has found everything else that may be wrong with it: NCCL waits for ranks that never come.
+    /// has found everything else that may be wrong with it: NCCL waits for ranks that never come. It is called again where NCCL
+    /// had to make something, and a rank to which it gave nothing says so by `RuntimeError::Wire`.
     pub fn new(
         plans: &PlanSet,
         device: &Device,
@@ -248,7 +249,9 @@ impl Session {
             if windowed.is_some() {
                 // SAFETY: the session drops the windows before the arena.
                 let registered = unsafe { Windows::register(communicators, arena.address(), arena.bytes()) };
-                windows = Some(registered.map_err(system)?);
+                windows = Some(registered.map_err(|why| RuntimeError::Wire(why.to_string()))?);
+                // All ranks have one, or hear which of them has none.
+                meet()?;
             }
             first_exchanges(plans, &works, &stream)?;
             let (after, _) = driver.memory().map_err(system)?;

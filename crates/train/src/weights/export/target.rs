@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -95,8 +96,20 @@ fn is_within(inner: &Path, outer: &Path) -> bool {
     real(inner).starts_with(real(outer))
 }
 
-/// Refuses to replace a folder that is not an export and nothing but that.
+/// Refuses to replace a folder that is not an export and nothing but that. Another process may replace it meanwhile and remove what
+/// was being looked at: then what is there now is looked at.
 fn check_earlier(folder: &Path) -> Result<(), UserError> {
+    let which = || fs::metadata(folder).ok().map(|found| (found.dev(), found.ino()));
+    loop {
+        let before = which();
+        let checked = check_once(folder);
+        if checked.is_ok() || which() == before {
+            return checked;
+        }
+    }
+}
+
+fn check_once(folder: &Path) -> Result<(), UserError> {
     let mut tensors = vec![];
     let foreign = foreign_entry(folder, true, &mut tensors)
         .map_err(|error| UserError(format!("{} cannot be read: {error}", folder.display())))?;
