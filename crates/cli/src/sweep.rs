@@ -278,8 +278,28 @@ fn show(summary: &Summary, sweep: &Sweep, dir: &Path, screen: &Screen) {
     }
     screen.result("");
     print_table(&rows, 0..rows[0].len(), screen);
+    show_means(summary, screen);
     if let Some(best) = summary.runs.first().filter(|run| run.best.is_some()) {
         screen.result(format!("best     {}", dir.join(&best.name).display()));
     }
     screen.result(format!("sweep    {}", dir.join(SUMMARY).display()));
+}
+
+/// What settings come to over their seeds, where there are several.
+fn show_means(summary: &Summary, screen: &Screen) {
+    let Some(first) = summary.means.first() else { return };
+    let head =
+        [format!("mean {}", summary.goal), "error".into(), "least".into(), "most".into(), "seeds".into()];
+    let mut rows: Vec<Vec<String>> = vec![first.values.keys().cloned().chain(head).collect()];
+    for mean in &summary.means {
+        let seeds = match mean.judged == mean.runs {
+            true => mean.runs.to_string(),
+            false => format!("{} of {}", mean.judged, mean.runs),
+        };
+        let error = mean.standard_error.map_or("-".into(), |error| format!("{error:.4}"));
+        let [middle, least, most] = [mean.mean, mean.least, mean.most].map(|value| format!("{value:.4}"));
+        rows.push(mean.values.values().cloned().chain([middle, error, least, most, seeds]).collect());
+    }
+    screen.result("");
+    print_table(&rows, 0..rows[0].len(), screen);
 }

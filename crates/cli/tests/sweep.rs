@@ -53,6 +53,11 @@ fn a_sweep_trains_compares_and_is_widened() {
         came["runs"].as_array().unwrap().iter().all(|run| run["state"] == "done" && run["best_step"] == 6)
     );
     assert_eq!(came["runs"][0]["values"]["optimizer.lr"], "1e-2");
+    // Over seeds: a row a rate, whose mean lies between its runs.
+    let means = came["means"].as_array().expect("means");
+    assert_eq!((means.len(), means[0]["values"]["optimizer.lr"].as_str()), (2, Some("1e-2")), "{came}");
+    assert!((means[0]["mean"].as_f64().unwrap() - (best[0] + best[1]) / 2.0).abs() < 1e-9, "{came}");
+    assert!(said.out.contains("mean loss") && said.out.contains("seeds"), "{}", said.out);
     // The table: keys, then what came of them, the best first.
     let table: Vec<&str> = said.out.lines().skip_while(|line| !line.contains("best loss")).collect();
     assert!(table[0].contains("optimizer.lr") && table[0].contains("train.seed"), "{}", said.out);

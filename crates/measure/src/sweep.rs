@@ -4,6 +4,9 @@
 //! `betas=0.9,0.95|0.9,0.999`. A grid has a run for every combination; a random sweep draws them, and there a range may be
 //! of any numbers. A run's folder has the name of its values, so a sweep that is widened keeps what is done.
 
+mod means;
+
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -20,6 +23,8 @@ use flatout_train::config::parse_override;
 use flatout_train::metrics::goal::Metric;
 use flatout_train::refuse;
 use flatout_train::run::quoted;
+
+pub use self::means::Mean;
 
 /// The most runs of one sweep.
 const MOST: usize = 1000;
@@ -307,17 +312,18 @@ pub struct Summary {
     pub by: By,
     pub command: SweepCommand,
     pub runs: Vec<Trial>,
+    /// Of settings over their seeds, where runs differ in these; the best first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub means: Vec<Mean>,
 }
 
 /// Where the summary of a sweep is.
 pub const SUMMARY: &str = "sweep.json";
 
 impl Trial {
-    /// Reads a run's folder.
-    pub fn read(dir: &Path, combination: &Combination, goal: Metric) -> Trial {
-        let folder = dir.join(&combination.name);
-        let history = History::read(&folder).ok();
-        let mut trial = Trial {
+    /// One that has not begun.
+    fn of(combination: &Combination) -> Trial {
+        Trial {
             name: combination.name.clone(),
             values: combination.values.iter().cloned().collect(),
             state: None,
@@ -328,7 +334,14 @@ impl Trial {
             loss: None,
             seconds: 0.0,
             why: None,
-        };
+        }
+    }
+
+    /// Reads a run's folder.
+    pub fn read(dir: &Path, combination: &Combination, goal: Metric) -> Trial {
+        let folder = dir.join(&combination.name);
+        let history = History::read(&folder).ok();
+        let mut trial = Trial::of(combination);
         let Some(history) = history else { return trial };
         let (summary, best) = (history.summary(), history.best(goal));
         trial.state = Some(history.state);
@@ -341,14 +354,20 @@ impl Trial {
     }
 }
 
+/// The order of two numbers by a goal; what is none comes last.
+fn better_first(goal: Metric, a: Option<f64>, b: Option<f64>) -> Ordering {
+    match (a, b) {
+        (Some(a), Some(b)) if goal.is_better(a, b) => Ordering::Less,
+        (Some(a), Some(b)) if goal.is_better(b, a) => Ordering::Greater,
+        (a, b) => b.is_some().cmp(&a.is_some()),
+    }
+}
+
 impl Summary {
     pub fn new(recipe: &str, goal: Metric, by: By, command: SweepCommand, mut runs: Vec<Trial>) -> Summary {
-        runs.sort_by(|a, b| match (a.best, b.best) {
-            (Some(a), Some(b)) if goal.is_better(a, b) => std::cmp::Ordering::Less,
-            (Some(a), Some(b)) if goal.is_better(b, a) => std::cmp::Ordering::Greater,
-            (a, b) => b.is_some().cmp(&a.is_some()),
-        });
-        Summary { recipe: recipe.into(), goal, by, command, runs }
+        runs.sort_by(|a, b| better_first(goal, a.best, b.best));
+        let means = means::means(&runs, goal);
+        Summary { recipe: recipe.into(), goal, by, command, runs, means }
     }
 
     pub fn write(&self, dir: &Path) -> Result<(), Failure> {
@@ -435,16 +454,8 @@ mod tests {
     #[test]
     fn the_best_comes_first_and_what_failed_last() {
         let trial = |name: &str, best: Option<f64>| Trial {
-            name: name.into(),
-            values: BTreeMap::new(),
-            state: None,
-            step: 0,
             best,
-            best_step: None,
-            last: None,
-            loss: None,
-            seconds: 0.0,
-            why: None,
+            ..Trial::of(&Combination { name: name.into(), values: vec![] })
         };
         let runs = [("none", None), ("low", Some(1.0)), ("high", Some(2.0))];
         let order = |goal| {
