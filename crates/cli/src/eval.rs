@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use flatout_train::Failure;
 use flatout_train::config::Task;
 use flatout_train::infer::evaluate::{self, Share};
-use serde_json::json;
+use flatout_train::weights::loaded::Loaded;
+use serde_json::{Value, json};
 
 use crate::args::Eval;
 use crate::model;
@@ -32,16 +33,16 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
     let found = evaluate::evaluate(&mut loaded, &device, &rows)?;
     let is_preference = loaded.config.data.task == Task::Preference;
     if screen.json {
-        let mut object = json!({
-            "model": args.model.display().to_string(),
-            "checkpoint": loaded.place.display().to_string(),
-            "step": loaded.step,
-            "weights": loaded.weights.which(),
-            "on": if share == Share::All { "all" } else { "held_out" },
-            "loss": found.loss,
-            "rows": found.rows,
-            "metrics": found.metrics,
-        });
+        let mut object = of_model(
+            args,
+            &loaded,
+            json!({
+                "on": if share == Share::All { "all" } else { "held_out" },
+                "loss": found.loss,
+                "rows": found.rows,
+                "metrics": found.metrics,
+            }),
+        );
         // The loss of preferences is of pairs, and not of tokens.
         if !is_preference {
             object["perplexity"] = json!(found.perplexity);
@@ -75,4 +76,13 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
         model::of_averages(&loaded)
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// The fields of an evaluation in JSON, with those of the model that was evaluated.
+fn of_model(args: &Eval, loaded: &Loaded, mut fields: Value) -> Value {
+    fields["model"] = json!(args.model.display().to_string());
+    fields["checkpoint"] = json!(loaded.place.display().to_string());
+    fields["step"] = json!(loaded.step);
+    fields["weights"] = json!(loaded.weights.which());
+    fields
 }

@@ -285,7 +285,7 @@ fn show(summary: &Summary, sweep: &Sweep, dir: &Path, screen: &Screen) {
     screen.result(format!("sweep    {}", dir.join(SUMMARY).display()));
 }
 
-/// What settings come to over their seeds, where there are several.
+/// Prints the means of settings over their seeds, where there are several.
 fn show_means(summary: &Summary, screen: &Screen) {
     let Some(first) = summary.means.first() else { return };
     let head =

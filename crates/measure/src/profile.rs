@@ -66,7 +66,7 @@ pub struct Report {
     pub work: Vec<Row>,
     pub kernels: Vec<Row>,
     pub places: Vec<Row>,
-    /// What ranks exchange; the tables before have none of it then.
+    /// The exchanges between ranks, which the tables before then leave out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exchanges: Vec<Exchange>,
     /// Where there are several.
@@ -81,7 +81,7 @@ pub struct Report {
     pub members: Vec<Member>,
 }
 
-/// What the measurements of one rank came to.
+/// The measurements of one rank.
 struct Measured {
     rounds: Vec<Round>,
     waited: Waited,

@@ -491,19 +491,16 @@ fn shares_take_their_part_of_the_memory() {
     }
 }
 
+/// A decoder of which a layer is small beside all of them.
+fn eight_layers(tied: bool) -> DecoderConfig {
+    DecoderConfig { width: 256, head_size: Some(64), ffn: 512, layers: 8, vocab: 512, tied, ..dividable() }
+}
+
 /// Gradients that are added as they are made take the memory of few layers, and are computed where they are sent from.
 #[test]
 fn gradients_in_step_are_made_where_they_are_sent_from() {
     for tied in [false, true] {
-        let c = &DecoderConfig {
-            width: 256,
-            head_size: Some(64),
-            ffn: 512,
-            layers: 8,
-            vocab: 512,
-            tied,
-            ..dividable()
-        };
+        let c = &eight_layers(tied);
         for precision in [Precision::F32, Precision::BF16] {
             let mesh = Mesh::new(1, 4);
             let of = |shard: Shard| plans_of(c, &Options { shard, precision, ..shared(mesh, 4, usize::MAX) });
@@ -531,15 +528,7 @@ fn gradients_in_step_are_made_where_they_are_sent_from() {
 #[test]
 fn weights_are_gathered_beside_the_layer_before() {
     for (precision, element) in [(Precision::F32, 4), (Precision::BF16, 2)] {
-        let c = &DecoderConfig {
-            width: 256,
-            head_size: Some(64),
-            ffn: 512,
-            layers: 8,
-            vocab: 512,
-            tied: true,
-            ..dividable()
-        };
+        let c = &eight_layers(true);
         let mesh = Mesh::new(1, 4);
         let of = |keep_gathered: bool, shard: Shard| {
             plans_of(c, &Options { shard, precision, keep_gathered, ..shared(mesh, 4, usize::MAX) })

@@ -56,7 +56,7 @@ fn options(case: &str, names: &[(String, Vec<usize>)], base: Options) -> Options
     Options { precision, update, ..base }
 }
 
-/// What a run of updates leaves of every weight after the first and the last.
+/// Every weight after the first and the last of some updates.
 fn updated(fixture: &mut Fixture, case: &str, base: Options, is_oracle: bool) -> Vec<(String, Vec<f32>)> {
     let names = names(fixture);
     let options = options(case, &names, base);

@@ -9,6 +9,7 @@ use flatout_train::infer::choices::{self, Accuracy};
 use flatout_train::weights::loaded::Loaded;
 use serde_json::json;
 
+use super::of_model;
 use crate::args::Eval;
 use crate::model;
 use crate::screen::{Screen, count};
@@ -39,13 +40,7 @@ pub fn ask(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCode,
         found.push(object);
     }
     if screen.json {
-        screen.object(&json!({
-            "model": args.model.display().to_string(),
-            "checkpoint": loaded.place.display().to_string(),
-            "step": loaded.step,
-            "weights": loaded.weights.which(),
-            "choices": found,
-        }));
+        screen.object(&of_model(args, &loaded, json!({ "choices": found })));
     }
     Ok(ExitCode::SUCCESS)
 }

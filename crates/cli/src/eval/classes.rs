@@ -13,6 +13,7 @@ use flatout_train::metrics::ClassMetrics;
 use flatout_train::weights::loaded::Loaded;
 use serde_json::json;
 
+use super::of_model;
 use crate::args::Eval;
 use crate::model;
 use crate::screen::{Screen, count, one_line};
@@ -30,16 +31,16 @@ pub fn judge(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCod
     };
     let what = if is_text { "text" } else { "image" };
     if screen.json {
-        screen.object(&json!({
-            "model": args.model.display().to_string(),
-            "checkpoint": loaded.place.display().to_string(),
-            "step": loaded.step,
-            "weights": loaded.weights.which(),
-            "on": if share == Share::All { "all" } else { "held_out" },
-            "loss": loss,
-            (format!("{what}s")): texts,
-            "metrics": metrics,
-        }));
+        screen.object(&of_model(
+            args,
+            &loaded,
+            json!({
+                "on": if share == Share::All { "all" } else { "held_out" },
+                "loss": loss,
+                (format!("{what}s")): texts,
+                "metrics": metrics,
+            }),
+        ));
         return Ok(ExitCode::SUCCESS);
     }
     let on = if share == Share::All { "" } else { "held-out " };

@@ -95,7 +95,7 @@ impl ChoiceForm {
         )
     }
 
-    /// What a row asks.
+    /// Reads the question of a row.
     fn read(self, fields: &Fields) -> Result<Spelled, Wrong> {
         let (prompt, choices, answer) = match self {
             ChoiceForm::HellaSwag => {

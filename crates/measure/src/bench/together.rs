@@ -1,6 +1,6 @@
 //! Visits that all ranks make together: rank 0 says which is next, every rank makes it, and its time is the slowest rank's.
 //!
-//! What is visited may depend on clocks and on what was measured before, which differ from rank to rank: so rank 0 alone decides,
+//! The next visit may depend on clocks and on earlier measurements, which differ from rank to rank: so rank 0 alone decides,
 //! and the others follow until they are dismissed. A configuration that some rank cannot open is a failure that all ranks know of,
 //! and the next one is visited; a failure behind that, when ranks wait for each other's exchanges, ends all of them.
 

@@ -80,7 +80,7 @@ pub fn exchanges(
         let mut session = device.session_with(plans, options, ranks)?;
         // Others may wait for a rank that fails here inside an exchange, and so would a session that is dropped.
         let of_order = ranks.at_once(|| time(&mut session, ranks, say)).inspect_err(|why| ranks.tell(why))?;
-        // What no order changes is timed once.
+        // An exchange that adds nothing has no order, and is timed once.
         timed.extend(of_order.into_iter().filter(|one| *order != Order::Tree || is_ordered(one, orders)));
     }
     Ok(timed)

@@ -32,11 +32,11 @@ pub struct Member {
     pub times: RankTimes,
     /// When the launches of each plan run, from the plan's beginning.
     pub timelines: Vec<Vec<Range<f64>>>,
-    /// What its host did, from when to when in seconds.
+    /// The activities of its host, from when to when in seconds.
     pub host: Vec<(String, f64, f64)>,
 }
 
-/// What a rank tells the others.
+/// The message of a rank to the others.
 #[derive(Serialize, Deserialize)]
 struct Told {
     step_seconds: f64,

@@ -282,7 +282,7 @@ fn of_idle(scene: &Scene<'_>, name: &str, ms: f64) -> Sink {
     Sink { name: name.into(), ms, share, lost_ms: ms, words }
 }
 
-/// What shortens the wait for exchanges.
+/// Advice that shortens the wait for exchanges.
 fn wire_help(scene: &Scene<'_>) -> String {
     if scene.on_gpu() && scene.state(&kernels::OVERLAP) == Toggle::Off.name() {
         return "overlap=on lets launches run beside them".into();

@@ -118,7 +118,7 @@ pub struct Remembered {
     pub description: String,
 }
 
-/// What `tune` found for this recipe on as many of this device, where it would change something.
+/// The settings that `tune` found for this recipe on as many of this device, where they would change something.
 pub fn remembered(config: &Config, device: &Device, ranks: usize) -> Option<Remembered> {
     let path = cache_folder()?.join("tune").join(file_name(config, device, ranks));
     let text = fs::read_to_string(&path).ok()?;

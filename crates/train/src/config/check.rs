@@ -490,10 +490,10 @@ pub(super) fn within(key: &str, value: f64, least: f64, most: f64) -> Result<(),
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use crate::recipes::resolve;
 
-    fn refused(overrides: &str) -> String {
+    pub fn refused(overrides: &str) -> String {
         let overrides: Vec<String> = overrides.split(' ').map(String::from).collect();
         resolve("tiny", &[], &overrides).expect_err(&overrides.join(" ")).0
     }

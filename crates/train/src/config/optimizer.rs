@@ -145,12 +145,8 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use crate::config::check::tests::refused;
     use crate::recipes::resolve;
-
-    fn refused(overrides: &str) -> String {
-        let overrides: Vec<String> = overrides.split(' ').map(String::from).collect();
-        resolve("tiny", &[], &overrides).expect_err(&overrides.join(" ")).0
-    }
 
     #[test]
     fn keys_of_muon_go_with_muon_and_have_bounds() {

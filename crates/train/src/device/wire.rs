@@ -75,7 +75,7 @@ pub fn session(
     if let Some(failure) = refused.take() {
         return Err(failure);
     }
-    // What NCCL refuses it refuses before the next meeting.
+    // NCCL refuses a window before the next meeting.
     if matches!(session, Err(RuntimeError::Wire(_))) {
         ranks.waits_inside(false);
     }

@@ -233,56 +233,57 @@ fn score_among(
     let mut own: Vec<(Side, usize)> = vec![];
     // Where `eval` exchanges, other ranks wait inside it for one that fails.
     let exchanges = session.plans().plan(Role::Eval).is_some_and(Plan::has_exchanges);
-    if exchanges {
-        ranks.waits_inside(true);
-    }
-    std::thread::scope(|threads| -> Result<(), Failure> {
-        // Images are decoded while the device works.
-        let (sender, ready) = sync_channel(AHEAD);
-        threads.spawn(move || {
-            let parts = compared.parts(layout);
-            let parts = parts.flat_map(|(side, parts)| parts.into_iter().map(move |part| (side, part)));
-            let mut parts_of_all = 0;
-            for (side, laid_out) in parts {
-                parts_of_all += 1;
-                if (parts_of_all - 1) % count != rank {
+    let score = || {
+        std::thread::scope(|threads| -> Result<(), Failure> {
+            // Images are decoded while the device works.
+            let (sender, ready) = sync_channel(AHEAD);
+            threads.spawn(move || {
+                let parts = compared.parts(layout);
+                let parts = parts.flat_map(|(side, parts)| parts.into_iter().map(move |part| (side, part)));
+                let mut parts_of_all = 0;
+                for (side, laid_out) in parts {
+                    parts_of_all += 1;
+                    if (parts_of_all - 1) % count != rank {
+                        continue;
+                    }
+                    let batch = compared.batch(Role::Eval, side, laid_out.clone(), &inputs);
+                    let is_last = batch.is_err();
+                    if sender.send(batch.map(|batch| Some((side, laid_out, batch)))).is_err() || is_last {
+                        return;
+                    }
+                }
+                // The last ones may not suffice for every rank.
+                if (1..=rank).contains(&(parts_of_all % count)) {
+                    _ = sender.send(Ok(None));
+                }
+            });
+            for made in ready {
+                let Some((side, laid_out, batch)) = made? else {
+                    run_for_others(session)?;
                     continue;
+                };
+                let by_answer = compared.sums(session, batch)?;
+                compared.take(side, &laid_out, &by_answer, &mut scores);
+                own.extend(laid_out.numbers.iter().map(|number| (side, *number)));
+                // The others have done about as many.
+                done = (done + count * laid_out.samples.len()).min(total);
+                let is_due = match said {
+                    None => began.elapsed() >= FIRST_LINE,
+                    Some(said) => said.elapsed() >= LINE_EVERY,
+                };
+                if is_due && done < total {
+                    let left = began.elapsed().as_secs_f64() * (total - done) as f64 / done as f64;
+                    say(format!("the reference has scored {done} of {total} answers, {left:.0} s left"));
+                    said = Some(Instant::now());
                 }
-                let batch = compared.batch(Role::Eval, side, laid_out.clone(), &inputs);
-                let is_last = batch.is_err();
-                if sender.send(batch.map(|batch| Some((side, laid_out, batch)))).is_err() || is_last {
-                    return;
-                }
             }
-            // The last ones may not suffice for every rank.
-            if (1..=rank).contains(&(parts_of_all % count)) {
-                _ = sender.send(Ok(None));
-            }
-        });
-        for made in ready {
-            let Some((side, laid_out, batch)) = made? else {
-                run_for_others(session)?;
-                continue;
-            };
-            let by_answer = compared.sums(session, batch)?;
-            compared.take(side, &laid_out, &by_answer, &mut scores);
-            own.extend(laid_out.numbers.iter().map(|number| (side, *number)));
-            // The others have done about as many.
-            done = (done + count * laid_out.samples.len()).min(total);
-            let is_due = match said {
-                None => began.elapsed() >= FIRST_LINE,
-                Some(said) => said.elapsed() >= LINE_EVERY,
-            };
-            if is_due && done < total {
-                let left = began.elapsed().as_secs_f64() * (total - done) as f64 / done as f64;
-                say(format!("the reference has scored {done} of {total} answers, {left:.0} s left"));
-                said = Some(Instant::now());
-            }
-        }
-        Ok(())
-    })?;
+            Ok(())
+        })
+    };
     if exchanges {
-        ranks.waits_inside(false);
+        ranks.at_once(score)?
+    } else {
+        score()?
     }
     exchange(ranks, &own, &mut scores)?;
     if let Some(number) = scores.0.iter().flatten().position(|score| !score.is_finite()) {

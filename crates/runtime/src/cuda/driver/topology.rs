@@ -80,7 +80,7 @@ impl Meet {
     }
 }
 
-/// What two GPUs are linked by.
+/// The link between two GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
     NvLink { generation: Option<u32>, links: u32 },
@@ -88,7 +88,7 @@ pub enum Path {
     Unknown,
 }
 
-/// What bytes over PCIe pass.
+/// The parts of the host that bytes over PCIe pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
     /// Switches at most: GPUs reach one another directly.
