@@ -82,13 +82,17 @@ __device__ __forceinline__ float capped(float product, float unit) {
     const float cap = CAP * 1.4426950408889634f;
     return cap / unit * tanhf(unit * product / cap);
 }
-
-// The slope of the cap, of what `capped` gave.
-__device__ __forceinline__ float cap_slope(float product, float unit) {
-    const float share = unit * product / (CAP * 1.4426950408889634f);
-    return 1.0f - share * share;
-}
 #endif
+
+// The gradient of a score, of the gradient of the capped one; `product` is what `capped` gave.
+__device__ __forceinline__ float through_cap(float slope, float product, float unit) {
+#ifdef CAP
+    const float share = unit * product / (CAP * 1.4426950408889634f);
+    return slope * (1.0f - share * share);
+#else
+    return slope;
+#endif
+}
 
 // Tile i of HEIGHT queries, and of keys: from the list, or by arithmetic where segments are equally long.
 template <int HEIGHT> __device__ __forceinline__ Tile q_tile(const Call& call, int i) {

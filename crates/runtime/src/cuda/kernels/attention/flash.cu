@@ -91,15 +91,6 @@ __device__ __forceinline__ void cap_all(float (&products)[RM][CN], float unit) {
 #endif
 }
 
-// The gradient of a score, of the gradient of the capped one.
-__device__ __forceinline__ float through_cap(float slope, float product, float unit) {
-#ifdef CAP
-    return slope * cap_slope(product, unit);
-#else
-    return slope;
-#endif
-}
-
 __device__ __forceinline__ void clear_sum(float (&sum)[RM][WIDE]) {
 #pragma unroll
     for (int i = 0; i < RM; i++)

@@ -310,12 +310,3 @@ template <int M, int N> __device__ __forceinline__ void cap_all(float (&products
             for (int i = 0; i < 4; i++) products[m][n][i] = capped(products[m][n][i], unit);
 #endif
 }
-
-// The gradient of a score, of the gradient of the capped one.
-__device__ __forceinline__ float through_cap(float slope, float product, float unit) {
-#ifdef CAP
-    return slope * cap_slope(product, unit);
-#else
-    return slope;
-#endif
-}
