@@ -11,10 +11,12 @@ about speed.
     alone     one rank that exchanges with itself by NCCL has the losses and the state of the plain run, to the bit
     speed     and at least 99.5% of its speed, in turns
     ranks     two and four ranks have the bits of as many lanes on one rank, by level and kind of training
+    groups    four ranks in groups of two (mesh.shards=2) have the bits of four lanes on one rank, by level
     free      without deterministic=on two ranks have the losses of one, within rounding
     resume    four ranks, then two, then one: the bits of one rank
     kill      one rank of four is killed: all are gone within ten seconds, and one sentence says so
-    window    with the arena a window of NCCL's (wire_window=on), one rank and two have the bits that they have without
+    window    with the arena a window of NCCL's (wire_window=on), one rank and two have the bits that they have without; where NCCL
+              makes none, one rank and two say so in a sentence
     torchrun  ranks that torchrun starts; left out with a line where it is not installed
 
 Needs a GPU that `flatout doctor` calls usable, NCCL, and only Python's standard library. Exit code 0 where everything passes, 1 where
@@ -165,6 +167,15 @@ def ranks(p, a):
                 p.say(not differs, f"{kind}: {count} ranks, shard={shard}, {a.steps} updates", differs or told)
 
 
+def groups(p, a):
+    words = [*SMALL, *KINDS["bf16"], f"train.steps={a.steps}", "train.lanes=4"]
+    failed = p.train(words, "groups-lanes")
+    for shard in [level for level in a.levels if level != "none"]:
+        run = f"groups-{shard}"
+        differs = failed or p.train([*words, f"shard={shard}", "mesh.shards=2"], run, *shared(4)) or p.differs(run, "groups-lanes", a.steps)
+        p.say(not differs, f"four ranks in groups of two, shard={shard}, {a.steps} updates", differs or f"{p.world(run).get('wire')}, the bits of one rank")
+
+
 def free(p, a):
     words = [word for word in SMALL if word != "deterministic=on"]
     words = [*words, *KINDS["bf16"], f"train.steps={a.steps}", "train.lanes=2"]
@@ -225,6 +236,9 @@ def window(p, a):
         taken = [p.world(run).get("wire_bytes", 0) >> 20 for run in (plain, windowed)]
         told = f"the bits of the run without; NCCL took {taken[0]} MiB without and {taken[1]} with"
         p.say(not differs, f"a window, {count} rank{'s' if count > 1 else ''}, {a.steps} updates", differs or told)
+        without = {"NCCL_WIN_ENABLE": "0", "NCCL_LOCAL_REGISTER": "0"}
+        refused = p.train([*words, lanes, "wire_window=on"], f"refused-{count}", *shared(count), env=without)
+        p.say("NCCL made no window of the arena" in refused, f"no window, {count} rank{'s' if count > 1 else ''}", refused or "it trained")
 
 
 def torchrun(p, a):
@@ -242,7 +256,7 @@ def torchrun(p, a):
     p.say(not differs, "two ranks of torchrun", differs or f"{world.get('wire')}, {world.get('environment')}")
 
 
-PARTS = {"alone": alone, "ranks": ranks, "free": free, "resume": resume, "kill": kill, "window": window, "torchrun": torchrun, "speed": speed}
+PARTS = {"alone": alone, "ranks": ranks, "groups": groups, "free": free, "resume": resume, "kill": kill, "window": window, "torchrun": torchrun, "speed": speed}
 
 
 def main():
