@@ -26,6 +26,7 @@ mod pictures;
 mod preference;
 mod profile;
 mod program;
+mod projects;
 mod ranks;
 mod ranks_measure;
 mod ranks_text;
