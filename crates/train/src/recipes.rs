@@ -132,6 +132,7 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
         layers.lay_tower(&tower.model, &from)?;
     }
     let mut config = with_adapter(layers)?;
+    described.check_head(&config.model, &from)?;
     if config.model.classes().is_some() && described.model.classes() == config.model.classes() {
         let data = &mut config.data;
         data.classes = pretrained::class_names(&data.classes, &described.classes, &from)?;

@@ -66,6 +66,7 @@ impl Loaded {
         allowed.extend(description.model.as_fovea().map(|_| "model.vision.mode"));
         layers.overrides_of(overrides, &allowed, "when a model is used")?;
         let mut config = layers.finish()?;
+        description.check_head(&config.model, &said.display().to_string())?;
         // Features that are kept are of the images that were trained on: a model that is used has its tower.
         if keys_of(overrides)?.iter().any(|key| key == "data.vision_cache") {
             crate::refuse!(
