@@ -28,7 +28,10 @@ CASES = {
                     "adapter.groups=[{paths=['layers.1.attn.wv'],rank=2,alpha=7.5}]"],
     "dora, attention": ["adapter.kind=dora", "adapter.rank=4", "adapter.paths=layers.*.attn"],
     "dora, norm trained too": ["adapter.kind=dora", "adapter.paths=['**.up','layers.1']", "adapter.also_train=norm"],
+    "lora, both ends": ["adapter.kind=lora", "adapter.rank=4", "adapter.paths=['layers','embed','head']"],
 }
+# One table in both places has no merged form.
+ENDS = "lora, both ends"
 BOUND = 1e-5
 
 
@@ -60,27 +63,33 @@ def main():
             run, apart, merged = f"run{number}", f"apart{number}", f"merged{number}"
             flatout("train", "tiny", "model.from=base", *words, *SMALL, "lr=1e-2", "--run", run)
             flatout("export", run, "--to", apart, "--adapter")
-            flatout("export", run, "--to", merged)
             ours = flatout.logits(run, ids)
             compare(f"{name}, adapter", PeftModel.from_pretrained(base(), scratch / apart), ids, ours)
+            if name == ENDS:
+                continue
+            flatout("export", run, "--to", merged)
             whole = AutoModelForCausalLM.from_pretrained(scratch / merged, dtype=torch.float32, attn_implementation="eager")
             compare(f"{name}, merged", whole, ids, ours)
 
         torch.manual_seed(0)
-        for dora in [False, True]:
-            model = get_peft_model(base(), LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", use_dora=dora))
+        for kind, words in {
+            "lora": dict(target_modules="all-linear"),
+            "dora": dict(target_modules="all-linear", use_dora=True),
+            "ends": dict(target_modules=["q_proj", "embed_tokens", "lm_head"]),
+        }.items():
+            model = get_peft_model(base(), LoraConfig(r=4, lora_alpha=8, **words))
             for path, p in model.named_parameters():
-                if "lora_B" in path:
+                if "lora_B" in path or "lora_embedding_A" in path:
                     torch.nn.init.normal_(p, std=0.05)
-            theirs = f"theirs{dora}"
-            model.save_pretrained(scratch / theirs)
+            model.save_pretrained(scratch / f"theirs-{kind}")
             still = ["train.steps=1", "lr=1e-30", "weight_decay=0", "schedule.warmup_steps=0"]
-            flatout("train", "tiny", "model.from=base", f"adapter.from={theirs}", *SMALL, *still, "--run", f"in{dora}")
-            compare(f"from PEFT, dora {dora}", model, ids, flatout.logits(f"in{dora}", ids))
-            flatout("train", "tiny", "model.from=base", f"adapter.from={theirs}", *SMALL, "--run", f"on{dora}")
-            flatout("export", f"on{dora}", "--to", f"back{dora}", "--adapter")
-            back = PeftModel.from_pretrained(base(), scratch / f"back{dora}")
-            compare(f"trained on and back, dora {dora}", back, ids, flatout.logits(f"on{dora}", ids))
+            begin = ["model.from=base", f"adapter.from=theirs-{kind}", *SMALL]
+            flatout("train", "tiny", *begin, *still, "--run", f"in-{kind}")
+            compare(f"from PEFT, {kind}", model, ids, flatout.logits(f"in-{kind}", ids))
+            flatout("train", "tiny", *begin, "--run", f"on-{kind}")
+            flatout("export", f"on-{kind}", "--to", f"back-{kind}", "--adapter")
+            back = PeftModel.from_pretrained(base(), scratch / f"back-{kind}")
+            compare(f"trained on and back, {kind}", back, ids, flatout.logits(f"on-{kind}", ids))
 
         # Phi-3 keeps q, k and v in one tensor, and gate and up in another.
         flatout("train", "tiny", *SHAPE, "model.qk_norm=false", "model.rope_size=6", *SMALL, "--run", "joint")

@@ -26,7 +26,7 @@ use crate::config::{DEFAULT_ADAPTER, Task};
 use crate::refuse;
 use crate::run::BESIDE;
 use crate::run::checkpoint::{Dtype, header};
-use crate::weights::adapters::also_trains;
+use crate::weights::adapters::{also_trains, check_merge};
 use crate::weights::loaded::{Loaded, has_tokens_of};
 use crate::weights::peft::{self, Trained};
 use crate::weights::pretrained::folder::{CONFIG, GENERATION, INDEX, PROCESSOR, SINGLE};
@@ -77,6 +77,7 @@ pub fn export(loaded: &mut Loaded, wanted: &Export) -> Result<Exported, Failure>
     } else {
         let described = describe(loaded, wanted.dtype)?;
         // Every weight as one with its adapters.
+        check_merge(&loaded.config.model, loaded.weights.adapters(), "export them with --adapter")?;
         loaded.weights.keep_apart(false);
         target(loaded)?.fill(|folder| write(loaded, wanted, &described, folder))
     };

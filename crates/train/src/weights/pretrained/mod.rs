@@ -261,6 +261,8 @@ pub fn open(source: &Source, watch: Watch<'_>) -> Result<Pretrained, UserError> 
 /// model has, which may be fewer.
 fn open_for(model: &Model, from: &str, watch: Watch<'_>) -> Result<Pretrained, UserError> {
     let mut pretrained = open(&Source::parse(from)?, &mut *watch)?;
+    let instead = "begin from what that run began from, with adapter.from and its exported adapters";
+    adapters::check_merge(&pretrained.description.model, pretrained.weights.adapters(), instead)?;
     if let Some(from) = model.as_fovea().and_then(|tower| tower.from.as_ref()) {
         pretrained.weights.put_beside(vision::SCOPE, open(&Source::parse(from)?, watch)?.weights);
     }
