@@ -33,7 +33,8 @@ fn fixture(name: &str) -> PathBuf {
 
 /// The model of a fixture.
 fn base(adapter: &Path) -> PathBuf {
-    let name = if adapter.ends_with("lora-ends-tied") { "smollm2" } else { "llama" };
+    let is_tied = adapter.to_string_lossy().ends_with("-tied");
+    let name = if is_tied { "smollm2" } else { "llama" };
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden/checkpoints").join(name)
 }
 
@@ -70,6 +71,11 @@ fn config_from(adapter: &Path, more: &[&str]) -> Result<Config, UserError> {
 
 /// PEFT's name of a tensor of ours.
 pub fn theirs(ours: &str) -> String {
+    match ours {
+        "embed.weight" => return "base_model.model.model.embed_tokens.weight".into(),
+        "head.weight" => return "base_model.model.lm_head.weight".into(),
+        _ => {}
+    }
     let (weight, what) =
         ours.strip_prefix("adapter.default.").and_then(|o| o.rsplit_once('.')).expect("an adapter's");
     if weight == "embed.weight" {
@@ -173,6 +179,21 @@ fn ten_steps_of_lora_at_both_ends() {
         steps_as_peft_does(name, &[]);
         steps_as_peft_does(name, &["fuse.loss=off", "recompute=full"]);
     }
+}
+
+/// Tables that grew for two tokens, trained whole beside adapters.
+#[test]
+fn ten_steps_with_new_tokens() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let words: Vec<String> =
+        ["<bos>", "<eos>"].map(String::from).into_iter().chain((2..53).map(|n| format!("w{n}"))).collect();
+    let tokenizer = scratch.path().join("tokenizer.json");
+    flatout_data::Vocabulary::from_words(&words).save(&tokenizer).expect("a tokeniser");
+    let (tokenizer, path) =
+        (format!("data.tokenizer={}", tokenizer.display()), format!("data.path={}", tokenizer.display()));
+    let tokens = ["data.new_tokens=['<tool>','</tool>']", &tokenizer, &path];
+    steps_as_peft_does("lora-tokens", &[&tokens[..], &["adapter.also_train=['embed','head']"]].concat());
+    steps_as_peft_does("lora-tokens-tied", &[&tokens[..], &["adapter.also_train=embed"]].concat());
 }
 
 /// What begins from PEFT's adapters has PEFT's logits. The tables that the library writes with them must be the model's.

@@ -129,7 +129,7 @@ fn text(folder: &Path) -> String {
 }
 
 /// Trains without a break, takes the directory as it is once step 25 is saved, and trains that to the end.
-fn goes_on_exactly(overrides: &[&str]) -> Vec<Step> {
+pub fn goes_on_exactly(overrides: &[&str]) -> Vec<Step> {
     let folder = tempfile::tempdir().expect("a folder");
     let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
     let every = ["checkpoint.every=25"];

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use flatout_ir::passes::adapter::{EMBED, SCOPE, is_end};
+use flatout_ir::passes::adapter::{EMBED, HEAD, SCOPE, is_end};
 use flatout_ir::{Adapter, Class, Init, Piece, TensorType};
 use flatout_models::config::{DecoderConfig, Head};
 use flatout_models::library::huggingface;
@@ -39,6 +39,8 @@ pub const TENSORS: &str = "adapter_model.safetensors";
 const BASE: &str = "base_model.model.";
 /// A table of the model that the library writes beside its adapter.
 const TABLE: &str = "base_layer.weight";
+/// Ends of names under which the library writes a trained module once more, and as it was before, where a vocabulary grew.
+const COPIES: [&str; 2] = [".modules_to_save.weight", ".original_module.weight"];
 
 /// An adapter that was found: what it is, and where its tensors lie.
 #[derive(Debug)]
@@ -130,11 +132,35 @@ impl Peft {
             let theirs = named(&stored);
             if there.contains(&theirs) {
                 unused.remove(theirs.as_str());
+                let copies = COPIES.map(|copy| theirs.replace(".weight", copy));
+                unused.retain(|name| !copies.iter().any(|copy| copy == name));
                 check(&path, &file, &theirs, &stored.dims)?;
                 tensors.insert(stored.ours.clone(), shapes[&stored.ours].0.clone());
                 let within = (!stored.is_whole()).then(|| stored.clone());
                 places.push((stored.ours, theirs, within));
             }
+        }
+        if model.tied && tensors.contains_key(EMBED) {
+            let is_tied = described["ensure_weight_tying"] == true;
+            let head = head_module(&modules).map(|head| format!("{BASE}{}.weight", head.name));
+            match head.filter(|head| unused.remove(head.as_str())) {
+                Some(head) => {
+                    let copies = COPIES.map(|copy| head.replace(".weight", copy));
+                    unused.retain(|name| !copies.iter().any(|copy| copy == name));
+                    tables.push((EMBED.to_string(), head));
+                }
+                None if is_tied => {}
+                None => refuse!(
+                    "{} has a trained embedding and not the head, which is the same table in this model: PEFT keeps the \
+                     head as it was; train it there with modules_to_save for both, or with ensure_weight_tying",
+                    path.display()
+                ),
+            }
+        }
+        if described["ensure_weight_tying"] == true && found.iter().any(|found| is_end(&found.weight)) {
+            refuse!(
+                "{CONFIG} has ensure_weight_tying true beside adapters of the embedding or the head, which are apart here"
+            );
         }
         if let Some(name) = unused.first() {
             refuse!(
@@ -176,18 +202,7 @@ impl Peft {
             return Err(Failure::Environment(format!("there is no slot `{path}` that is trained")));
         }
         let pieces = held(session, Class::is_parameter);
-        for (weight, name) in &self.tables {
-            for piece in pieces.iter().filter(|piece| piece.path == *weight) {
-                let theirs = self.weights.piece(&Piece { path: name.clone(), ..piece.clone() })?;
-                if session.read_range(&piece.slot, piece.within())? != theirs {
-                    return Err(Failure::User(UserError(format!(
-                        "the adapter of `adapter.from` comes with `{name}`, which is not what `model.from` has: it belongs to \
-                         another model, or to one whose embedding was trained"
-                    ))));
-                }
-            }
-        }
-        for piece in pieces {
+        for piece in &pieces {
             let Some(ty) = self.tensors.get(&piece.path) else { continue };
             let (wide, _) = self.weights.read(&piece.path, ty, &Init::Zeros)?;
             let size = size_of::<f32>();
@@ -197,8 +212,25 @@ impl Peft {
                 &wide[size * piece.range.start..size * piece.range.end],
             )?;
         }
+        // Tables that were written with it are those of the model, and a tied head is the embedding.
+        for (weight, name) in &self.tables {
+            for piece in pieces.iter().filter(|piece| piece.path == *weight) {
+                let theirs = self.weights.piece(&Piece { path: name.clone(), ..piece.clone() })?;
+                if session.read_range(&piece.slot, piece.within())? != theirs {
+                    return Err(Failure::User(UserError(format!(
+                        "the adapter of `adapter.from` comes with `{name}`, which is not `{weight}` of this model: it belongs \
+                         to another one, or was trained apart from it"
+                    ))));
+                }
+            }
+        }
         Ok(())
     }
+}
+
+/// The module of the head.
+fn head_module(modules: &[Module]) -> Option<&Module> {
+    modules.iter().find(|module| module.parts[0].weight == HEAD)
 }
 
 /// The adapter a folder's tensors are loaded as.
@@ -227,7 +259,6 @@ fn described(path: &Path) -> Result<Value, UserError> {
         "use_qalora",
         "use_bdlora",
         "alora_invocation_tokens",
-        "ensure_weight_tying",
         "trainable_token_indices",
     ] {
         if !is_unsaid(key) {
@@ -412,6 +443,11 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
         }
         let theirs = &at.theirs;
         let (wide, _) = weights.read(path, ty, init)?;
+        // The library has two modules for a table that is also the head, and would keep the second as it was.
+        if let Some(head) = head_module(&modules).filter(|_| model.tied && path == EMBED) {
+            put(format!("{BASE}{}.weight", head.name), &ty.dims, wide.clone());
+            whole.insert(head.name.clone());
+        }
         put(format!("{BASE}{theirs}"), &ty.dims, wide);
         // By its whole name: the library takes every module whose name ends with it.
         whole.insert(theirs.rsplit_once('.').map_or(theirs.as_str(), |(module, _)| module).to_string());

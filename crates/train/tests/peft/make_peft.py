@@ -25,7 +25,9 @@ from transformers import AutoModelForCausalLM
 HERE = Path(__file__).resolve().parent
 CHECKPOINTS = HERE.parents[2] / "models/tests/golden/checkpoints"
 # The model of a case, where it is not llama.
-TIED = {"lora-ends-tied": "smollm2"}
+TIED = {"lora-ends-tied": "smollm2", "lora-tokens-tied": "smollm2"}
+# The vocabulary that a model grows to.
+GROWN = {"lora-tokens": 55, "lora-tokens-tied": 55}
 B, T = 2, 19
 # What the test gives as optimizer.*; matrices decay, vectors do not.
 ADAMW = dict(lr=3e-3, betas=(0.9, 0.95), eps=1e-8)
@@ -51,10 +53,15 @@ CASES = {
     ),
     # One table in both places, each of which has an adapter of its own.
     "lora-ends-tied": dict(r=3, lora_alpha=6, target_modules=["embed_tokens", "lm_head"]),
+    # Two new tokens, whose tables are trained whole; one table in both places.
+    "lora-tokens": dict(r=2, lora_alpha=4, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"]),
+    "lora-tokens-tied": dict(
+        r=2, lora_alpha=4, target_modules=["q_proj"], modules_to_save=["embed_tokens"], ensure_weight_tying=True,
+    ),
 }
 
 
-SEEDS = {"dora": 1, "dora-some": 2, "lora": 3, "lora-some": 4, "lora-ends": 5, "lora-ends-tied": 6}
+SEEDS = {name: seed for seed, name in enumerate(["dora", "dora-some", "lora", "lora-some", *list(CASES)[4:]], 1)}
 
 
 def made(name):
@@ -62,6 +69,8 @@ def made(name):
     base = AutoModelForCausalLM.from_pretrained(
         CHECKPOINTS / TIED.get(name, "llama"), dtype=torch.float32, attn_implementation="eager",
     )
+    if name in GROWN:
+        base.resize_token_embeddings(GROWN[name])
     model = get_peft_model(base, LoraConfig(**CASES[name]))
     with torch.no_grad():
         for path, p in model.named_parameters():
@@ -96,12 +105,17 @@ def expected(model):
         if step == 1:
             named = {p: n for n, p in model.named_parameters()}
             for p in trained:
-                name = named[p].replace(".default", "").replace("magnitude_vector.weight", "magnitude_vector")
+                name = named[p].replace(".modules_to_save", "").replace(".default", "")
+                name = name.replace("magnitude_vector.weight", "magnitude_vector")
                 out[f"grad.{name}"] = p.grad.clone()
         norm = torch.nn.utils.clip_grad_norm_(trained, CLIP)
         out |= {f"loss.{step}": loss.detach().reshape(1), f"norm.{step}": norm.detach().reshape(1)}
         adamw.step()
-    out |= {f"after.{name}": t for name, t in tensors(model).items() if "base_layer" not in name}
+    # Tables as the library writes them beside what it trained, and a head that is the embedding.
+    beside = [".base_layer.", ".original_module.", ".modules_to_save."]
+    beside += ["lm_head.weight"] if model.peft_config["default"].ensure_weight_tying else []
+    after = {name: t for name, t in tensors(model).items() if not any(part in name for part in beside)}
+    out |= {f"after.{name}": t for name, t in after.items()}
     return {name: t.contiguous() for name, t in out.items()}
 
 
