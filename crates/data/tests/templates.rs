@@ -52,7 +52,7 @@ fn every_template_renders_as_transformers_does() {
     let expected = expected();
     let mut styles: Vec<&str> = expected.cases.iter().map(|case| case.template.as_str()).collect();
     styles.dedup();
-    assert!(styles.len() >= 11, "{styles:?}");
+    assert!(styles.len() >= 16, "{styles:?}");
     let specials: Vec<(String, String)> = expected.specials.clone().into_iter().collect();
     let date = Date::parse(&expected.date);
     assert!(date.is_some());
@@ -123,6 +123,7 @@ fn opened(scratch: &Scratch, template: &str, talk: &Talk, train_on: TrainOn) -> 
         path: vec![path],
         tokenizer: Some(folder().join("tokenizer.json")),
         template: Some(folder().join(format!("{template}.jinja")).to_str().unwrap().into()),
+        date: Date::parse(&expected().date),
         vocab: 400,
         held_out: 0.0,
         train_on,

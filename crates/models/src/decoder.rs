@@ -12,6 +12,8 @@ pub use config::{
     Attention, Bias, ClassLayer, DecoderConfig, Norm, NormWeights, Positions, QkNormOver, RopePairs,
     RopeScaling,
 };
+/// The head of tokens, where it is not tied.
+pub use flatout_ir::passes::adapter::HEAD;
 pub(crate) use rope::longrope_amplitude;
 
 use flatout_ir::ops::cap::Cap;
@@ -516,13 +518,15 @@ impl Family for DecoderConfig {
 
     /// What no other family knows is read as a decoder, which says what it misses.
     fn read(config: &Value) -> Option<Result<Described, String>> {
-        Some(huggingface::read(config).map(|huggingface::Described { model, bos, eos, classes }| Described {
-            model: Model::Decoder(model),
-            bos,
-            eos,
-            classes,
+        let described = huggingface::read(config).map(|read| Described {
+            model: Model::Decoder(read.model),
+            bos: read.bos,
+            eos: read.eos,
+            classes: read.classes,
             processor: Processor::default(),
-        }))
+            headless: read.headless,
+        });
+        Some(described)
     }
 }
 

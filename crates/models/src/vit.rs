@@ -359,6 +359,7 @@ impl Family for VitConfig {
             eos: vec![],
             classes,
             processor,
+            headless: None,
         };
         vision::read(config).map(|read| read.map(described))
     }

@@ -96,10 +96,10 @@ struct Adapted<'a> {
 }
 
 impl<'a> Adapted<'a> {
-    fn of(g: &Graph, weight: &str, adapters: &'a [Adapter]) -> Self {
+    fn of(g: &Graph, values: &[f64], weight: &str, adapters: &'a [Adapter]) -> Self {
         let slot = g.slot(g.find_slot(weight).expect("a weight"));
         let [out, inner] = slot.ty.dims[..] else { panic!("a matrix") };
-        let mut v = Matrix(values(g)[weight].clone(), out, inner);
+        let mut v = Matrix(values.to_vec(), out, inner);
         let mut beside = vec![];
         for adapter in adapters.iter().filter(|a| a.weight == weight) {
             let a = Matrix(drawn(&adapter.a(), adapter.rank * inner, 0.3), adapter.rank, inner);
@@ -196,15 +196,29 @@ fn compare(adapters: &[Adapter], options: Options, bound: f64) {
 
 /// Loss and gradients of adapters, against those of the plain graph with the weights they make; gives the plans.
 fn compare_in(g: &Graph, adapters: &[Adapter], options: Options, bound: f64) -> PlanSet {
-    let mut plain = values(g);
+    compare_with(g, &values(g), g, adapters, options, bound)
+}
+
+/// The same, where the plain graph is another one: a table and a head that are tied in `g` and apart there.
+fn compare_with(
+    plain: &Graph,
+    values: &HashMap<String, Vec<f64>>,
+    g: &Graph,
+    adapters: &[Adapter],
+    options: Options,
+    bound: f64,
+) -> PlanSet {
+    let mut made = values.clone();
     let mut weights: Vec<&str> = adapters.iter().map(|a| a.weight.as_str()).collect();
     weights.dedup();
-    let adapted: Vec<(&str, Adapted<'_>)> =
-        weights.into_iter().map(|weight| (weight, Adapted::of(g, weight, adapters))).collect();
+    let adapted: Vec<(&str, Adapted<'_>)> = weights
+        .into_iter()
+        .map(|weight| (weight, Adapted::of(plain, &values[weight], weight, adapters)))
+        .collect();
     for (weight, adapted) in &adapted {
-        plain.insert(weight.to_string(), adapted.weight());
+        made.insert(weight.to_string(), adapted.weight());
     }
-    let want = oracle::run(&differentiate(g).graph, &plain).writes;
+    let want = oracle::run(&differentiate(plain).graph, &made).writes;
     let options = Options { adapters: adapters.to_vec(), freeze: frozen(g), ..options };
     let mut run = compiled(g, &options);
     run.run(Role::GRAD);
@@ -289,6 +303,43 @@ fn several_adapters_of_one_weight_add_up() {
     let mut two = cases(false)[0].clone();
     two.insert(1, Adapter { name: "style".into(), rank: 2, scale: 0.5, ..two[0].clone() });
     compare(&two, Options::default(), 1e-4);
+}
+
+/// Adapters beside the table of tokens and the head, of which each knows only its own place where the two are one slot.
+#[test]
+fn both_ends_of_a_decoder_have_adapters() {
+    let ends = [adapter("embed.weight", 3, false), adapter("layers.1.attn.wo", 2, false)];
+    let head = [adapter("head.weight", 2, false)];
+    let mut both = [&ends[..], &head[..]].concat();
+    both.push(Adapter { name: "style".into(), rank: 4, scale: 0.5, ..head[0].clone() });
+    let graph = |tied: bool| build(&DecoderConfig { tied, ..small::decoder() }, LOSS);
+    let (tied, apart) = (graph(true), graph(false));
+    let mut values = values(&apart);
+    values.insert("head.weight".into(), values["embed.weight"].clone());
+    let narrow = Options { precision: Precision::BF16, ..Options::default() };
+    let bounded = choices().map(|options| (options, 1e-4)).into_iter().chain([(narrow, 0.12)]);
+    for (options, bound) in bounded {
+        for adapters in [&ends[..], &head[..], &both[..]] {
+            compare_in(&apart, adapters, options.clone(), bound);
+            compare_with(&apart, &values, &tied, adapters, options.clone(), bound);
+        }
+    }
+}
+
+/// The head's adapter leaves logits in chunks: no plan has them all.
+#[test]
+fn a_heads_adapter_keeps_no_logits() {
+    let g = build(&DecoderConfig { vocab: 4096, ..small::decoder() }, loss(24));
+    let options = |adapters: Vec<Adapter>| Options { adapters, freeze: frozen(&g), ..Options::default() };
+    let plans = |adapters: Vec<Adapter>| {
+        let program = Program { role: Role::GRAD, graph: g.clone() };
+        compile(&[program], &paper(), &options(adapters)).expect("plans")
+    };
+    let adapted = plans(vec![adapter("head.weight", 8, false)]);
+    let grad = adapted.plan(Role::GRAD).expect("gradients");
+    let has_logits = |dims: &[usize]| dims == [24 * 5, 4096];
+    let views = grad.launches.iter().flat_map(|launch| launch.ins.iter().chain(launch.outs.iter().flatten()));
+    assert!(views.clone().count() > 0 && views.into_iter().all(|view| !has_logits(&view.dims)));
 }
 
 /// A decoder whose products have many rows, and adapters of q, k, v and o of its first layer.

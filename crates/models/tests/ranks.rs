@@ -436,7 +436,10 @@ fn a_frozen_base_is_divided_beside_adapters() {
             let (name, rank, scale, dropout) = ("own".to_string(), 2, 0.5, 0.0);
             Adapter { name, weight, rank, scale, dropout, dora: *dora }
         };
-        let adapters: Vec<Adapter> = adapted.map(|slot| beside(slot.path.clone())).collect();
+        let mut adapters: Vec<Adapter> = adapted.map(|slot| beside(slot.path.clone())).collect();
+        // The table is also the head.
+        let ends = ["embed.weight", "head.weight"].map(String::from);
+        adapters.extend(ends.into_iter().filter(|_| !dora).map(beside));
         let freeze: std::collections::BTreeSet<String> = all().map(|slot| slot.path.clone()).collect();
         let (update, precision) = (Update { average: Some(0.9), ..Update::default() }, *precision);
         let change = |o: Options| {
@@ -449,7 +452,8 @@ fn a_frozen_base_is_divided_beside_adapters() {
         assert_eq!(on_ranks(c, 2, &cut), on_ranks(c, 2, &change(options(two, 2))), "{what}");
         let plans = plans_of(c, &cut);
         let is_cut = |path: &str| plans.sharded.iter().any(|tensor| tensor.path == path);
-        assert!(adapters.iter().all(|adapter| is_cut(&adapter.weight)), "{what}");
+        let slots = adapters.iter().filter_map(|beside| adapter::slot_beside(&g, &beside.weight));
+        assert!(slots.into_iter().all(|slot| is_cut(&slot.path)), "{what}");
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use flatout_data::Vocabulary;
 use flatout_models::config::DecoderConfig;
 use flatout_runtime::cuda::gpus::{self, Gpu};
 use toml::{Table, Value};
@@ -11,7 +12,7 @@ use crate::config::{Config, Layers, SourceKind, Task, parse, suggestion};
 use crate::refuse;
 use crate::tasks;
 use crate::weights::peft::Peft;
-use crate::weights::pretrained;
+use crate::weights::pretrained::{self, Description};
 use crate::{Failure, UserError};
 
 /// A TOML file that is part of the program.
@@ -131,7 +132,9 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
         let tower = pretrained::describe(&pretrained::Source::parse(&from)?)?;
         layers.lay_tower(&tower.model, &from)?;
     }
+    lay_new_tokens(&mut layers, &described)?;
     let mut config = with_adapter(layers)?;
+    described.check_head(&config.model, &from)?;
     if config.model.classes().is_some() && described.model.classes() == config.model.classes() {
         let data = &mut config.data;
         data.classes = pretrained::class_names(&data.classes, &described.classes, &from)?;
@@ -150,6 +153,22 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
         config.data.tokenizer = Some(tokenizer.display().to_string());
     }
     Ok(config)
+}
+
+/// Lays the vocabulary that a model grows to where tokens are added to its tokeniser. Rows that a model has beyond its tokeniser
+/// are used first.
+fn lay_new_tokens(layers: &mut Layers, described: &Description) -> Result<(), UserError> {
+    let (given, tokens) = layers.tokenizer();
+    let path = given.map(PathBuf::from).or_else(|| described.tokenizer.clone());
+    let (Some(path), Some(vocab), false) = (path, described.model.vocab(), tokens.is_empty()) else {
+        return Ok(());
+    };
+    let vocabulary = Vocabulary::load(&path).and_then(|loaded| loaded.with_tokens(&tokens));
+    let size = vocabulary.map_err(|error| UserError(error.sentence))?.size();
+    if size > vocab {
+        layers.lay_vocab(size);
+    }
+    Ok(())
 }
 
 /// Lays the number of classes that the data has, where it is the data's to say.

@@ -284,6 +284,42 @@ fn a_head_that_the_source_has_not_is_drawn() {
     );
 }
 
+/// The files of a body have no head: one of classes is drawn and goes out with it, and tokens are refused by name.
+#[test]
+fn a_body_without_a_head_is_trained_on_classes_and_goes_out_with_them() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| scratch.path().join(name);
+    let body = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden/families/mistral-body");
+    let from = format!("model.from={}", body.display());
+    let words = ["context=32", "steps=2", "batch=4", "eval.rows=0", "data.held_out=0", "warmup_steps=0"];
+    let words: Vec<String> = words.iter().chain([&from.as_str()]).map(|word| word.to_string()).collect();
+    let refused = recipes::resolve("tiny", &[], &words).unwrap_err().0;
+    assert!(
+        refused.contains("has a MistralModel, which has no head") && refused.contains("model.head=classes"),
+        "{refused}"
+    );
+    let refused = Loaded::open(&body, &[]).err().expect("no head").0;
+    assert!(refused.contains("take a checkpoint with its head of tokens"), "{refused}");
+
+    let classes = ["model.head=classes", "model.classes=2"].map(String::from);
+    let config = recipes::resolve("tiny", &[], &[words, classes.to_vec()].concat()).expect("a config");
+    let mut table = ExampleTable::default();
+    for label in [0, 1, 1, 0] {
+        let tokens = [1, 5, 7 + label];
+        table.push(Example { tokens: &tokens, weights: &[0.0; 3], label: Some(label), images: &[] });
+    }
+    let ran = run_in(&at("run"), &config, &(table.clone(), table.clone()));
+    assert!(ran.steps.iter().all(|step| step.grad_norm > 0.0));
+    let open = |name: &str| Loaded::open(&at(name), &[]).expect("a model");
+    let to = at("out");
+    let wanted = Export { to, dtype: Width::F32, shard_bytes: 5_000_000_000, force: false, adapter: false };
+    let made = export(&mut open("run"), &wanted).expect("a folder");
+    assert_eq!(made.architecture, "MistralForSequenceClassification");
+    let judged = |name: &str| classify(&mut open(name), &Device::cpu(), &table).expect("classes").loss;
+    let (ours, theirs) = (judged("run"), judged("out"));
+    assert!((ours - theirs).abs() < 1e-5, "{ours} and {theirs}");
+}
+
 /// Nothing is learned, so nothing gets better: the run ends after so many evaluations, stopped between or not.
 #[test]
 fn patience_ends_a_run_and_comes_back_with_it() {

@@ -34,6 +34,8 @@ families! {
     olmo2 = "olmo2", "Olmo2ForCausalLM";
     smollm3 = "smollm3", "SmolLM3ForCausalLM";
     granite = "granite", "GraniteForCausalLM";
+    a_body_whose_embeddings_are_tied = "qwen3-body", "Qwen3ForCausalLM";
+    a_body_with_joined_tensors = "phi3-body", "Phi3ForCausalLM";
 }
 
 fn folder(name: &str) -> PathBuf {

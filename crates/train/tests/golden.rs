@@ -153,7 +153,8 @@ impl Golden {
         let places = self.places.clone();
         let mut session = self.session(options);
         for at in &places {
-            let theirs = self.weights.f32s(&format!("{}{}", self.below, at.theirs));
+            let name = self.weights.name_of(&format!("{}{}", self.below, at.theirs));
+            let theirs = self.weights.f32s(&name);
             session.write_f32(&at.ours, &at.take(&theirs)).expect("a weight");
         }
         initial::write_tables(&mut session).expect("tables");

@@ -72,7 +72,7 @@ fn a_model_comes_whole_into_the_layout_of_the_cache() {
         .map(|e| e.unwrap().file_name().into_string().unwrap())
         .collect();
     assert!(names.iter().all(|name| name.len() == 40 || name.len() == 64), "{names:?}");
-    folder::weights(&folder, &folder::describe(&folder).expect("a model").model).expect("weights");
+    folder::weights(&folder, &folder::describe(&folder).expect("a model").model, false).expect("weights");
 
     // From then on nobody is asked, by branch or by commit, online or not.
     world.server.asked();

@@ -25,6 +25,7 @@ mod image_table;
 mod import;
 mod lengths;
 mod muon;
+mod new_tokens;
 mod optimizer_state;
 mod packing;
 mod passes;

@@ -37,6 +37,14 @@ fn with_lora_and_dropout() {
     goes_on_exactly(&["adapter.kind=lora", "adapter.dropout=0.1", "train.micro_batch=2"]);
 }
 
+#[test]
+fn with_lora_beside_the_embedding_and_the_head() {
+    let ends = "adapter.paths=['layers','embed','head']";
+    goes_on_exactly(&["adapter.kind=lora", ends, "adapter.dropout=0.1", "precision=bf16", "eval.rows=4"]);
+    let narrow = ["adapter.kind=lora", ends, "adapter.rank=16", "precision=fp8", "model.tied=false"];
+    goes_on_exactly(&[&narrow[..], &["train.micro_batch=4"]].concat());
+}
+
 /// The norms of rows are derived again, to the bit.
 #[test]
 fn with_dora_in_bf16() {
@@ -121,7 +129,7 @@ fn text(folder: &Path) -> String {
 }
 
 /// Trains without a break, takes the directory as it is once step 25 is saved, and trains that to the end.
-fn goes_on_exactly(overrides: &[&str]) -> Vec<Step> {
+pub fn goes_on_exactly(overrides: &[&str]) -> Vec<Step> {
     let folder = tempfile::tempdir().expect("a folder");
     let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
     let every = ["checkpoint.every=25"];

@@ -66,6 +66,8 @@ pub struct ExampleSpec {
     pub read: ReadOptions,
     /// A `tokenizer.json`; without one a tokeniser of `vocab` tokens is trained.
     pub tokenizer: Option<PathBuf>,
+    /// Tokens that are added to it.
+    pub new_tokens: Vec<String>,
     /// The most tokens a vocabulary may have: the model's.
     pub vocab: usize,
     /// `chatml`, a file, or the text of a template, before what lies in `template_folders`.
@@ -104,6 +106,14 @@ pub struct ExampleSpec {
     pub workers: usize,
 }
 
+impl ExampleSpec {
+    /// The tokeniser that is given, with the tokens that are added to it.
+    pub(super) fn given_vocabulary(&self) -> Result<Option<Vocabulary>, DataError> {
+        let load = |path: &PathBuf| Vocabulary::load(path)?.with_tokens(&self.new_tokens);
+        self.tokenizer.as_ref().map(load).transpose()
+    }
+}
+
 impl Default for ExampleSpec {
     fn default() -> Self {
         Self {
@@ -112,6 +122,7 @@ impl Default for ExampleSpec {
             path: Vec::new(),
             read: ReadOptions::default(),
             tokenizer: None,
+            new_tokens: Vec::new(),
             vocab: 512,
             template: None,
             template_folders: Vec::new(),
@@ -273,7 +284,7 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
         }
     }
     let pool = pool(spec.workers)?;
-    let given = spec.tokenizer.as_deref().map(Vocabulary::load).transpose()?;
+    let given = spec.given_vocabulary()?;
     let template = match spec.task {
         ExampleKind::Classes => None,
         _ => template(spec, given.as_ref())?,

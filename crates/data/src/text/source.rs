@@ -181,7 +181,9 @@ pub(crate) fn vocabulary(
             .filter_map(|found| if let FoundSource::Shards(shards) = found { Some(shards) } else { None })
     };
     let (vocabulary, shown) = match (&spec.tokenizer, shards().flatten().next()) {
-        (Some(path), _) => (Vocabulary::load(path)?, path.display().to_string()),
+        (Some(path), _) => {
+            (Vocabulary::load(path)?.with_tokens(&spec.new_tokens)?, path.display().to_string())
+        }
         (None, Some(first)) => (first.vocabulary()?, "that of the other shards".into()),
         (None, None) => {
             let texts = || found.iter().filter(|found| !matches!(found, FoundSource::TokenFiles(_)));

@@ -2,6 +2,9 @@
 tokeniser that the tokens are of (tokenizer.json), and the same of single snippets (snippets.txt to snippets.json). Needs
 transformers and jinja2.
 
+The templates of families (`granite`, `olmo-2`, `phi-4`, `qwen-2.5`, `smollm3` and those before them) are modelled on the constructs of each
+family's published one: macros, namespaces, lists of tools, dates, defaults of the system message. They are not copies of them.
+
     python crates/data/tests/templates/make.py
 """
 

@@ -20,6 +20,8 @@ pub(crate) struct Architecture {
     pub model_type: &'static str,
     /// The library's class with a head of tokens.
     pub class: &'static str,
+    /// The one without any head, whose files have names without the class's prefix.
+    pub body: &'static str,
     /// The one with a head of classes, where the library has one.
     pub class_of_classes: Option<&'static str>,
     pub read: fn(&Fields<'_>) -> Result<DecoderConfig, String>,

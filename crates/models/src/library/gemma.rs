@@ -17,6 +17,7 @@ use crate::config::{Activation, Attention, Bias, DecoderConfig, NormWeights};
 pub(crate) const GEMMA2: Architecture = Architecture {
     model_type: "gemma2",
     class: "Gemma2ForCausalLM",
+    body: "Gemma2Model",
     class_of_classes: Some("Gemma2ForSequenceClassification"),
     read: read_gemma2,
     write: write_gemma2,
@@ -27,6 +28,7 @@ pub(crate) const GEMMA2: Architecture = Architecture {
 pub(crate) const GEMMA3: Architecture = Architecture {
     model_type: "gemma3_text",
     class: "Gemma3ForCausalLM",
+    body: "Gemma3TextModel",
     class_of_classes: Some("Gemma3TextForSequenceClassification"),
     read: read_gemma3,
     write: write_gemma3,
@@ -259,6 +261,7 @@ mod tests {
         assert_eq!(
             others,
             [
+                "layers.1.mlp.up_proj.weight",
                 "language_model.model.layers.1.mlp.up_proj.weight",
                 "model.language_model.layers.1.mlp.up_proj.weight"
             ]

@@ -23,6 +23,8 @@ pub struct Described {
     pub eos: Vec<u32>,
     /// The names of its classes in the order of its outputs, where it has a head of classes.
     pub classes: Vec<String>,
+    /// The library's class of a body without a head, where no embeddings are tied to one either.
+    pub headless: Option<&'static str>,
 }
 
 /// Reads a parsed `config.json`, or says in a sentence which field stands in the way.
@@ -32,9 +34,9 @@ pub fn read(config: &Value) -> Result<Described, String> {
     };
     let outer = Fields(fields);
     let f = outer.text_part()?;
-    let (model, classes) = match outer.get("model_type").and_then(Value::as_str) {
-        Some(qwen3_vl::MODEL_TYPE) => (qwen3_vl::read(&outer)?, vec![]),
-        Some(fovea::MODEL_TYPE) => (fovea::read(&outer)?, vec![]),
+    let (model, classes, headless) = match outer.get("model_type").and_then(Value::as_str) {
+        Some(qwen3_vl::MODEL_TYPE) => (qwen3_vl::read(&outer)?, vec![], None),
+        Some(fovea::MODEL_TYPE) => (fovea::read(&outer)?, vec![], None),
         _ => read_text(&outer, &f)?,
     };
     // An encoder without a head is one to put a head on.
@@ -47,11 +49,13 @@ pub fn read(config: &Value) -> Result<Described, String> {
         none if none.is_empty() => f.tokens(name),
         found => Ok(found),
     };
-    Ok(Described { model, bos: tokens("bos_token_id")?, eos: tokens("eos_token_id")?, classes })
+    Ok(Described { model, bos: tokens("bos_token_id")?, eos: tokens("eos_token_id")?, classes, headless })
 }
 
-/// A model of text alone, with the names of its classes.
-fn read_text<'a>(outer: &Fields<'a>, f: &Fields<'a>) -> Result<(DecoderConfig, Vec<String>), String> {
+/// A model of text alone, the names of its classes, and the class of a body that lacks its head.
+type Text = (DecoderConfig, Vec<String>, Option<&'static str>);
+
+fn read_text<'a>(outer: &Fields<'a>, f: &Fields<'a>) -> Result<Text, String> {
     let (architecture, head) = f.architecture()?;
     f.refuse_quantised()?;
     let mut model = (architecture.read)(f)?;
@@ -62,16 +66,21 @@ fn read_text<'a>(outer: &Fields<'a>, f: &Fields<'a>) -> Result<(DecoderConfig, V
     }
     let model = architecture.naming(model);
     match head {
-        Head::Classes => Ok((class_heads::read(f, model)?, class_heads::names(f)?)),
-        Head::Tokens => Ok((model, vec![])),
+        Some(Head::Classes) => Ok((class_heads::read(f, model)?, class_heads::names(f)?, None)),
+        Some(Head::Tokens) => Ok((model, vec![], None)),
+        // An encoder's body is one to put a head of classes on, and tied embeddings are a head.
+        None => {
+            let headless = (!model.encoder && !model.tied).then_some(architecture.body);
+            Ok((model, vec![], headless))
+        }
     }
 }
 
-/// Other names that a weight may have in a file: of a base model without its head, or of the text part of a model that
-/// sees images as well.
+/// Other names that a weight may have in a file: of a body without its head, or of the text part of a model that sees images as
+/// well.
 pub fn other_names(name: &str) -> Vec<String> {
-    let bare = name.strip_prefix("transformer.").map(str::to_string);
-    bare.into_iter().chain(gemma::other_names(name)).collect()
+    let bare = ["model.", "transformer."].iter().find_map(|prefix| name.strip_prefix(prefix));
+    bare.map(str::to_string).into_iter().chain(gemma::other_names(name)).collect()
 }
 
 /// Where every weight of a decoder lies in the library's checkpoints.
@@ -180,8 +189,6 @@ impl Published for DecoderConfig {
     fn other_names(&self, name: &str) -> Vec<String> {
         match self.vision {
             Some(Vision::Fovea(_)) => fovea::other_names(name),
-            // Files of the body alone.
-            _ if self.encoder => name.strip_prefix("model.").map(str::to_string).into_iter().collect(),
             _ => other_names(name),
         }
     }
@@ -237,7 +244,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn architecture(&self) -> Result<(&'static Architecture, Head), String> {
+    /// The architecture of a model of text, and its head; none of a body alone.
+    fn architecture(&self) -> Result<(&'static Architecture, Option<Head>), String> {
         let known = format!("{}, gemma3 and {}", Architecture::names(), qwen3_vl::MODEL_TYPE);
         let Some(found) = self.get("model_type").and_then(Value::as_str) else {
             return Err(format!("it has no `model_type`; {known} are read"));
@@ -249,18 +257,14 @@ impl<'a> Fields<'a> {
         let architecture = Architecture::by_name(found).ok_or_else(unknown)?;
         let classes = self.get("architectures").and_then(Value::as_array);
         let Some(class) = classes.and_then(|classes| classes.first()).and_then(Value::as_str) else {
-            return Ok((architecture, Head::Tokens));
+            return Ok((architecture, Some(Head::Tokens)));
         };
-        // An encoder's body has no use but to be given a head.
-        if architecture.model_type == modernbert::MODERNBERT.model_type && class == modernbert::BODY {
-            return Ok((architecture, Head::Tokens));
-        }
-        let heads = Head::ALL.iter().filter_map(|head| Some((*head, architecture.class(*head).ok()?)));
-        let heads: Vec<(Head, &str)> = heads.collect();
-        match heads.iter().find(|(_, known)| *known == class) {
+        let heads = Head::ALL.iter().filter_map(|head| Some((Some(*head), architecture.class(*head).ok()?)));
+        let all: Vec<(Option<Head>, &str)> = heads.chain([(None, architecture.body)]).collect();
+        match all.iter().find(|(_, known)| *known == class) {
             Some((head, _)) => Ok((architecture, *head)),
             None => {
-                let known: Vec<&str> = heads.into_iter().map(|(_, class)| class).collect();
+                let known: Vec<&str> = all.into_iter().map(|(_, class)| class).collect();
                 Err(format!(
                     "its `architectures` says {class}, and of {found} models only {} are read",
                     known.join(" and ")
@@ -341,7 +345,10 @@ mod tests {
                 let model = DecoderConfig { qk_norm, tied, ..read(&llama()).unwrap().model };
                 let written = write(&model, "float32", &[5], &[6, 7]).unwrap();
                 let (bos, eos) = (vec![5], vec![6, 7]);
-                assert_eq!(read(&written).unwrap(), Described { model, bos, eos, classes: vec![] });
+                assert_eq!(
+                    read(&written).unwrap(),
+                    Described { model, bos, eos, classes: vec![], headless: None }
+                );
             }
         }
     }

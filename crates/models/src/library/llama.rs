@@ -9,11 +9,12 @@ use super::layer_kinds::object;
 use super::rope;
 use super::stored::Stored;
 use crate::config::{Bias, DecoderConfig, Head, Positions};
-use crate::decoder::{SCORE, biased};
+use crate::decoder::{HEAD, SCORE, biased};
 
 pub(crate) const LLAMA: Architecture = Architecture {
     model_type: "llama",
     class: "LlamaForCausalLM",
+    body: "LlamaModel",
     class_of_classes: Some("LlamaForSequenceClassification"),
     read,
     write,
@@ -164,7 +165,7 @@ pub fn weight_names(c: &DecoderConfig) -> Vec<(String, String)> {
     names.extend(c.norm_bias.then(|| (bias_of("norm"), "model.norm.bias".into())));
     match c.head {
         Head::Tokens if c.tied => {}
-        Head::Tokens => names.push(("head.weight".into(), "lm_head.weight".into())),
+        Head::Tokens => names.push((HEAD.into(), "lm_head.weight".into())),
         Head::Classes => names.push((SCORE.into(), SCORE.into())),
     }
     names

@@ -46,6 +46,8 @@ pub struct Described {
     pub classes: Vec<String>,
     /// How pixels are made of an image, as far as the file says it.
     pub processor: Processor,
+    /// The library's class of a decoder's body without a head, where no embeddings are tied to one either.
+    pub headless: Option<&'static str>,
 }
 
 /// A model that another library's files can hold.

@@ -16,15 +16,13 @@ use crate::decoder::{SCORE, biased};
 pub(crate) const MODERNBERT: Architecture = Architecture {
     model_type: "modernbert",
     class: "ModernBertForMaskedLM",
+    body: "ModernBertModel",
     class_of_classes: Some("ModernBertForSequenceClassification"),
     read,
     write,
     stored,
     scales_embeddings: false,
 };
-
-/// The library's class without any head.
-pub(crate) const BODY: &str = "ModernBertModel";
 
 fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
     for name in ["hidden_activation", "classifier_activation"] {

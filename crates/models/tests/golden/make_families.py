@@ -14,6 +14,8 @@ ENCODERS have texts of unequal lengths instead, each with a class:
     input_ids   i32   [T], the texts one after another, and lengths i32 [S]
     labels      i32   [S], the class of each, and label_weights f32 [S], what each counts
     logits      f32   [S, C], and loss_sum f32 [1], the weighted sum of -log softmax(logits)[label]
+BODIES are models without a head: their files have no `lm_head`, and names without `model.`. What is computed is the library's class with a
+head over the same files: tied embeddings, or a head of classes, whose weight is beside the results as score.weight.
 Everything is computed in f64 from the stored weights, as in make_golden.py, and rounded to f32 once. Windows are shorter
 than a row and caps are small, so that both change most numbers.
 """
@@ -27,8 +29,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import (
     Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig, GraniteForCausalLM, LlamaConfig,
-    LlamaForCausalLM, MistralConfig, MistralForCausalLM, ModernBertConfig, ModernBertForSequenceClassification, Olmo2Config, Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM,
-    Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM,
+    LlamaForCausalLM, MistralConfig, MistralForCausalLM, MistralForSequenceClassification, MistralModel, ModernBertConfig,
+    ModernBertForSequenceClassification, Olmo2Config, Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM, Phi3Model, Qwen2Config, Qwen2ForCausalLM,
+    Qwen3Config, Qwen3ForCausalLM, Qwen3Model, SmolLM3Config, SmolLM3ForCausalLM,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -123,6 +126,16 @@ ENCODERS = {
 }
 
 
+# Bodies, and the class that reads each with a head.
+BODIES = {
+    "qwen3-body": (Qwen3ForCausalLM, lambda: made(Qwen3Model, Qwen3Config, head_dim=6, num_hidden_layers=2, tie_word_embeddings=True)),
+    "phi3-body": (Phi3ForCausalLM, lambda: made(Phi3Model, Phi3Config, num_hidden_layers=1, tie_word_embeddings=True)),
+    "mistral-body": (
+        MistralForSequenceClassification, lambda: made(MistralModel, MistralConfig, sliding_window=6, num_hidden_layers=2),
+    ),
+}
+
+
 def lift(model):
     """Frequencies were made in f32 at construction; they are made again where f32 means f64."""
     rotary = model.model.rotary_emb
@@ -155,9 +168,12 @@ def results(folder, model_class, seed):
 
 
 def results_of_classes(folder, model_class, seed):
-    """The same of an encoder with a head of classes; a text at a time, so that there is no padding to leave out."""
-    model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    """The same of a model with a head of classes; a text at a time, so that there is no padding to leave out."""
+    of_body = {"num_labels": 3} if model_class is MistralForSequenceClassification else {}
+    model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **of_body).eval()
     generator = torch.Generator().manual_seed(seed)
+    if of_body:
+        model.score.weight.data = torch.randn(model.score.weight.shape, generator=generator)
     texts = [torch.randint(0, model.config.vocab_size, (length,), generator=generator) for length in LENGTHS]
     labels, counts = torch.tensor([2, 0, 1, 2]), torch.tensor([1.0, 0.5, 2.0, 1.5])
     model.double()
@@ -172,6 +188,7 @@ def results_of_classes(folder, model_class, seed):
     assert all(tensor.dtype == torch.float64 and tensor.norm() > 0 for tensor in exact.values())
     tensors = {"input_ids": torch.cat(texts).int(), "lengths": torch.tensor(LENGTHS).int()}
     tensors |= {"labels": labels.int(), "label_weights": counts}
+    tensors |= {"score.weight": model.score.weight.detach().float()} if of_body else {}
     return tensors | {name: tensor.float().contiguous() for name, tensor in exact.items()}, 0.0
 
 
@@ -181,15 +198,17 @@ def main():
     check = parser.parse_args().check
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    for seed, (name, build) in enumerate((FAMILIES | ENCODERS).items()):
+    bodies = {name: build for name, (_, build) in BODIES.items()}
+    for seed, (name, build) in enumerate((FAMILIES | ENCODERS | bodies).items()):
         folder, model = HERE / name, build()
         if not check:
             shutil.rmtree(folder, ignore_errors=True)
             randomise(model.named_parameters(), 100 * seed, one_plus=name.startswith("gemma"))
             model.save_pretrained(folder)
             (folder / "generation_config.json").unlink(missing_ok=True)
-        compute = results_of_classes if name in ENCODERS else results
-        tensors, finite = compute(folder, type(model), 5000 + seed)
+        headed = BODIES[name][0] if name in BODIES else type(model)
+        compute = results_of_classes if headed.__name__.endswith("SequenceClassification") else results
+        tensors, finite = compute(folder, headed, 5000 + seed)
         path = folder / "expected.safetensors"
         if check:
             with safe_open(path, "pt") as stored:

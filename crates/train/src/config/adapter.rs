@@ -57,7 +57,7 @@ section! {
         pub alpha: Option<f64>,
         /// Share of an adapter's input that is dropped in training.
         pub dropout: f64 = 0.0,
-        /// Patterns of the paths of weights that get one, among the linear weights of layers.
+        /// Patterns of the paths of weights that get one: linear weights of layers and, by their names, embed and head.
         pub paths: Vec<String> = vec!["layers".into()],
         /// Further weights or ranks, as tables.
         pub groups: AdapterGroups = AdapterGroups::default(),

@@ -2,8 +2,11 @@
 
 use flatout_data::Tree;
 use flatout_data::examples::MOST_FRAMES;
+use flatout_ir::passes::adapter::{EMBED, HEAD};
+use flatout_models::config::Head;
 
-use super::{Config, Data, MixPart, Paths, ScheduleName, Sight, SourceKind, Task, Unit};
+use super::pattern::matches;
+use super::{AdapterKind, Config, Data, MixPart, Paths, ScheduleName, Sight, SourceKind, Task, Unit};
 use crate::UserError;
 use crate::refuse;
 use crate::switches::Choose;
@@ -61,6 +64,43 @@ impl Config {
         Ok(())
     }
 
+    /// Tokens that are added have a tokeniser to be added to, and rows that are trained.
+    fn validate_new_tokens(&self) -> Result<(), UserError> {
+        let tokens = &self.data.new_tokens;
+        let Some(decoder) = self.model.as_decoder().filter(|_| !tokens.is_empty()) else {
+            return match tokens.is_empty() {
+                true => Ok(()),
+                false => refuse!(
+                    "`data.new_tokens` is given and `model.kind` is {}: only a decoder grows",
+                    self.model.kind()
+                ),
+            };
+        };
+        if self.data.tokenizer.is_none() && self.model.from().is_none() {
+            refuse!(
+                "`data.new_tokens` is given and there is no tokeniser to add them to: give model.from or data.tokenizer"
+            );
+        }
+        let has_own_head = decoder.head == Head::Tokens && !decoder.tied;
+        let names = |patterns: &[String], path: &str| patterns.iter().any(|pattern| matches(pattern, path));
+        for (name, path) in [("embed", EMBED), ("head", HEAD)].into_iter().take(1 + usize::from(has_own_head))
+        {
+            if names(&self.train.freeze, path) {
+                refuse!(
+                    "`train.freeze` names `{path}`, and `data.new_tokens` adds rows to it that must be learned: leave one \
+                     of them out"
+                );
+            }
+            if self.adapter.kind != AdapterKind::None && !names(&self.adapter.also_train, path) {
+                refuse!(
+                    "`data.new_tokens` adds rows to `{path}` that nothing would train beside the adapters: name {name} in \
+                     adapter.also_train"
+                );
+            }
+        }
+        Ok(())
+    }
+
     fn validate_data(&self) -> Result<(), UserError> {
         let data = &self.data;
         within("data.held_out", data.held_out, 0.0, 1.0)?;
@@ -85,14 +125,16 @@ impl Config {
             ("path", data.path.is_some()),
             ("mix", !data.mix.0.is_empty()),
             ("tokenizer", data.tokenizer.is_some()),
+            ("new_tokens", !data.new_tokens.is_empty()),
         ] {
-            let is_read = key == "tokenizer" && data.task.unit() != Unit::Documents;
+            let is_read = ["tokenizer", "new_tokens"].contains(&key) && data.task.unit() != Unit::Documents;
             if given && data.source() == SourceKind::Synthetic && !is_read {
                 refuse!(
                     "`data.{key}` is given but the synthetic source reads no file: give data.source=text"
                 );
             }
         }
+        self.validate_new_tokens()?;
         if data.path.is_some() && !data.mix.0.is_empty() {
             refuse!("`data.path` and `data.mix` are both given: give one of them");
         }

@@ -133,6 +133,8 @@ section! {
         pub eos: Option<u64>,
         /// A tokenizer.json to use; where not given, that of the shards, or one of model.vocab tokens trained on the text.
         pub tokenizer: Option<String>,
+        /// Tokens to add to the tokeniser of a model; its embedding and head grow to hold them.
+        pub new_tokens: Vec<String> = Vec::new(),
         /// Share of the documents that is kept for evaluation and never trained on.
         pub held_out: f64 = 0.05,
         /// Files to evaluate on that lie by themselves, as for data.path; then nothing of data.path is kept from training.

@@ -5,8 +5,9 @@ use std::collections::HashSet;
 
 use flatout_data::Arrangement;
 use flatout_ir::cost::{Part, training_flops};
+use flatout_ir::passes::adapter::slot_beside;
 use flatout_ir::passes::lanes::{lanes_of, ranks_in_step};
-use flatout_ir::{Class, PlanSet, Program, Role, Shard, Target, compile as compile_programs};
+use flatout_ir::{Adapter, Class, PlanSet, Program, Role, Shard, Target, compile as compile_programs};
 use flatout_runtime::cpu;
 
 use crate::Failure;
@@ -277,7 +278,8 @@ pub fn compile_for(
     let tokens = capacities[0].tokens;
     let beside = adapters::parameters(forward, &settled.options.adapters);
     let options = &settled.options;
-    let adapted: HashSet<&str> = options.adapters.iter().map(|adapter| adapter.weight.as_str()).collect();
+    let slot = |adapter: &Adapter| slot_beside(forward, &adapter.weight).map(|slot| slot.path.as_str());
+    let adapted: HashSet<&str> = options.adapters.iter().filter_map(slot).collect();
     let part = |path: &str| match options.freeze.contains(path) {
         _ if adapted.contains(path) => Part::Adapted,
         true => Part::Frozen,

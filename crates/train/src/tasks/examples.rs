@@ -167,6 +167,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
         path: documents.path,
         read: documents.read,
         tokenizer,
+        new_tokens: documents.new_tokens,
         vocab: config.model.decoder().vocab,
         template: data.template.clone(),
         template_folders,

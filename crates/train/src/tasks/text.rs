@@ -73,6 +73,8 @@ pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
         },
         token_bytes: data.format.token_bytes(),
         eos: data.eos.map(|eos| eos as u32),
+        // The tokeniser that a run kept has them.
+        new_tokens: if kept.is_some() { vec![] } else { data.new_tokens.clone() },
         tokenizer: kept.or_else(|| data.tokenizer.as_ref().map(PathBuf::from)),
         vocab: config.model.vocab().unwrap_or(0),
         context: config.model.tokens(),

@@ -1,8 +1,10 @@
 //! Which weights of a model get which adapters: the patterns of section `adapter`, applied to its linear weights; and a
 //! weight made one with its adapters.
 
+use flatout_ir::passes::adapter::{is_end, slot_beside};
 use flatout_ir::passes::adapters::adaptable;
 use flatout_ir::{Adapter, Graph, Slot};
+use flatout_models::config::Model;
 use rayon::prelude::*;
 
 use crate::UserError;
@@ -31,7 +33,8 @@ pub fn of(config: &Config, model: &Graph) -> Result<Vec<Adapter>, UserError> {
     }
     let mut adapters: Vec<Adapter> = vec![];
     for (weight, _) in weights {
-        let is_meant = |group: &&AdapterGroup| group.paths.iter().any(|pattern| matches(pattern, weight));
+        let is_meant =
+            |group: &&AdapterGroup| group.paths.iter().any(|pattern| names_weight(pattern, weight));
         let first = adapters.len();
         for name in &names {
             let Some(group) = groups.iter().rfind(|g| g.name == *name && is_meant(g)) else { continue };
@@ -54,15 +57,44 @@ pub fn of(config: &Config, model: &Graph) -> Result<Vec<Adapter>, UserError> {
                 other.name
             );
         }
-        if adapters.len() > first
-            && let Some(pattern) = asked.also_train.iter().find(|pattern| matches(pattern, weight))
-        {
+        if adapters.len() == first {
+            continue;
+        }
+        if asked.kind == AdapterKind::Dora && is_end(weight) {
             refuse!(
-                "`adapter.also_train` has `{pattern}`, which matches {weight}: it has an adapter, and is frozen beside it"
+                "`adapter.paths` names {weight}, and `adapter.kind` is dora: beside the embedding and the head adapters are \
+                 LoRA's, give adapter.kind=lora or leave it out"
+            );
+        }
+        let slot = &slot_beside(model, weight).expect("a weight of the model").path;
+        if let Some(pattern) = asked.also_train.iter().find(|pattern| matches(pattern, slot)) {
+            let which = if slot == weight { "it" } else { weight };
+            refuse!(
+                "`adapter.also_train` has `{pattern}`, which matches {slot}: {which} has an adapter, and is frozen beside it"
             );
         }
     }
     Ok(adapters)
+}
+
+/// Whether a pattern asks for an adapter of a weight. The embedding and the head are asked for by their own names: a star
+/// stands for what is in layers.
+fn names_weight(pattern: &str, weight: &str) -> bool {
+    let first = |path: &str| path.split('.').next().map(String::from);
+    matches(pattern, weight) && (!is_end(weight) || first(pattern) == first(weight))
+}
+
+/// Refuses to make one of a model and its adapters where the embedding is also the head and one of the two has an adapter: merged,
+/// they would no longer be one.
+pub fn check_merge(model: &Model, adapters: &[Adapter], instead: &str) -> Result<(), UserError> {
+    let is_tied = model.as_decoder().is_some_and(|decoder| decoder.tied);
+    match adapters.iter().find(|adapter| is_tied && is_end(&adapter.weight)) {
+        Some(Adapter { weight, .. }) => refuse!(
+            "`{weight}` has an adapter, and the embedding is also the head of this model: merged, the two would differ; \
+             {instead}"
+        ),
+        None => Ok(()),
+    }
 }
 
 /// Whether a parameter of the model is trained beside its adapters: what `adapter.also_train` names, and a head of classes,
@@ -104,14 +136,14 @@ fn check_pattern(
     model: &Graph,
     weights: &[(&str, [usize; 2])],
 ) -> Result<(), UserError> {
-    if weights.iter().any(|(path, _)| matches(pattern, path)) {
+    if weights.iter().any(|(path, _)| names_weight(pattern, path)) {
         return Ok(());
     }
     let mut others = model.slots.iter().filter(|s| s.class.is_parameter());
     if let Some(other) = others.find(|s| matches(pattern, &s.path)) {
         refuse!(
-            "`adapter.paths` has `{pattern}`, which matches `{}`: only linear weights of layers have adapters; train it with \
-             adapter.also_train",
+            "`adapter.paths` has `{pattern}`, which matches `{}`: linear weights of layers have adapters, and `embed` and \
+             `head` by their names; train it with adapter.also_train",
             other.path
         );
     }
@@ -119,14 +151,17 @@ fn check_pattern(
     let decoder = config.model.as_decoder();
     let theirs = decoder.and_then(|decoder| peft::modules(decoder).ok()).unwrap_or_default();
     if let Some(module) = theirs.iter().find(|module| name(&module.name) == name(pattern)) {
-        let ours: Vec<String> =
-            module.parts.iter().map(|part| format!("`**.{}`", name(&part.weight))).collect();
+        let pattern_of = |weight: &str| match weight.split_once('.') {
+            Some((end, _)) if is_end(weight) => format!("`{end}`"),
+            _ => format!("`**.{}`", name(weight)),
+        };
+        let ours: Vec<String> = module.parts.iter().map(|part| pattern_of(&part.weight)).collect();
         refuse!(
             "`adapter.paths` has `{pattern}`, which matches no weight; here that is {}",
             ours.join(" and ")
         );
     }
-    let names: Vec<&str> = weights.iter().map(|(path, _)| *path).collect();
+    let names: Vec<&str> = weights.iter().map(|(path, _)| *path).filter(|path| !is_end(path)).collect();
     match (nearest(pattern, names.iter().copied()), names.first()) {
         (Some(near), _) => {
             refuse!("`adapter.paths` has `{pattern}`, which matches no weight; did you mean `{near}`?")
@@ -181,6 +216,19 @@ mod tests {
         );
     }
 
+    /// `tiny` has one table for both, and each place is asked for by its name.
+    #[test]
+    fn the_embedding_and_the_head_are_asked_for_by_name() {
+        let weights = |paths: &str| -> Vec<String> {
+            let all = adapters(&[&format!("adapter.paths={paths}")]).unwrap();
+            all.into_iter().map(|adapter| adapter.weight).collect()
+        };
+        assert_eq!(weights("['embed']"), ["embed.weight"]);
+        assert_eq!(weights("['head','embed.weight']"), ["embed.weight", "head.weight"]);
+        assert_eq!(weights("['**']").len(), 14, "a star stands for layers");
+        assert_eq!(weights("['layers','head']").len(), 15);
+    }
+
     #[test]
     fn what_cannot_be_adapted_is_refused() {
         let sentence = |overrides: &[&str]| adapters(overrides).unwrap_err().0;
@@ -193,8 +241,17 @@ mod tests {
         assert!(habit.contains("`q_proj`, which matches no weight; here that is `**.wq`"), "{habit}");
         let nothing = sentence(&["adapter.paths=vision"]);
         assert!(nothing.contains("there is `layers.0.attn.wq` and so on"), "{nothing}");
-        let embed = sentence(&["adapter.paths=embed"]);
-        assert!(embed.contains("matches `embed.weight`: only linear weights of layers"), "{embed}");
+        let norm = sentence(&["adapter.paths=norm"]);
+        assert!(
+            norm.contains("matches `norm`: linear weights of layers have adapters, and `embed`"),
+            "{norm}"
+        );
+        let habit = sentence(&["adapter.paths=lm_head"]);
+        assert!(habit.contains("`lm_head`, which matches no weight; here that is `head`"), "{habit}");
+        let dora = sentence(&["adapter.kind=dora", "adapter.paths=['layers','embed']"]);
+        assert!(dora.contains("names embed.weight, and `adapter.kind` is dora"), "{dora}");
+        let table = sentence(&["adapter.paths=head", "adapter.also_train=embed"]);
+        assert!(table.contains("head.weight has an adapter, and is frozen beside it"), "{table}");
         let trained = sentence(&["adapter.also_train=layers.0"]);
         assert!(trained.contains("it has an adapter, and is frozen beside it"), "{trained}");
         let two = sentence(&["adapter.kind=dora", "adapter.groups=[{name='b',paths=['**.wq']}]"]);

@@ -5,6 +5,7 @@
 //! The folder is there whole or not at all.
 
 pub mod target;
+mod tokenizer;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -26,13 +27,14 @@ use crate::config::{DEFAULT_ADAPTER, Task};
 use crate::refuse;
 use crate::run::BESIDE;
 use crate::run::checkpoint::{Dtype, header};
-use crate::weights::adapters::also_trains;
-use crate::weights::loaded::{Loaded, has_tokens_of};
+use crate::weights::adapters::{also_trains, check_merge};
+use crate::weights::loaded::Loaded;
 use crate::weights::peft::{self, Trained};
 use crate::weights::pretrained::folder::{CONFIG, GENERATION, INDEX, PROCESSOR, SINGLE};
 use crate::weights::pretrained::{Weights, folder, narrow, parameters, processor_of};
 use flatout_data::durable;
 use target::{METADATA, Target};
+use tokenizer::Tokenizer;
 
 choice! {
     /// Types weights are exported in. The run's own are f32.
@@ -73,10 +75,12 @@ pub fn export(loaded: &mut Loaded, wanted: &Export) -> Result<Exported, Failure>
     };
     let written = if wanted.adapter {
         let adapters = Adapters::of(loaded)?;
-        target(loaded)?.fill(|folder| adapters.write(loaded, wanted.dtype, folder))
+        let tokenizer = Tokenizer::of(loaded);
+        target(loaded)?.fill(|folder| adapters.write(loaded, wanted.dtype, &tokenizer, folder))
     } else {
         let described = describe(loaded, wanted.dtype)?;
         // Every weight as one with its adapters.
+        check_merge(&loaded.config.model, loaded.weights.adapters(), "export them with --adapter")?;
         loaded.weights.keep_apart(false);
         target(loaded)?.fill(|folder| write(loaded, wanted, &described, folder))
     };
@@ -127,7 +131,13 @@ impl Adapters {
     }
 
     /// The default adapter lies in the folder itself, others in folders of their names.
-    fn write(&self, loaded: &mut Loaded, dtype: Width, folder: &Path) -> Result<Exported, Failure> {
+    fn write(
+        &self,
+        loaded: &mut Loaded,
+        dtype: Width,
+        tokenizer: &Tokenizer,
+        folder: &Path,
+    ) -> Result<Exported, Failure> {
         let dtype = if dtype == Width::F32 { Dtype::F32 } else { Dtype::Bf16 };
         let mut made =
             Exported { architecture: "PEFT adapter".into(), files: vec![], parameters: 0, bytes: 0 };
@@ -149,6 +159,13 @@ impl Adapters {
             made.bytes += bytes;
             made.files.extend([peft::CONFIG, peft::TENSORS].map(|file| format!("{within}{file}")));
         }
+        // The base model has another tokeniser than this one, whose new tokens the adapter was trained with.
+        let has_grown = !tokenizer.added.is_empty();
+        for (name, bytes) in tokenizer.files(loaded.positions).into_iter().filter(|_| has_grown) {
+            let path = folder.join(name);
+            durable::write(&path, &bytes).map_err(Failure::io(path.display()))?;
+            made.files.push(name.to_string());
+        }
         Ok(made)
     }
 }
@@ -161,13 +178,11 @@ struct Described {
     generation: Option<Value>,
     /// How pixels are made of an image, of a model that reads them.
     processor: Option<Value>,
-    vocabulary: Option<Vocabulary>,
-    /// The folder with the tokeniser's own files, where the run has kept them.
-    beside: Option<PathBuf>,
+    tokenizer: Tokenizer,
 }
 
 fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
-    let dir = &loaded.dir;
+    let dir = loaded.dir.clone();
     if !loaded.is_run {
         refuse!("{} is in the Hugging Face layout already: a run is what can be exported", dir.display());
     }
@@ -177,12 +192,10 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
     }
     let beside = dir.join(BESIDE);
     let source = beside.join(CONFIG).is_file().then(|| folder::describe(&beside)).transpose()?;
-    let vocabulary = loaded.vocabulary.take();
-    let own = |token: fn(&Vocabulary) -> u32| vocabulary.iter().map(token).collect::<Vec<u32>>();
+    let tokenizer = Tokenizer::of(loaded);
+    let own = |token: fn(&Vocabulary) -> u32| tokenizer.vocabulary.iter().map(token).collect::<Vec<u32>>();
     let (mut bos, mut eos) = (own(Vocabulary::bos), own(Vocabulary::eos));
-    let keeps_tokens =
-        source.is_some() && vocabulary.as_ref().is_none_or(|vocabulary| has_tokens_of(&beside, vocabulary));
-    if let Some(source) = source.filter(|_| keeps_tokens) {
+    if let Some(source) = source.filter(|_| tokenizer.beside.is_some()) {
         (bos, eos) = (source.bos, source.eos);
     }
     let dtype = if dtype == Width::F32 { "float32" } else { "bfloat16" };
@@ -215,8 +228,7 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
         positions: model.tokens(),
         generation,
         processor: model.published().ok().and_then(|published| published.processor(&processor)),
-        vocabulary,
-        beside: keeps_tokens.then_some(beside),
+        tokenizer,
     })
 }
 
@@ -240,7 +252,7 @@ fn write(
     };
     let text = |value: &Value| serde_json::to_vec_pretty(value).expect("JSON has a text");
     put(CONFIG, &text(&described.config))?;
-    let kept = |name: &str| described.beside.as_ref().and_then(|beside| fs::read(beside.join(name)).ok());
+    let kept = |name: &str| described.tokenizer.kept(name);
     if let Some(generation) = &described.generation {
         let kept = kept(GENERATION);
         put(GENERATION, &kept.unwrap_or_else(|| text(generation)))?;
@@ -255,24 +267,8 @@ fn write(
             kept(name).map_or(Ok(()), |bytes| put(name, &bytes))?;
         }
     }
-    if let Some(bytes) = kept("tokenizer.json") {
-        put("tokenizer.json", &bytes)?;
-    } else if let Some(vocabulary) = &described.vocabulary {
-        put("tokenizer.json", &text(&framed(vocabulary)))?;
-    }
-    if let Some(vocabulary) = &described.vocabulary {
-        let spelled = |token: u32| vocabulary.token(token).unwrap_or_default();
-        let (bos, eos) = (spelled(vocabulary.bos()), spelled(vocabulary.eos()));
-        let special = json!({ "bos_token": bos, "eos_token": eos });
-        let config = json!({
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": bos,
-            "eos_token": eos,
-            "model_max_length": described.positions,
-            "clean_up_tokenization_spaces": false,
-        });
-        put("tokenizer_config.json", &kept("tokenizer_config.json").unwrap_or_else(|| text(&config)))?;
-        put("special_tokens_map.json", &kept("special_tokens_map.json").unwrap_or_else(|| text(&special)))?;
+    for (name, bytes) in described.tokenizer.files(described.positions) {
+        put(name, &bytes)?;
     }
     exported.files.sort();
     Ok(exported)
@@ -285,26 +281,8 @@ fn template(loaded: &Loaded, described: &Described) -> Result<Option<String>, Fa
         return Ok(None);
     }
     let given = loaded.config.data.template.as_deref();
-    let given = given.or(described.beside.is_none().then_some("chatml"));
+    let given = given.or(described.tokenizer.beside.is_none().then_some("chatml"));
     Ok(given.map(template_text).transpose()?)
-}
-
-/// A `tokenizer.json` that begins a text as documents began in training, where it says nothing of that itself.
-fn framed(vocabulary: &Vocabulary) -> Value {
-    let mut tokenizer: Value =
-        serde_json::from_str(&vocabulary.to_json()).expect("a tokeniser's text is JSON");
-    if tokenizer["post_processor"].is_null() {
-        let (id, bos) = (vocabulary.bos(), vocabulary.token(vocabulary.bos()).unwrap_or_default());
-        let special = json!({ "SpecialToken": { "id": bos, "type_id": 0 } });
-        let sequence = |name: &str, type_id: u32| json!({ "Sequence": { "id": name, "type_id": type_id } });
-        tokenizer["post_processor"] = json!({
-            "type": "TemplateProcessing",
-            "single": [special, sequence("A", 0)],
-            "pair": [special, sequence("A", 0), sequence("B", 1)],
-            "special_tokens": { bos.clone(): { "id": bos.clone(), "ids": [id], "tokens": [bos] } },
-        });
-    }
-    tokenizer
 }
 
 /// A tensor of the export, and which of our parameters it is made of.

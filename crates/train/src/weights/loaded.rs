@@ -66,6 +66,7 @@ impl Loaded {
         allowed.extend(description.model.as_fovea().map(|_| "model.vision.mode"));
         layers.overrides_of(overrides, &allowed, "when a model is used")?;
         let mut config = layers.finish()?;
+        description.check_head(&config.model, &said.display().to_string())?;
         // Features that are kept are of the images that were trained on: a model that is used has its tower.
         if keys_of(overrides)?.iter().any(|key| key == "data.vision_cache") {
             crate::refuse!(
@@ -128,16 +129,19 @@ fn task_of(model: &Model) -> Task {
 
 /// Tokens that end a text of the model a run began from, where the run has its tokens.
 fn ends_of_source(beside: &Path, vocabulary: &Vocabulary) -> Result<Vec<u32>, UserError> {
-    if !beside.join(folder::CONFIG).is_file() || !has_tokens_of(beside, vocabulary) {
+    if !beside.join(folder::CONFIG).is_file() || added_to(beside, vocabulary).is_none() {
         return Ok(vec![]);
     }
     folder::ends(beside, &folder::describe(beside)?)
 }
 
-/// Whether a vocabulary gives the tokens of the tokeniser in a folder.
-pub fn has_tokens_of(folder: &Path, vocabulary: &Vocabulary) -> bool {
-    let kept = Vocabulary::load(&folder.join("tokenizer.json"));
-    kept.is_ok_and(|kept| kept.gives_the_same_tokens(vocabulary))
+/// The tokens that a vocabulary has beyond the tokeniser in a folder; `None` where the two differ otherwise.
+pub fn added_to(folder: &Path, vocabulary: &Vocabulary) -> Option<Vec<String>> {
+    let kept = Vocabulary::load(&folder.join("tokenizer.json")).ok()?;
+    let beyond = kept.size()..vocabulary.size();
+    let added: Vec<String> = beyond.map(|id| vocabulary.token(id as u32)).collect::<Option<_>>()?;
+    let kept = kept.with_tokens(&added).ok()?;
+    kept.gives_the_same_tokens(vocabulary).then_some(added)
 }
 
 /// Whether a vocabulary can be the model's: no token without a row in the embedding, and the end of a text among them.

@@ -2,6 +2,7 @@
 
 pub mod adapters;
 pub mod export;
+pub mod grown;
 pub mod initial;
 pub mod loaded;
 pub mod peft;

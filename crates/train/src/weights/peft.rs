@@ -1,14 +1,15 @@
 //! Adapters in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`, one folder an adapter.
 //!
 //! Its tensors are named after the modules of the library's model: A is `lora_A.weight`, B `lora_B.weight`, and DoRA's
-//! magnitude `lora_magnitude_vector`. What was trained of the model itself lies beside them under its own name.
+//! magnitude `lora_magnitude_vector`. What was trained of the model itself lies beside them under its own name, and a table that
+//! has an adapter as `base_layer.weight`, as it is in the model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use flatout_ir::passes::adapter::SCOPE;
-use flatout_ir::{Adapter, Class, Init, TensorType};
+use flatout_ir::passes::adapter::{EMBED, HEAD, SCOPE, is_end};
+use flatout_ir::{Adapter, Class, Init, Piece, TensorType};
 use flatout_models::config::{DecoderConfig, Head};
 use flatout_models::library::huggingface;
 use flatout_models::library::stored::Stored;
@@ -36,9 +37,10 @@ pub const CONFIG: &str = "adapter_config.json";
 pub const TENSORS: &str = "adapter_model.safetensors";
 /// What stands before the name of a module.
 const BASE: &str = "base_model.model.";
-const A: &str = "lora_A.weight";
-const B: &str = "lora_B.weight";
-const MAGNITUDE: &str = "lora_magnitude_vector";
+/// A table of the model that the library writes beside its adapter.
+const TABLE: &str = "base_layer.weight";
+/// Ends of names under which the library writes a trained module once more, and as it was before, where a vocabulary grew.
+const COPIES: [&str; 2] = [".modules_to_save.weight", ".original_module.weight"];
 
 /// An adapter that was found: what it is, and where its tensors lie.
 #[derive(Debug)]
@@ -48,6 +50,8 @@ pub struct Peft {
     weights: Weights,
     /// Our paths and types of all its tensors.
     tensors: BTreeMap<String, TensorType>,
+    /// Weights of the model that its tables must equal, with their names there.
+    tables: Vec<(String, String)>,
 }
 
 /// One weight's adapter in a folder.
@@ -78,37 +82,45 @@ impl Peft {
         let mut found: Vec<Found> = vec![];
         let mut tensors: BTreeMap<String, TensorType> = BTreeMap::new();
         let mut places: Vec<(String, String, Option<Stored>)> = vec![];
+        let mut tables: Vec<(String, String)> = vec![];
         let mut unused: BTreeSet<&str> = file.entries().keys().map(String::as_str).collect();
         for module in &modules {
             let name = |what: &str| format!("{BASE}{}.{what}", module.name);
-            let Some(a) = file.entries().get(&name(A)) else { continue };
+            let first = name(module.first_tensor());
+            let Some(a) = file.entries().get(&first) else { continue };
             let [rank, _] = a.shape[..] else {
-                refuse!(
-                    "{}: `{}` has shape {:?}, and [rank, in] is wanted",
-                    path.display(),
-                    name(A),
-                    a.shape
-                );
+                refuse!("{}: `{first}` has shape {:?}, and [rank, in] is wanted", path.display(), a.shape);
             };
+            if is_dora && is_end(&module.parts[0].weight) {
+                refuse!(
+                    "{} has `{first}`, and its use_dora is true: beside the embedding and the head LoRA is read",
+                    path.display()
+                );
+            }
             check_rank(&described, &module.name, rank)?;
             let alpha = alpha_of(&described, &module.name, rank)?;
-            let whole = named("", rank, is_dora);
-            for (slot, theirs) in whole.parameters(module.dims).into_iter().zip([A, B, MAGNITUDE].map(name)) {
-                check(&path, &file, &theirs, &slot.ty.dims)?;
+            let in_file = module.tensors(rank, is_dora);
+            for tensor in &in_file {
+                let theirs = name(tensor.name);
+                check(&path, &file, &theirs, &tensor.dims)?;
                 unused.remove(theirs.as_str());
             }
             for part in &module.parts {
                 let adapter = named(&part.weight, rank, is_dora);
-                // A is that of the whole module; of the others it has its rows.
-                let [b, magnitude] = [(B, Some(rank)), (MAGNITUDE, None)]
-                    .map(|(what, width)| module.rows_of(part, &name(what), width));
-                let within = [None, b, magnitude];
                 let slots = adapter.parameters([part.rows, module.dims[1]]);
-                for ((slot, what), within) in slots.into_iter().zip([A, B, MAGNITUDE]).zip(within) {
-                    places.push((slot.path.clone(), name(what), within));
+                for (slot, tensor) in slots.into_iter().zip(&in_file) {
+                    let theirs = name(tensor.name);
+                    let within = module.place(part, tensor, &slot.path, &theirs);
+                    places.push((slot.path.clone(), theirs, within));
                     tensors.insert(slot.path, slot.ty);
                 }
                 found.push(Found { weight: part.weight.clone(), rank, alpha });
+            }
+            let table = name(TABLE);
+            if is_end(&module.parts[0].weight) && unused.remove(table.as_str()) {
+                check(&path, &file, &table, &module.dims)?;
+                let weight = if model.tied { EMBED } else { &module.parts[0].weight };
+                tables.push((weight.to_string(), table));
             }
         }
         // Parts of the model that were trained with it. A tensor of theirs may be several of ours.
@@ -120,29 +132,56 @@ impl Peft {
             let theirs = named(&stored);
             if there.contains(&theirs) {
                 unused.remove(theirs.as_str());
+                let copies = COPIES.map(|copy| theirs.replace(".weight", copy));
+                unused.retain(|name| !copies.iter().any(|copy| copy == name));
                 check(&path, &file, &theirs, &stored.dims)?;
                 tensors.insert(stored.ours.clone(), shapes[&stored.ours].0.clone());
                 let within = (!stored.is_whole()).then(|| stored.clone());
                 places.push((stored.ours, theirs, within));
             }
         }
+        if model.tied && tensors.contains_key(EMBED) {
+            let is_tied = described["ensure_weight_tying"] == true;
+            let head = head_module(&modules).map(|head| format!("{BASE}{}.weight", head.name));
+            match head.filter(|head| unused.remove(head.as_str())) {
+                Some(head) => {
+                    let copies = COPIES.map(|copy| head.replace(".weight", copy));
+                    unused.retain(|name| !copies.iter().any(|copy| copy == name));
+                    tables.push((EMBED.to_string(), head));
+                }
+                None if is_tied => {}
+                None => refuse!(
+                    "{} has a trained embedding and not the head, which is the same table in this model: PEFT keeps the \
+                     head as it was; train it there with modules_to_save for both, or with ensure_weight_tying",
+                    path.display()
+                ),
+            }
+        }
+        if described["ensure_weight_tying"] == true && found.iter().any(|found| is_end(&found.weight)) {
+            refuse!(
+                "{CONFIG} has ensure_weight_tying true beside adapters of the embedding or the head, which are apart here"
+            );
+        }
         if let Some(name) = unused.first() {
             refuse!(
-                "{} has `{name}`, which belongs to no linear weight of the model's layers",
+                "{} has `{name}`, which belongs to no weight of the model that can have an adapter",
                 path.display()
             );
         }
         if found.is_empty() {
-            refuse!("{} has no adapter of the model's layers", path.display());
+            refuse!("{} has no adapter of the model's weights", path.display());
         }
         let mut weights = Weights::of_files(vec![(path, file)]);
         for (ours, name, within) in places {
             weights.place(ours, Place { file: 0, name, within, expect: None });
         }
+        for (_, name) in &tables {
+            weights.place(name.clone(), Place { file: 0, name: name.clone(), within: None, expect: None });
+        }
         let kind = if is_dora { AdapterKind::Dora } else { AdapterKind::Lora };
         let all: Vec<&str> =
             modules.iter().flat_map(|module| &module.parts).map(|part| part.weight.as_str()).collect();
-        Ok(Peft { adapter: section(kind, &found, &all), weights, tensors })
+        Ok(Peft { adapter: section(kind, &found, &all), weights, tensors, tables })
     }
 
     /// Whether all it comes with is trained by a config.
@@ -162,7 +201,8 @@ impl Peft {
         if let Some(path) = self.tensors.keys().find(|path| !saved.contains(*path)) {
             return Err(Failure::Environment(format!("there is no slot `{path}` that is trained")));
         }
-        for piece in held(session, Class::is_parameter) {
+        let pieces = held(session, Class::is_parameter);
+        for piece in &pieces {
             let Some(ty) = self.tensors.get(&piece.path) else { continue };
             let (wide, _) = self.weights.read(&piece.path, ty, &Init::Zeros)?;
             let size = size_of::<f32>();
@@ -172,8 +212,25 @@ impl Peft {
                 &wide[size * piece.range.start..size * piece.range.end],
             )?;
         }
+        // Tables that were written with it are those of the model, and a tied head is the embedding.
+        for (weight, name) in &self.tables {
+            for piece in pieces.iter().filter(|piece| piece.path == *weight) {
+                let theirs = self.weights.piece(&Piece { path: name.clone(), ..piece.clone() })?;
+                if session.read_range(&piece.slot, piece.within())? != theirs {
+                    return Err(Failure::User(UserError(format!(
+                        "the adapter of `adapter.from` comes with `{name}`, which is not `{weight}` of this model: it belongs \
+                         to another one, or was trained apart from it"
+                    ))));
+                }
+            }
+        }
         Ok(())
     }
+}
+
+/// The module of the head.
+fn head_module(modules: &[Module]) -> Option<&Module> {
+    modules.iter().find(|module| module.parts[0].weight == HEAD)
 }
 
 /// The adapter a folder's tensors are loaded as.
@@ -202,6 +259,7 @@ fn described(path: &Path) -> Result<Value, UserError> {
         "use_qalora",
         "use_bdlora",
         "alora_invocation_tokens",
+        "trainable_token_indices",
     ] {
         if !is_unsaid(key) {
             refuse!("{shown} has {key} {}, which is not supported", value[key]);
@@ -354,21 +412,21 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
         named.push((name, dims.to_vec(), bytes));
     };
     for beside in &beside {
-        let joint = Adapter { rank: beside.rank(), ..beside.adapters[0].clone() };
+        let first = beside.adapters[0];
         // The same tensor of every part.
         let mut each: [Vec<Vec<f32>>; 3] = Default::default();
         for adapter in &beside.adapters {
-            let dims = &shapes[&adapter.weight].0.dims;
-            for (slot, each) in adapter.parameters([dims[0], dims[1]]).iter().zip(&mut each) {
+            let part = beside.module.parts.iter().find(|part| part.weight == adapter.weight);
+            let dims = [part.expect("an adapter of the module").rows, beside.module.dims[1]];
+            for (slot, each) in adapter.parameters(dims).iter().zip(&mut each) {
                 each.push(floats(&weights.read(&slot.path, &slot.ty, &slot.init)?.0));
             }
         }
         let [a, b, magnitudes] = &each;
         let joined = [beside.join_a(a), beside.join_b(b), beside.join_magnitudes(magnitudes)];
-        let slots = joint.parameters(beside.module.dims);
-        for ((slot, what), values) in slots.iter().zip([A, B, MAGNITUDE]).zip(joined) {
-            let wide = values.into_iter().flat_map(f32::to_le_bytes).collect();
-            put(format!("{BASE}{}.{what}", beside.module.name), &slot.ty.dims, wide);
+        for (tensor, values) in beside.module.tensors(beside.rank(), first.dora).iter().zip(joined) {
+            let wide = tensor.of_ours(values).into_iter().flat_map(f32::to_le_bytes).collect();
+            put(format!("{BASE}{}.{}", beside.module.name, tensor.name), &tensor.dims, wide);
         }
     }
     let stored = huggingface::stored(model, |path| shapes[path].0.dims.clone()).map_err(UserError)?;
@@ -385,6 +443,11 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
         }
         let theirs = &at.theirs;
         let (wide, _) = weights.read(path, ty, init)?;
+        // The library has two modules for a table that is also the head, and would keep the second as it was.
+        if let Some(head) = head_module(&modules).filter(|_| model.tied && path == EMBED) {
+            put(format!("{BASE}{}.weight", head.name), &ty.dims, wide.clone());
+            whole.insert(head.name.clone());
+        }
         put(format!("{BASE}{theirs}"), &ty.dims, wide);
         // By its whole name: the library takes every module whose name ends with it.
         whole.insert(theirs.rsplit_once('.').map_or(theirs.as_str(), |(module, _)| module).to_string());

@@ -29,7 +29,7 @@ fn damaged(parser: &str, model: &str, file: &str, more: &[&[u8]]) {
     let seeds: Vec<Vec<u8>> = [whole].into_iter().chain(more.iter().map(|seed| seed.to_vec())).collect();
     let read = || {
         let described = folder::describe(folder.path())?;
-        folder::weights(folder.path(), &described.model).map(|_| ())
+        folder::weights(folder.path(), &described.model, described.headless.is_some()).map(|_| ())
     };
     read().expect("the file as it is can be read");
     feed(parser, &seeds, Limits::default(), |bytes| {

@@ -1,13 +1,15 @@
-"""Makes adapters as PEFT trains and writes them, beside the small model of models/tests/golden/checkpoints/llama.
+"""Makes adapters as PEFT trains and writes them, beside small models of models/tests/golden/checkpoints: llama, and one whose
+embedding is its head.
 
     pip install torch transformers peft safetensors
-    python make_peft.py            # writes NAME/ beside this file
+    python make_peft.py [NAME...]  # writes NAME/ beside this file
     python make_peft.py --check    # recomputes the results and compares them with the files
 
 NAME/ has what `save_pretrained` writes (adapter_config.json, adapter_model.safetensors): the adapter before training, with
 B drawn too, so that every tensor has a gradient from the first step on. Beside it
     expected.safetensors   input_ids, labels i32 [B, T] (-1 ignored); loss.N and norm.N f32 [1] of ten steps of
-                           torch.optim.AdamW; grad.NAME of the mean loss before the first, after.NAME after the last
+                           torch.optim.AdamW; grad.NAME of the mean loss before the first, after.NAME after the last; logits
+                           before the first, of cases beside the embedding
 """
 
 import argparse
@@ -21,7 +23,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 HERE = Path(__file__).resolve().parent
-BASE = HERE.parents[2] / "models/tests/golden/checkpoints/llama"
+CHECKPOINTS = HERE.parents[2] / "models/tests/golden/checkpoints"
+# The model of a case, where it is not llama.
+TIED = {"lora-ends-tied": "smollm2", "lora-tokens-tied": "smollm2"}
+# The vocabulary that a model grows to.
+GROWN = {"lora-tokens": 55, "lora-tokens-tied": 55}
 B, T = 2, 19
 # What the test gives as optimizer.*; matrices decay, vectors do not.
 ADAMW = dict(lr=3e-3, betas=(0.9, 0.95), eps=1e-8)
@@ -41,16 +47,34 @@ CASES = {
         r=2, lora_alpha=5, use_dora=True,
         target_modules=["model.layers.1.self_attn.q_proj", "model.layers.1.mlp.up_proj", "down_proj"],
     ),
+    # Beside the embedding and the head. The library writes both tables with them.
+    "lora-ends": dict(
+        r=3, lora_alpha=6, target_modules=["embed_tokens", "lm_head", "q_proj"], rank_pattern={"lm_head": 2}, alpha_pattern={"lm_head": 5},
+    ),
+    # One table in both places, each of which has an adapter of its own.
+    "lora-ends-tied": dict(r=3, lora_alpha=6, target_modules=["embed_tokens", "lm_head"]),
+    # Two new tokens, whose tables are trained whole; one table in both places.
+    "lora-tokens": dict(r=2, lora_alpha=4, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"]),
+    "lora-tokens-tied": dict(
+        r=2, lora_alpha=4, target_modules=["q_proj"], modules_to_save=["embed_tokens"], ensure_weight_tying=True,
+    ),
 }
 
 
+SEEDS = {name: seed for seed, name in enumerate(["dora", "dora-some", "lora", "lora-some", *list(CASES)[4:]], 1)}
+
+
 def made(name):
-    torch.manual_seed(sorted(CASES).index(name) + 1)
-    base = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32, attn_implementation="eager")
+    torch.manual_seed(SEEDS[name])
+    base = AutoModelForCausalLM.from_pretrained(
+        CHECKPOINTS / TIED.get(name, "llama"), dtype=torch.float32, attn_implementation="eager",
+    )
+    if name in GROWN:
+        base.resize_token_embeddings(GROWN[name])
     model = get_peft_model(base, LoraConfig(**CASES[name]))
     with torch.no_grad():
         for path, p in model.named_parameters():
-            if "lora_B" in path:
+            if "lora_B" in path or "lora_embedding_A" in path:
                 p.normal_(std=0.05)
             if "magnitude" in path:
                 p.mul_(1 + 0.1 * torch.randn_like(p))
@@ -63,7 +87,8 @@ def tensors(model):
 
 def expected(model):
     generator = torch.Generator().manual_seed(7)
-    ids = torch.randint(3, 53, (B, T), generator=generator)
+    vocab = model.config.vocab_size
+    ids = torch.randint(3, vocab, (B, T), generator=generator)
     labels = torch.cat([ids[:, 1:], torch.full((B, 1), -1)], 1)
     labels[0, 4:7] = -1
     out = {"input_ids": ids.int(), "labels": labels.int()}
@@ -71,34 +96,43 @@ def expected(model):
     matrices, vectors = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() == 1]
     groups = [dict(params=matrices, weight_decay=DECAY), dict(params=vectors, weight_decay=0.0)]
     adamw = torch.optim.AdamW([g for g in groups if g["params"]], **ADAMW)
+    if "embed_tokens" in model.peft_config["default"].target_modules:
+        out["logits"] = model(ids).logits.detach().clone()
     for step in range(1, STEPS + 1):
-        loss = F.cross_entropy(model(ids).logits.reshape(-1, 53), labels.reshape(-1), ignore_index=-1)
+        loss = F.cross_entropy(model(ids).logits.reshape(-1, vocab), labels.reshape(-1), ignore_index=-1)
         adamw.zero_grad()
         loss.backward()
         if step == 1:
             named = {p: n for n, p in model.named_parameters()}
             for p in trained:
-                name = named[p].replace(".default", "").replace("magnitude_vector.weight", "magnitude_vector")
+                name = named[p].replace(".modules_to_save", "").replace(".default", "")
+                name = name.replace("magnitude_vector.weight", "magnitude_vector")
                 out[f"grad.{name}"] = p.grad.clone()
         norm = torch.nn.utils.clip_grad_norm_(trained, CLIP)
         out |= {f"loss.{step}": loss.detach().reshape(1), f"norm.{step}": norm.detach().reshape(1)}
         adamw.step()
-    out |= {f"after.{name}": t for name, t in tensors(model).items()}
+    # Tables as the library writes them beside what it trained, and a head that is the embedding.
+    beside = [".base_layer.", ".original_module.", ".modules_to_save."]
+    beside += ["lm_head.weight"] if model.peft_config["default"].ensure_weight_tying else []
+    after = {name: t for name, t in tensors(model).items() if not any(part in name for part in beside)}
+    out |= {f"after.{name}": t for name, t in after.items()}
     return {name: t.contiguous() for name, t in out.items()}
 
 
 def main():
-    check = argparse.ArgumentParser()
-    check.add_argument("--check", action="store_true")
-    check = check.parse_args().check
-    for name in CASES:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=list(CASES), help="cases, or all")
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    check = arguments.check
+    for name in arguments.names:
         model = made(name)
         if check:
             want, got = load_file(HERE / name / "expected.safetensors"), expected(model)
             worst = max((want[k].double() - got[k].double()).abs().max().item() for k in want)
             print(f"{name}: off by {worst:.1e} at most")
             continue
-        model.peft_config["default"].base_model_name_or_path = "llama"
+        model.peft_config["default"].base_model_name_or_path = TIED.get(name, "llama")
         model.save_pretrained(HERE / name)
         (HERE / name / "README.md").unlink(missing_ok=True)
         save_file(expected(model), HERE / name / "expected.safetensors")

@@ -114,7 +114,7 @@ pub(super) fn open(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Result
     let frames = spec.frames.clone().unwrap_or_default();
     let pool = pool(spec.workers)?;
     let paths = paths(spec, &frames)?;
-    let given = spec.tokenizer.as_deref().map(Vocabulary::load).transpose()?;
+    let given = spec.given_vocabulary()?;
     let template = template(spec, given.as_ref())?;
     let writing = Writing { spec, frames: &frames, template: template.as_ref() };
     let vocabulary = match given {

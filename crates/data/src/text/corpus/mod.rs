@@ -32,6 +32,8 @@ pub struct Spec {
     pub eos: Option<u32>,
     /// A `tokenizer.json`; without one that of the shards is used, or one is trained on the training text.
     pub tokenizer: Option<PathBuf>,
+    /// Tokens that are added to it.
+    pub new_tokens: Vec<String>,
     /// The size of a tokeniser to be trained, and the most tokens any vocabulary may have: the model's.
     pub vocab: usize,
     /// Tokens a row.
@@ -63,6 +65,7 @@ impl Default for Spec {
             token_bytes: 2,
             eos: None,
             tokenizer: None,
+            new_tokens: Vec::new(),
             vocab: 512,
             context: 128,
             seed: 0,

@@ -145,6 +145,53 @@ impl Vocabulary {
         Ok(read)
     }
 
+    /// The same tokeniser with these tokens behind its last, each of which is found wherever a text spells it.
+    pub fn with_tokens(self, tokens: &[String]) -> Result<Self, DataError> {
+        let Some(first) = tokens.first() else { return Ok(self) };
+        let is_repeated = |at: &usize| tokens[..*at].contains(&tokens[*at]);
+        if let Some(at) = (1..tokens.len()).find(is_repeated) {
+            return Err(DataError::input(format!(
+                "data.new_tokens has {:?} twice: leave one out.",
+                tokens[at]
+            )));
+        }
+        if tokens.iter().any(|token| token.trim().is_empty()) {
+            return Err(DataError::input(
+                "data.new_tokens has a token without a letter: write how each is spelled.".to_string(),
+            ));
+        }
+        let known = tokens.iter().find_map(|token| Some((token, self.id(token)?)));
+        if let Some((token, id)) = known {
+            return Err(DataError::input(format!(
+                "data.new_tokens has {token:?}, which the tokeniser has already as token {id}: leave it out."
+            )));
+        }
+        let mut library = self.library().clone();
+        let added = tokens.iter().map(|token| AddedToken::from(token.as_str(), false).normalized(false));
+        let grown = library.add_tokens(added).map_err(|error| error.to_string());
+        let grown = grown.and_then(|_| Self::framed(library, self.frame));
+        let unusable = |said: String| {
+            DataError::input(format!(
+                "data.new_tokens cannot be added to the tokeniser, {first:?} first: {said}."
+            ))
+        };
+        let grown = grown.map_err(unusable)?;
+        match grown.size == self.size + tokens.len() {
+            true => Ok(grown),
+            false => Err(unusable(format!(
+                "its numbers go to {}, and with {} more they would go to {}",
+                self.size - 1,
+                tokens.len(),
+                grown.size - 1
+            ))),
+        }
+    }
+
+    /// The token that is spelled so.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.library().token_to_id(token)
+    }
+
     /// Writes a `tokenizer.json` that `load`, and every tool that reads this format, gives back, whole or not at all, and beside it a
     /// `tokenizer_config.json` where the tokens at the ends of a document are not known without it.
     pub fn save(&self, path: &Path) -> Result<(), DataError> {
@@ -182,9 +229,8 @@ impl Vocabulary {
     /// Tokens of a text, without `<bos>` and `<eos>`: their spelling inside a text is text like any other.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
         if let ModelWrapper::WordLevel(words) = self.library().get_model() {
-            let unknown = |word: &&str| {
-                words.token_to_id(word).is_none() && words.token_to_id(&words.unk_token).is_none()
-            };
+            let unknown =
+                |word: &&str| self.id(word).is_none() && words.token_to_id(&words.unk_token).is_none();
             if let Some(word) = text.split_whitespace().find(unknown) {
                 let word = word.escape_debug();
                 return Err(DataError::input(format!(
@@ -387,6 +433,30 @@ mod tests {
 
     fn trained(vocab: usize) -> Vocabulary {
         Vocabulary::train(TEXTS.into_iter(), vocab).unwrap()
+    }
+
+    /// Added tokens follow the last, are found inside of words, and survive a file; what is there already is refused.
+    #[test]
+    fn tokens_can_be_added() {
+        let vocabulary = Vocabulary::train(["the cat sat on the mat"].into_iter(), 270).unwrap();
+        let size = vocabulary.size() as u32;
+        let tokens = ["<tool>", "</tool>"].map(String::from);
+        let grown = vocabulary.clone().with_tokens(&tokens).unwrap();
+        assert_eq!((grown.id("<tool>"), grown.id("</tool>")), (Some(size), Some(size + 1)));
+        let encoded = grown.encode("the<tool>cat</tool>").unwrap();
+        assert_eq!(encoded.iter().filter(|token| **token >= size).count(), 2);
+        assert_eq!(grown.decode(&encoded), "the<tool>cat</tool>");
+        assert_eq!(grown.encode("the cat").unwrap(), vocabulary.encode("the cat").unwrap());
+        let scratch = Scratch::new("tokens-added");
+        let path = scratch.path().join("tokenizer.json");
+        grown.save(&path).unwrap();
+        assert!(Vocabulary::load(&path).unwrap().gives_the_same_tokens(&grown));
+        assert!(!grown.gives_the_same_tokens(&vocabulary));
+        let refused = grown.with_tokens(&tokens).unwrap_err().sentence;
+        assert!(
+            refused.contains(&format!("has \"<tool>\", which the tokeniser has already as token {size}")),
+            "{refused}"
+        );
     }
 
     #[test]

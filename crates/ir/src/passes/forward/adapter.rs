@@ -1,6 +1,6 @@
 //! What an adapter is: which weight it is beside, and the tensors it has.
 
-use crate::graph::{Class, Init, Slot};
+use crate::graph::{Class, Graph, Init, Slot};
 use crate::types::{DType, TensorType};
 
 /// One adapter beside one weight.
@@ -21,8 +21,27 @@ pub struct Adapter {
 
 /// What the paths of all adapters' tensors begin with.
 pub const SCOPE: &str = "adapter.";
+/// The table that tokens are looked up in, as adapters name it.
+pub const EMBED: &str = "embed.weight";
+/// The head that predicts tokens; its slot is the table where the two are tied.
+pub const HEAD: &str = "head.weight";
+
+/// Whether a weight is outside of layers, where only what is asked for by name has an adapter.
+pub fn is_end(weight: &str) -> bool {
+    [EMBED, HEAD].contains(&weight)
+}
+
+/// The slot of a weight that an adapter is beside.
+pub fn slot_beside<'g>(g: &'g Graph, weight: &str) -> Option<&'g Slot> {
+    let find = |path: &str| g.slots.iter().find(|slot| slot.path == path);
+    find(weight).or_else(|| find(EMBED).filter(|_| weight == HEAD))
+}
 
 impl Adapter {
+    /// Whether it is beside rows that are looked up, and not beside a product.
+    pub fn is_lookup(&self) -> bool {
+        self.weight == EMBED
+    }
     /// A, [rank, in].
     pub fn a(&self) -> String {
         self.path("a")
@@ -44,7 +63,8 @@ impl Adapter {
     }
 
     /// The trained tensors of an adapter of a weight [out, in], with their first values: A as a linear layer of
-    /// PyTorch begins, which is uniform within 1 / sqrt(in), and B zero, so that the model begins as it was.
+    /// PyTorch begins, which is uniform within 1 / sqrt(in), or beside an embedding as an embedding of PyTorch does; and B
+    /// zero, so that the model begins as it was.
     pub fn parameters(&self, [out, inner]: [usize; 2]) -> Vec<Slot> {
         let slot = |path: String, dims: &[usize], init: Init| Slot {
             path,
@@ -53,11 +73,12 @@ impl Adapter {
             init,
             part: None,
         };
-        let bound = 1.0 / (inner as f32).sqrt();
-        let mut all = vec![
-            slot(self.a(), &[self.rank, inner], Init::Uniform { bound }),
-            slot(self.b(), &[out, self.rank], Init::Zeros),
-        ];
+        let first = match self.is_lookup() {
+            true => Init::Normal { std: 1.0 },
+            false => Init::Uniform { bound: 1.0 / (inner as f32).sqrt() },
+        };
+        let mut all =
+            vec![slot(self.a(), &[self.rank, inner], first), slot(self.b(), &[out, self.rank], Init::Zeros)];
         all.extend(self.dora.then(|| slot(self.magnitude(), &[out], Init::RowNorms)));
         all
     }

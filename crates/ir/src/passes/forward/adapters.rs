@@ -13,6 +13,10 @@
 //! columns of its A. With many rows `joined_products` makes [x, u] [W, C]^T of it. Where adapters are not alike, or only
 //! some of the weights have one, each B adds onto its columns of y, which is then read and written once more. What is dropped of
 //! an input is the same for all that read it, so the numbers do not depend on what was merged.
+//!
+//! The two ends of a decoder have adapters where they are asked for by name (`ends`).
+
+mod ends;
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -20,7 +24,7 @@ use crate::graph::{Class, Graph, Init, Node, NodeId, Part, Slot, SlotId, Value};
 use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::product::{Compute, plain};
-use crate::passes::forward::adapter::{Adapter, SCOPE};
+use crate::passes::forward::adapter::{Adapter, EMBED, HEAD, SCOPE, is_end, slot_beside};
 use crate::passes::gradient::recompute::layer_of;
 use crate::passes::input_path;
 use crate::passes::options::Update;
@@ -38,25 +42,58 @@ pub struct Adapted {
     pub products: usize,
 }
 
-/// The weights that can have an adapter, with their extents: matrices of layers that rows are multiplied with.
+/// The weights that can have an adapter, with their extents: matrices of layers that rows are multiplied with, the table of
+/// tokens, and the head.
 pub fn adaptable(g: &Graph) -> Vec<(&str, [usize; 2])> {
     let mut found: Vec<(&str, [usize; 2])> = vec![];
     for node in &g.nodes {
-        let Some(slot) = weight_of(g, node) else { continue };
-        let Slot { path, ty, .. } = g.slot(slot);
-        if !found.iter().any(|(known, _)| known == path) {
-            found.push((path, [ty.dims[0], ty.dims[1]]));
+        let Some(Site { slot, weight, .. }) = Site::of(g, node) else { continue };
+        let dims = &g.slot(slot).ty.dims;
+        if !found.iter().any(|(known, _)| *known == weight) {
+            found.push((weight, [dims[0], dims[1]]));
         }
     }
     found
 }
 
-/// The weight of a layer that a product multiplies rows with.
-fn weight_of(g: &Graph, node: &Node) -> Option<SlotId> {
-    let Op::Product { ta: false, tb: true, base: false, .. } = node.op else { return None };
-    let Op::Read { slot } = g.node(node.ins[1].node).op else { return None };
-    let is_layers = layer_of(&g.slot(slot).path).is_some();
-    (is_layers && g.slot(slot).class.is_parameter() && g.ty(node.ins[0]).rank() == 2).then_some(slot)
+/// A weight where it is read so that it can have an adapter.
+struct Site<'a> {
+    slot: SlotId,
+    /// The name of the weight there: of a slot that serves as table and as head, one of two.
+    weight: &'a str,
+    reading: Reading,
+}
+
+enum Reading {
+    /// Rows are multiplied with it.
+    Product,
+    /// Its rows are looked up.
+    Lookup,
+    /// Rows are multiplied with it and compared with targets.
+    Loss,
+}
+
+impl<'a> Site<'a> {
+    fn of(g: &'a Graph, node: &Node) -> Option<Site<'a>> {
+        let (reading, read) = match node.op {
+            Op::Product { ta: false, tb: true, base: false, .. } => (Reading::Product, node.ins[1]),
+            Op::HeadLoss { .. } => (Reading::Loss, node.ins[1]),
+            Op::Gather {} => (Reading::Lookup, node.ins[0]),
+            _ => return None,
+        };
+        let Op::Read { slot } = g.node(read.node).op else { return None };
+        let path = g.slot(slot).path.as_str();
+        let weight = match reading {
+            Reading::Lookup => (path == EMBED).then_some(EMBED)?,
+            _ if is_end(path) => HEAD,
+            Reading::Product => layer_of(path).map(|_| path)?,
+            Reading::Loss => return None,
+        };
+        let is_matrix = g.slot(slot).ty.rank() == 2;
+        let has_rows = matches!(reading, Reading::Lookup) || g.ty(node.ins[0]).rank() == 2;
+        let fits = g.slot(slot).class.is_parameter() && is_matrix && has_rows;
+        fits.then_some(Site { slot, weight, reading })
+    }
 }
 
 /// How adapters are written.
@@ -69,6 +106,9 @@ pub struct How<'a> {
 }
 
 pub fn adapters(g: &Graph, adapters: &[Adapter], how: How<'_>) -> Result<(Graph, Adapted), Refusal> {
+    if let Some(dora) = adapters.iter().find(|adapter| adapter.dora && is_end(&adapter.weight)) {
+        return Err(Refusal(format!("{} has no magnitudes: beside it an adapter is LoRA's", dora.weight)));
+    }
     let replay = Replay::new(g);
     let mut pass = Adapting {
         replay,
@@ -80,14 +120,14 @@ pub fn adapters(g: &Graph, adapters: &[Adapter], how: How<'_>) -> Result<(Graph,
     };
     let mut served: BTreeSet<&str> = BTreeSet::new();
     for (id, node) in g.ids().zip(&g.nodes) {
-        let parts = match weight_of(g, node) {
-            Some(slot) => parts(g, slot, adapters),
-            None => vec![],
-        };
+        let site = Site::of(g, node);
+        let parts = site.as_ref().map_or(vec![], |site| parts(g, site, adapters));
         served.extend(parts.iter().filter(|p| !p.adapters.is_empty()).map(|p| p.weight));
-        match parts.iter().any(|p| !p.adapters.is_empty()) {
-            true => pass.product(id, &parts)?,
-            false => _ = pass.replay.copy(id),
+        match site.filter(|_| parts.iter().any(|p| !p.adapters.is_empty())).map(|site| site.reading) {
+            Some(Reading::Product) => pass.product(id, &parts)?,
+            Some(Reading::Lookup) => pass.lookup(id, &parts[0]),
+            Some(Reading::Loss) => pass.loss(id, &parts[0])?,
+            None => _ = pass.replay.copy(id),
         }
     }
     if let Some(lost) = adapters.iter().find(|a| !served.contains(a.weight.as_str())) {
@@ -106,19 +146,19 @@ struct Adaptee<'a> {
 }
 
 /// The weights a slot was merged from, in order; itself where it was not.
-fn parts<'a>(g: &'a Graph, slot: SlotId, adapters: &'a [Adapter]) -> Vec<Adaptee<'a>> {
+fn parts<'a>(g: &'a Graph, site: &Site<'a>, adapters: &'a [Adapter]) -> Vec<Adaptee<'a>> {
     let mut inside: Vec<(usize, &Slot)> =
-        g.slots.iter().filter_map(|s| Some((s.part.filter(|p| p.of == slot)?.offset, s))).collect();
+        g.slots.iter().filter_map(|s| Some((s.part.filter(|p| p.of == site.slot)?.offset, s))).collect();
     inside.sort_by_key(|(offset, _)| *offset);
-    if inside.is_empty() {
-        inside.push((0, g.slot(slot)));
-    }
-    let of = |s: &'a Slot| Adaptee {
-        weight: &s.path,
+    let of = |weight: &'a str, s: &'a Slot| Adaptee {
+        weight,
         rows: s.ty.dims[0],
-        adapters: adapters.iter().filter(|a| a.weight == s.path).collect(),
+        adapters: adapters.iter().filter(|a| a.weight == weight).collect(),
     };
-    inside.into_iter().map(|(_, s)| of(s)).collect()
+    match inside.is_empty() {
+        true => vec![of(site.weight, g.slot(site.slot))],
+        false => inside.into_iter().map(|(_, s)| of(&s.path, s)).collect(),
+    }
 }
 
 /// What DoRA multiplies the columns of a product by.
@@ -538,9 +578,8 @@ impl<'a> Adapting<'a> {
         path: impl Fn(&Adapter) -> String,
     ) -> SlotId {
         let inner = self.inner(id);
-        let rows = |g: &Graph, a: &Adapter| {
-            g.slots.iter().find(|s| s.path == a.weight).expect("adapters are of weights").ty.dims[0]
-        };
+        let rows =
+            |g: &Graph, a: &Adapter| slot_beside(g, &a.weight).expect("adapters are of weights").ty.dims[0];
         let slots: Vec<SlotId> =
             of.iter().map(|a| self.slot(a, &path(a), [rows(self.replay.old, a), inner])).collect();
         let [first, _, ..] = slots[..] else { return slots[0] };

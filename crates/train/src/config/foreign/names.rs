@@ -109,6 +109,8 @@ pub(super) const NAMES: &[(&str, &str)] = &[
     ("use_peft", "adapter.kind=lora"),
     ("use_dora", "adapter.kind=dora"),
     ("peft_use_dora", "adapter.kind=dora"),
+    ("add_tokens", "data.new_tokens"),
+    ("new_special_tokens", "data.new_tokens"),
     ("lora_model_dir", "adapter.from"),
     ("adapter_name_or_path", "adapter.from"),
     // Preferences.

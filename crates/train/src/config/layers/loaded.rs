@@ -155,6 +155,19 @@ impl Layers {
         self.put(CLASSES.into(), Value::Integer(classes as i64));
     }
 
+    /// The values of `data.tokenizer`, where it is given, and `data.new_tokens`.
+    pub fn tokenizer(&self) -> (Option<&str>, Vec<String>) {
+        let value = |key: &str| self.values.get(key).map(|held| &held.value);
+        let tokens = value("data.new_tokens").and_then(Value::as_array).into_iter().flatten();
+        let tokens = tokens.filter_map(Value::as_str).map(String::from).collect();
+        (value("data.tokenizer").and_then(Value::as_str), tokens)
+    }
+
+    /// Lays the vocabulary of a model that grows.
+    pub fn lay_vocab(&mut self, vocab: usize) {
+        self.put("model.vocab".into(), Value::Integer(vocab as i64));
+    }
+
     /// The value of `adapter.from`, where it is given.
     pub fn adapter_from(&self) -> Option<&str> {
         self.values.get("adapter.from").and_then(|held| held.value.as_str())

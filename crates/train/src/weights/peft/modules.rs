@@ -4,10 +4,14 @@
 //! module is one beside each part, with the same A and the part's rows of B. The other way round, adapters beside the parts
 //! become one whose A has theirs below one another and whose B has each in its own rows and columns, zeros elsewhere: of the
 //! sum of their ranks.
+//!
+//! Of the table of tokens the library looks up columns of `lora_embedding_A` and multiplies them with `lora_embedding_B`: our B
+//! and A, both turned.
 
 use std::collections::BTreeSet;
 
 use flatout_ir::Adapter;
+use flatout_ir::passes::adapter::{EMBED, HEAD};
 use flatout_ir::passes::adapters::adaptable;
 use flatout_models::config::DecoderConfig;
 use flatout_models::library::huggingface;
@@ -25,6 +29,37 @@ pub(crate) struct Module {
     pub parts: Vec<Part>,
 }
 
+/// What stands behind the name of a module, of A, B and DoRA's magnitudes.
+const LINEAR: [&str; 3] = ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"];
+/// The same of the table of tokens, where the first is looked up: B of ours.
+const TABLE: [&str; 2] = ["lora_embedding_A", "lora_embedding_B"];
+
+/// A tensor of an adapter in a file.
+pub(crate) struct InFile {
+    /// Behind the name of the module.
+    pub name: &'static str,
+    pub dims: Vec<usize>,
+    /// Whether ours is [columns, rows] of it.
+    pub turned: bool,
+}
+
+impl InFile {
+    /// Where a tensor of ours lies in it, if it is not the whole as it stands.
+    fn place(&self, ours: &str, theirs: &str) -> Option<Stored> {
+        let within = || Within::Columns { transposed: true, columns: 0..self.dims[1] };
+        let (ours, theirs, dims) = (ours.to_string(), theirs.to_string(), self.dims.clone());
+        self.turned.then(|| Stored { ours, theirs, dims, within: within() })
+    }
+
+    /// The values of the file, of ours.
+    pub fn of_ours(&self, values: Vec<f32>) -> Vec<f32> {
+        let Some(place) = self.place("", "") else { return values };
+        let mut theirs = vec![0.0; values.len()];
+        place.put(&values, &mut theirs);
+        theirs
+    }
+}
+
 /// One of our weights, at these rows of a module.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Part {
@@ -39,7 +74,8 @@ pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<Module>, String> {
     let graph = model.build(model.least());
     let weights: BTreeSet<&str> = adaptable(&graph).into_iter().map(|(path, _)| path).collect();
     let mut modules: Vec<Module> = vec![];
-    for stored in huggingface::stored(model, |path| shapes[path].0.dims.clone())? {
+    let shape = |path: &str| shapes[path].0.dims.clone();
+    for stored in huggingface::stored(model, shape)?.into_iter().chain(tied_head(model, &shape)) {
         if !weights.contains(stored.ours.as_str()) {
             continue;
         }
@@ -68,20 +104,58 @@ pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<Module>, String> {
     Ok(modules)
 }
 
+/// The head of a model whose embedding it is: the library has a module for it all the same.
+fn tied_head(model: &DecoderConfig, shape: &dyn Fn(&str) -> Vec<usize>) -> Option<Stored> {
+    let apart = DecoderConfig { tied: false, ..model.clone() };
+    let shape = |path: &str| shape(if path == HEAD { EMBED } else { path });
+    let all = huggingface::stored(&apart, shape).ok().filter(|_| model.tied)?;
+    all.into_iter().find(|stored| stored.ours == HEAD)
+}
+
 fn is_of_tower(weight: &str) -> bool {
     weight.split('.').next() == Some(vision::SCOPE)
 }
 
 impl Module {
-    pub fn is_joint(&self) -> bool {
-        self.parts.len() > 1
+    /// Whether it is the table of tokens.
+    pub fn is_table(&self) -> bool {
+        self.parts[0].weight == EMBED
     }
 
-    /// Where a part's rows of a tensor [out, ..] of the module lie; `None` where the part is the whole.
-    pub fn rows_of(&self, part: &Part, name: &str, width: Option<usize>) -> Option<Stored> {
-        let dims = [self.dims[0]].into_iter().chain(width).collect();
-        let within = Within::Rows(part.first..part.first + part.rows);
-        self.is_joint().then(|| Stored { ours: part.weight.clone(), theirs: name.to_string(), dims, within })
+    /// The tensor of a file by which an adapter of this module is known: its first extent is the rank.
+    pub fn first_tensor(&self) -> &'static str {
+        if self.is_table() { TABLE[0] } else { LINEAR[0] }
+    }
+
+    /// The tensors of an adapter in a file, in the order of ours.
+    pub fn tensors(&self, rank: usize, dora: bool) -> Vec<InFile> {
+        let [out, inner] = self.dims;
+        let in_file =
+            |name: &'static str, dims: &[usize], turned: bool| InFile { name, dims: dims.to_vec(), turned };
+        if self.is_table() {
+            return vec![in_file(TABLE[1], &[inner, rank], true), in_file(TABLE[0], &[rank, out], true)];
+        }
+        let mut all =
+            vec![in_file(LINEAR[0], &[rank, inner], false), in_file(LINEAR[1], &[out, rank], false)];
+        all.extend(dora.then(|| in_file(LINEAR[2], &[out], false)));
+        all
+    }
+
+    /// Where a part's own of a tensor lies in it; `None` where it is the whole as it stands.
+    pub fn place(&self, part: &Part, in_file: &InFile, ours: &str, theirs: &str) -> Option<Stored> {
+        // A is that of the whole module; of the others a part has its rows.
+        match self.is_joint() && in_file.name != LINEAR[0] {
+            true => {
+                let within = Within::Rows(part.first..part.first + part.rows);
+                let (ours, theirs) = (ours.to_string(), theirs.to_string());
+                Some(Stored { ours, theirs, dims: in_file.dims.clone(), within })
+            }
+            false => in_file.place(ours, theirs),
+        }
+    }
+
+    pub fn is_joint(&self) -> bool {
+        self.parts.len() > 1
     }
 }
 
@@ -189,14 +263,35 @@ mod tests {
         let all = modules(&phi3()).expect("modules");
         let names: Vec<&str> = all.iter().map(|module| module.name.as_str()).collect();
         let layer = "model.layers.0";
+        assert_eq!((names[0], names[5]), ("model.embed_tokens", "lm_head"));
         assert_eq!(
-            names,
+            names[1..5],
             ["self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"]
                 .map(|name| format!("{layer}.{name}"))
         );
-        let rows: Vec<(usize, usize)> = all[0].parts.iter().map(|part| (part.first, part.rows)).collect();
-        assert_eq!((rows, all[0].dims), (vec![(0, 8), (8, 4), (12, 4)], [16, 8]));
-        assert!(all[2].is_joint() && !all[3].is_joint());
+        let (qkv, gate_up, down) = (&all[1], &all[3], &all[4]);
+        let rows: Vec<(usize, usize)> = qkv.parts.iter().map(|part| (part.first, part.rows)).collect();
+        assert_eq!((rows, qkv.dims), (vec![(0, 8), (8, 4), (12, 4)], [16, 8]));
+        assert!(gate_up.is_joint() && !down.is_joint());
+    }
+
+    /// A tied head has the name that it would have apart.
+    #[test]
+    fn both_ends_are_modules() {
+        for tied in [true, false] {
+            let all = modules(&DecoderConfig { tied, ..phi3() }).expect("modules");
+            let [first, .., last] = &all[..] else { panic!("several modules") };
+            assert!(first.is_table() && !last.is_table());
+            assert_eq!(
+                (last.name.as_str(), last.dims, last.parts[0].weight.as_str()),
+                ("lm_head", [11, 8], HEAD)
+            );
+            let turned = first.tensors(3, false);
+            assert_eq!((turned[0].name, &turned[0].dims[..]), ("lora_embedding_B", &[8, 3][..]));
+            assert_eq!((turned[1].name, &turned[1].dims[..]), ("lora_embedding_A", &[3, 11][..]));
+            let ours: Vec<f32> = (0..24).map(|i| i as f32).collect();
+            assert_eq!(turned[0].of_ours(ours)[..4], [0.0, 8.0, 16.0, 1.0]);
+        }
     }
 
     /// The joint product is the sum of the parts': s B A of the whole has each part's s B A in its rows.

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use flatout_models::config::Model;
+use flatout_models::decoder::HEAD;
 use flatout_models::library::{self, Described, gemma, processor};
 use serde_json::Value;
 
@@ -97,8 +98,8 @@ fn json(path: &Path) -> Result<Value, UserError> {
     serde_json::from_slice(&bytes).map_err(|error| UserError(format!("{shown} is not JSON: {error}")))
 }
 
-/// Where a folder's tensors lie, all of them checked against the model.
-pub fn weights(folder: &Path, model: &Model) -> Result<Weights, UserError> {
+/// Where a folder's tensors lie, all of them checked against the model, of which a headless one has no head.
+pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weights, UserError> {
     let (files, claimed) = if folder.join(SINGLE).is_file() {
         (vec![SINGLE.to_string()], None)
     } else if folder.join(INDEX).is_file() {
@@ -147,6 +148,9 @@ pub fn weights(folder: &Path, model: &Model) -> Result<Weights, UserError> {
     let mut unused: BTreeSet<&String> = found.keys().collect();
     let mut missing = vec![];
     for stored in stored {
+        if is_headless && stored.ours == HEAD {
+            continue;
+        }
         let others = published.other_names(&stored.theirs);
         let there = [&stored.theirs].into_iter().chain(&others).find_map(|name| found.get_key_value(name));
         let Some((name, number)) = there else {

@@ -139,11 +139,26 @@ pub struct Description {
     pub classes: Vec<String>,
     /// How pixels are made of an image, where it is known.
     pub processor: Processor,
+    /// The library's class of a decoder's body without a head, where no embeddings are tied to one either.
+    pub headless: Option<&'static str>,
     pub tokenizer: Option<PathBuf>,
     /// What `model.from` must say to mean this from anywhere on this machine; of a run that was opened, its step too.
     pub pinned: String,
     /// The folder that files beside the weights are in.
     pub folder: PathBuf,
+}
+
+impl Description {
+    /// Refuses a body without a head for a model that predicts tokens, which would need one.
+    pub fn check_head(&self, model: &Model, whence: &str) -> Result<(), UserError> {
+        match self.headless {
+            Some(class) if model.class_head().is_none() => refuse!(
+                "{whence} has a {class}, which has no head, and its embeddings are not tied to one: train it with \
+                 model.head=classes, for which a head is drawn, or take a checkpoint with its head of tokens"
+            ),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Reads what describes a model. A name on the hub costs its small files.
@@ -172,6 +187,7 @@ pub fn describe(source: &Source) -> Result<Description, UserError> {
                 eos: vec![],
                 classes: data.classes,
                 processor,
+                headless: None,
                 tokenizer: tokenizer.is_file().then_some(tokenizer),
                 pinned: pinned(dir, *step),
                 folder: dir.clone(),
@@ -196,6 +212,7 @@ fn describe_folder(folder: &Path, pinned: String) -> Result<Description, UserErr
         eos,
         classes: described.classes,
         processor: described.processor,
+        headless: described.headless,
         tokenizer: tokenizer.is_file().then_some(tokenizer),
         pinned,
         folder: folder.to_path_buf(),
@@ -233,7 +250,8 @@ pub fn open(source: &Source, watch: Watch<'_>) -> Result<Pretrained, UserError> 
             Ok(Pretrained { description, weights, checkpoint: Some(whole) })
         }
         Source::Folder(_) | Source::Hub(_) => {
-            let weights = folder::weights(&description.folder, &description.model)?;
+            let is_headless = description.headless.is_some();
+            let weights = folder::weights(&description.folder, &description.model, is_headless)?;
             Ok(Pretrained { description, weights, checkpoint: None })
         }
     }
@@ -243,6 +261,8 @@ pub fn open(source: &Source, watch: Watch<'_>) -> Result<Pretrained, UserError> 
 /// model has, which may be fewer.
 fn open_for(model: &Model, from: &str, watch: Watch<'_>) -> Result<Pretrained, UserError> {
     let mut pretrained = open(&Source::parse(from)?, &mut *watch)?;
+    let instead = "begin from what that run began from, with adapter.from and its exported adapters";
+    adapters::check_merge(&pretrained.description.model, pretrained.weights.adapters(), instead)?;
     if let Some(from) = model.as_fovea().and_then(|tower| tower.from.as_ref()) {
         pretrained.weights.put_beside(vision::SCOPE, open(&Source::parse(from)?, watch)?.weights);
     }

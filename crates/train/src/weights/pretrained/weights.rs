@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use flatout_ir::passes::adapter::SCOPE;
+use flatout_ir::passes::adapter::{EMBED, HEAD, SCOPE};
 use flatout_ir::passes::average::averaged_weight;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Adapter, Class, DType, Init, Piece, TensorType};
@@ -21,6 +21,7 @@ use crate::refuse;
 use crate::run::checkpoint::{Dtype, TensorFile};
 use crate::run::state::held;
 use crate::weights::adapters::merge;
+use crate::weights::grown::grow;
 use crate::weights::initial::{drawn, values};
 
 /// Every parameter of a model, by path: its type and its first values where nothing else gives them.
@@ -56,6 +57,8 @@ pub struct Weights {
     adapters: Vec<Adapter>,
     /// Whether weights are read as they are, without what their adapters make of them.
     apart: bool,
+    /// Tables that have more rows than their files, by path with the rows there: the others are drawn by the seed.
+    grown: BTreeMap<String, (usize, u64)>,
 }
 
 /// Bytes read at once, and hashed while they are in the cache.
@@ -79,11 +82,20 @@ impl Weights {
             of_images: 0,
             adapters: vec![],
             apart: false,
+            grown: BTreeMap::new(),
         }
     }
 
-    /// A head of classes that the source has not, or what connects a tower that stands beside it, is drawn by a seed.
+    /// A head of classes that the source has not, what connects a tower that stands beside it, and rows of new tokens are drawn by a
+    /// seed.
     pub fn draw_rest(&mut self, model: &Model, seed: u64) {
+        for table in [EMBED, HEAD] {
+            let Some(place) = self.found(table) else { continue };
+            let rows = self.file(place).1.entries()[&place.name].shape[0];
+            if model.vocab().is_some_and(|vocab| vocab > rows) {
+                self.grown.insert(table.to_string(), (rows, seed));
+            }
+        }
         let head = model.class_head().map(|head| format!("{head}.weight"));
         let query = model.as_fovea().map(|_| format!("{}.q_init", vision::SCOPE));
         if head.into_iter().chain(query).any(|path| !self.places.contains_key(&path)) {
@@ -179,6 +191,8 @@ impl Weights {
                     ty.dims
                 );
             }
+            // A table that grew was saved with all of its rows.
+            self.grown.remove(ours);
             let places = if average.is_some() { &mut self.averages } else { &mut self.places };
             places.insert(
                 ours.to_string(),
@@ -205,6 +219,21 @@ impl Weights {
 
     /// A parameter's values as little-endian f32, and the hash of the bytes they were read from; drawn ones have none.
     pub fn read(
+        &self,
+        name: &str,
+        ty: &TensorType,
+        init: &Init,
+    ) -> Result<(Vec<u8>, Option<String>), Failure> {
+        let Some((rows, seed)) = self.grown.get(name) else { return self.read_adapted(name, ty, init) };
+        let width = ty.dims[1];
+        let (wide, hash) = self.read_adapted(name, &TensorType::new(ty.dtype, [*rows, width]), init)?;
+        let mut table = f32s(&wide);
+        grow(name, &mut table, width, ty.dims[0], *seed);
+        Ok((table.into_iter().flat_map(f32::to_le_bytes).collect(), hash))
+    }
+
+    /// The same of the rows that files have, as one with the adapters beside them.
+    fn read_adapted(
         &self,
         name: &str,
         ty: &TensorType,
@@ -256,6 +285,11 @@ impl Weights {
         if self.apart { vec![] } else { self.adapters.iter().filter(|a| a.weight == name).collect() }
     }
 
+    /// Whether a parameter is more than what lies in its file.
+    fn is_made(&self, name: &str) -> bool {
+        self.grown.contains_key(name) || !self.beside(name).is_empty()
+    }
+
     /// Where the values that are read of a parameter lie; nowhere where they are drawn.
     fn found(&self, name: &str) -> Option<&Place> {
         self.averages.get(name).filter(|_| self.averaged).or(self.places.get(name))
@@ -291,7 +325,7 @@ impl Weights {
         let as_stored = self.found(&piece.path).filter(|place| {
             let (_, file) = self.file(place);
             let is_alike = piece.ty.dtype == DType::BF16 && file.entries()[&place.name].dtype == Dtype::Bf16;
-            is_alike && place.within.is_none() && self.beside(&piece.path).is_empty()
+            is_alike && place.within.is_none() && !self.is_made(&piece.path)
         });
         let (mut bytes, hash) = match as_stored {
             Some(place) => {
@@ -318,7 +352,7 @@ impl Weights {
     /// A part of a parameter's values as f32, where it can be had without the rest: it lies in its file as it stands, and no
     /// hash or adapter asks for all of it.
     fn read_some(&self, piece: &Piece) -> Result<Option<Vec<u8>>, Failure> {
-        if piece.is_whole() || !self.beside(&piece.path).is_empty() {
+        if piece.is_whole() || self.is_made(&piece.path) {
             return Ok(None);
         }
         let Some(place) = self.found(&piece.path) else {
