@@ -297,6 +297,11 @@ fn filled(
             let of_tree: Vec<_> = tree.iter().map(|i| (table.get(examples[*i]), samples[*i])).collect();
             let prefix = if tree.len() > 1 { table.member(examples[tree[0]]).prefix.tokens } else { 0 };
             batch.push(extents, &of_tree, prefix, class_weights);
+            // Texts with types share no prefix, so that each is a segment of its own.
+            if let (&[one], Some(segment)) = (&tree[..], batch.segments.last()) {
+                let (start, second) = (segment.start as usize, table.second_of(examples[one]));
+                batch.types[start + second.start..start + second.end].fill(1);
+            }
             batch.numbers.extend(tree.iter().map(|i| examples[*i]));
         }
         batch

@@ -6,11 +6,12 @@
 use serde_json::{Value, json};
 
 use super::architecture::{Architecture, common_fields};
+use super::encoder::Encoder;
 use super::fields::Fields;
 use super::layer_kinds::object;
 use super::processor::{self, Processor};
 use super::stored::Stored;
-use super::{Published, class_heads, fovea, gemma, llama, modernbert, qwen, qwen3_vl};
+use super::{Published, class_heads, encoder, fovea, gemma, llama, qwen, qwen3_vl};
 use crate::config::{DecoderConfig, Head, Vision};
 
 /// What a `config.json` says.
@@ -120,7 +121,7 @@ pub fn is_redundant(model: &DecoderConfig, name: &str) -> bool {
 pub(super) fn is_redundant_text(model: &DecoderConfig, name: &str) -> bool {
     let is_head = ["lm_head.weight", "language_model.lm_head.weight"].contains(&name);
     (is_head && (model.tied || model.head == Head::Classes))
-        || modernbert::is_redundant(model, name)
+        || encoder::is_redundant(model, name)
         || [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|end| name.ends_with(end))
 }
 
@@ -166,8 +167,8 @@ pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Re
     if model.head == Head::Classes {
         fields.extend(class_heads::write(model));
     }
-    if model.encoder {
-        modernbert::check_head(model)?;
+    if let Some(encoder) = Encoder::of(architecture) {
+        encoder.check_head(model)?;
     }
     Ok(Value::Object(fields))
 }
@@ -180,10 +181,13 @@ impl Published for DecoderConfig {
     fn other_names(&self, name: &str) -> Vec<String> {
         match self.vision {
             Some(Vision::Fovea(_)) => fovea::other_names(name),
-            // Files of the body alone.
-            _ if self.encoder => name.strip_prefix("model.").map(str::to_string).into_iter().collect(),
+            _ if self.encoder => encoder::other_names(name),
             _ => other_names(name),
         }
+    }
+
+    fn may_lack(&self, name: &str) -> bool {
+        encoder::may_lack(self, name)
     }
 
     fn is_redundant(&self, name: &str) -> bool {
@@ -252,7 +256,8 @@ impl<'a> Fields<'a> {
             return Ok((architecture, Head::Tokens));
         };
         // An encoder's body has no use but to be given a head.
-        if architecture.model_type == modernbert::MODERNBERT.model_type && class == modernbert::BODY {
+        let bodies = Encoder::of(architecture).map_or(&[][..], |encoder| encoder.bodies);
+        if bodies.contains(&class) {
             return Ok((architecture, Head::Tokens));
         }
         let heads = Head::ALL.iter().filter_map(|head| Some((*head, architecture.class(*head).ok()?)));
@@ -260,7 +265,8 @@ impl<'a> Fields<'a> {
         match heads.iter().find(|(_, known)| *known == class) {
             Some((head, _)) => Ok((architecture, *head)),
             None => {
-                let known: Vec<&str> = heads.into_iter().map(|(_, class)| class).collect();
+                let known: Vec<&str> =
+                    heads.into_iter().map(|(_, class)| class).chain(bodies.iter().copied()).collect();
                 Err(format!(
                     "its `architectures` says {class}, and of {found} models only {} are read",
                     known.join(" and ")
@@ -414,7 +420,7 @@ mod tests {
                 "model_type",
                 json!("mamba"),
                 "`model_type` is \"mamba\", and only llama, qwen3, gpt2, gemma3_text, gemma2, qwen2, mistral, phi3, olmo2, \
-                 smollm3, granite, modernbert, gemma3 and qwen3_vl are read",
+                 smollm3, granite, modernbert, bert, roberta, xlm-roberta, distilbert, gemma3 and qwen3_vl are read",
             ),
             ("architectures", json!(["LlamaForTokenClassification"]), "LlamaForTokenClassification"),
             ("hidden_act", json!("gelu"), "`hidden_act` is \"gelu\""),
