@@ -235,7 +235,8 @@ mod tests {
                         let framed = encoder.framed(a, b, most).unwrap();
                         assert_eq!(framed.tokens, wanted.get_ids(), "{pair} {most}: {a:?} {b:?}");
                         let second = framed.second.unwrap_or(framed.tokens.len());
-                        let types: Vec<u32> = (0..framed.tokens.len()).map(|at| u32::from(at >= second)).collect();
+                        let types: Vec<u32> =
+                            (0..framed.tokens.len()).map(|at| u32::from(at >= second)).collect();
                         assert_eq!(types, wanted.get_type_ids(), "{pair} {most}: {a:?} {b:?}");
                     }
                 }

@@ -414,6 +414,28 @@ mod tests {
         }
     }
 
+    /// The second text of a pair has type 1 wherever it lies, and padding and single texts type 0.
+    #[test]
+    fn types_lie_with_their_tokens_in_every_layout() {
+        let mut pairs = ExampleTable::default();
+        for (len, second) in [(5, Some(2)), (7, None), (3, Some(3)), (4, Some(1))] {
+            let weights = vec![0.0; len];
+            pairs.push(Example { tokens: &vec![9; len], weights: &weights, label: Some(0), images: &[] });
+            pairs.set_second(second);
+        }
+        for layout in layouts() {
+            for part in once(&pairs, 9, &layout, &[]) {
+                for (segment, number) in part.segments.iter().zip(&part.numbers) {
+                    let range = segment.start as usize..(segment.start + segment.len) as usize;
+                    let wanted = [&[0, 0, 1, 1, 1][..], &[0; 7], &[0; 3], &[0, 1, 1, 1]][*number];
+                    assert_eq!(part.types[range], *wanted, "{number} in {layout:?}");
+                }
+                let typed: i32 = part.numbers.iter().map(|number| [3, 0, 0, 3][*number]).sum();
+                assert_eq!(part.types.iter().sum::<i32>(), typed);
+            }
+        }
+    }
+
     /// However many ranks there are, a lane has the same micro-batches, and all lanes together the update.
     #[test]
     fn lanes_are_the_same_on_every_number_of_ranks() {

@@ -309,12 +309,17 @@ impl DecoderConfig {
             );
         }
         if self.residual_norms && (self.pre_norms || self.post_norms) {
-            return Err("`model.residual_norms` are the only norms of a block: give `model.pre_norms`=false and no \
+            return Err(
+                "`model.residual_norms` are the only norms of a block: give `model.pre_norms`=false and no \
                         `model.post_norms` with them"
-                .into());
+                    .into(),
+            );
         }
         if self.token_types > MAX_TYPES {
-            return Err(format!("`model.token_types` is {} and may be {MAX_TYPES} at most", self.token_types));
+            return Err(format!(
+                "`model.token_types` is {} and may be {MAX_TYPES} at most",
+                self.token_types
+            ));
         }
         if self.qk_norm_over != QkNormOver::Head && !self.qk_norm {
             return Err(format!(
@@ -343,8 +348,7 @@ impl DecoderConfig {
                     .into(),
             );
         }
-        let of_classes =
-            [
+        let of_classes = [
             ("class_layer", self.class_layer != ClassLayer::None),
             ("class_bias", self.class_bias),
             ("token_types", self.token_types > 0),
@@ -574,7 +578,8 @@ mod tests {
         assert_eq!(Activation::Relu2.to_string(), "relu2");
         assert_eq!(
             "tanh".parse::<Activation>(),
-            Err("`tanh` is not one of swiglu, geglu, gelu_tanh, gelu_exact, relu2, geglu_exact".into())
+            Err("`tanh` is not one of swiglu, geglu, gelu_tanh, gelu_exact, relu2, geglu_exact, quick_gelu"
+                .into())
         );
     }
 }

@@ -11,9 +11,7 @@ use super::encoder::Encoder;
 use super::fields::Fields;
 use super::layer_kinds::object;
 use super::stored::{Stored, Within};
-use crate::config::{
-    Activation, Attention, Bias, ClassLayer, DecoderConfig, Head, Norm, Pooling, Positions,
-};
+use crate::config::{Activation, Attention, Bias, ClassLayer, DecoderConfig, Head, Norm, Pooling, Positions};
 use crate::decoder::SCORE;
 
 pub(crate) const BERT: Architecture = Architecture {
@@ -225,10 +223,15 @@ mod tests {
             let mut config = base();
             config["architectures"] = json!([class]);
             let model = huggingface::read(&config).unwrap().model;
-            assert_eq!(model.parameters(), 109_482_240 - 768 * 769, "BertModel's own count, but for the pooler");
+            assert_eq!(
+                model.parameters(),
+                109_482_240 - 768 * 769,
+                "BertModel's own count, but for the pooler"
+            );
             assert!(encoder::may_lack(&model, "bert.pooler.dense.bias"));
             assert!(!encoder::may_lack(&model, "bert.embeddings.LayerNorm.bias"));
-            let unread = ["cls.predictions.bias", "cls.seq_relationship.weight", "bert.embeddings.position_ids"];
+            let unread =
+                ["cls.predictions.bias", "cls.seq_relationship.weight", "bert.embeddings.position_ids"];
             assert!(unread.iter().all(|name| encoder::is_redundant(&model, name)));
             assert!(!encoder::is_redundant(&model, "bert.encoder.layer.12.output.dense.weight"));
         }

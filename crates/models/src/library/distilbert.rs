@@ -111,6 +111,9 @@ mod tests {
         assert_eq!(huggingface::read(&written).unwrap(), described);
         let norm = DecoderConfig { norm_eps: 1e-5, ..described.model };
         let refused = huggingface::write(&norm, "float32", &[], &[]).unwrap_err();
-        assert!(refused.contains("model.norm_eps") && refused.contains("DistilBertForMaskedLM, the nearest"), "{refused}");
+        assert!(
+            refused.contains("model.norm_eps") && refused.contains("DistilBertForMaskedLM, the nearest"),
+            "{refused}"
+        );
     }
 }

@@ -20,13 +20,8 @@ pub(crate) struct Encoder {
     pub poolings: &'static [Pooling],
 }
 
-const ALL: [&Encoder; 5] = [
-    &modernbert::ENCODER,
-    &bert::ENCODER,
-    &roberta::ENCODER,
-    &roberta::XLM_ENCODER,
-    &distilbert::ENCODER,
-];
+const ALL: [&Encoder; 5] =
+    [&modernbert::ENCODER, &bert::ENCODER, &roberta::ENCODER, &roberta::XLM_ENCODER, &distilbert::ENCODER];
 
 impl Encoder {
     pub fn of(architecture: &Architecture) -> Option<&'static Encoder> {

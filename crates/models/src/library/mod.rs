@@ -5,6 +5,7 @@
 mod architecture;
 mod bert;
 pub mod class_heads;
+mod clip;
 mod dinov2;
 mod distilbert;
 mod encoder;

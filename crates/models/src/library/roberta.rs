@@ -93,9 +93,16 @@ mod tests {
             let described = huggingface::read(&config).unwrap();
             let model = &described.model;
             assert_eq!((model.context, model.token_types), (512, 1));
-            assert_eq!(model.parameters(), count - 2 * 768, "the library's, but for the positions of padding");
+            assert_eq!(
+                model.parameters(),
+                count - 2 * 768,
+                "the library's, but for the positions of padding"
+            );
             let written = huggingface::write(model, "float32", &[0], &[2]).unwrap();
-            assert_eq!((&written["architectures"][0], &written["model_type"]), (&json!(class), &json!(model_type)));
+            assert_eq!(
+                (&written["architectures"][0], &written["model_type"]),
+                (&json!(class), &json!(model_type))
+            );
             assert_eq!(written["max_position_embeddings"], 514);
             assert_eq!(huggingface::read(&written).unwrap(), described);
             let mut padded = config.clone();
