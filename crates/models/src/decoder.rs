@@ -497,6 +497,10 @@ impl Family for DecoderConfig {
         (self.head == Head::Classes).then_some("score")
     }
 
+    fn brings_pooling(&self) -> bool {
+        self.encoder
+    }
+
     fn tokens(&self) -> usize {
         self.context
     }

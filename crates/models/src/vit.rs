@@ -297,6 +297,11 @@ impl Family for VitConfig {
         self.classes.is_some()
     }
 
+    fn brings_pooling(&self) -> bool {
+        let is_plain = self.class_token && self.prefix_positions.is_none() && !self.input_norm;
+        self.brings_head() || !is_plain
+    }
+
     fn input_sizes(&self, asked: &Asked<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String> {
         if let Some((Value::String(pooling), _)) = (asked.value)("pooling")
             && self.classes.is_some()

@@ -115,7 +115,7 @@ fn a_body_is_read_under_every_name_its_tensors_have() {
     folder(&at("bare"), "bert", "BertModel", &bare);
     folder(&at("masked"), "bert", "BertForMaskedLM", &masked);
 
-    let more = ["model.classes=5", "model.pooling=cls", "train.steps=1"];
+    let more = ["model.classes=5", "train.steps=1"];
     let f32s = |bytes: &[u8]| -> Vec<f32> {
         bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
     };

@@ -64,6 +64,10 @@ fn read_text<'a>(outer: &Fields<'a>, f: &Fields<'a>) -> Result<(DecoderConfig, V
     let model = architecture.naming(model);
     match head {
         Head::Classes => Ok((class_heads::read(f, model)?, class_heads::names(f)?)),
+        // The head that an encoder is given is the library's.
+        Head::Tokens if model.encoder => {
+            Ok((DecoderConfig { pooling: class_heads::pooling(f, &model)?, ..model }, vec![]))
+        }
         Head::Tokens => Ok((model, vec![])),
     }
 }
