@@ -9,7 +9,7 @@ pub use crate::decoder::{
 };
 pub use crate::registry::{Model, ModelKind};
 pub use crate::vision::{FoveaConfig, Look, Qwen3VlConfig, Tower, Vision};
-pub use crate::vit::{VitConfig, VitLibrary};
+pub use crate::vit::{FinalNorm, VitConfig, VitLibrary};
 use flatout_settings::choice;
 
 choice! {
@@ -25,7 +25,8 @@ choice! {
 
 choice! {
     /// The feed-forward's non-linearity. `swiglu`, `geglu` and `geglu_exact` have a gate beside the up projection. GELU is its
-    /// tanh form (`gelu_new` and `gelu_pytorch_tanh` elsewhere) in `gelu_tanh` and `geglu`, and exact in the others.
+    /// tanh form (`gelu_new` and `gelu_pytorch_tanh` elsewhere) in `gelu_tanh` and `geglu`, x sigmoid(1.702 x) in `quick_gelu`, and
+    /// exact in the others.
     pub enum Activation {
         Swiglu = "swiglu",
         Geglu = "geglu",
@@ -33,6 +34,7 @@ choice! {
         GeluExact = "gelu_exact",
         Relu2 = "relu2",
         GegluExact = "geglu_exact",
+        QuickGelu = "quick_gelu",
     }
 }
 

@@ -17,6 +17,7 @@ pub use flatout_ir::passes::adapter::HEAD;
 pub(crate) use rope::longrope_amplitude;
 
 use flatout_ir::ops::cap::Cap;
+use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
@@ -44,16 +45,19 @@ pub struct Weights {
     pub embed: SlotId,
     /// Learned positions [context, D].
     positions: Option<SlotId>,
+    /// A vector for each type of tokens.
+    types: Option<SlotId>,
     /// Of the embedded tokens.
     embed_norm: Option<layers::Norm>,
     pub blocks: Vec<Block>,
-    norm: layers::Norm,
+    /// Of the last states, unless the blocks end with a norm.
+    norm: Option<layers::Norm>,
     /// [V, D], or [C, D] of a head of classes; a tied head of tokens is the embedding.
     pub head: Option<SlotId>,
     /// [C] of a head of classes.
     class_bias: Option<SlotId>,
     /// Between the pooled state and the classes.
-    class_layer: Option<(Linear, layers::Norm)>,
+    class_layer: Option<(Linear, Option<layers::Norm>)>,
 }
 
 #[derive(Clone, Debug)]
@@ -61,15 +65,19 @@ pub struct Block {
     attn_norm: Option<layers::Norm>,
     attn: layers::Attention,
     attn_post_norm: Option<layers::Norm>,
+    attn_residual_norm: Option<layers::Norm>,
     ffn_norm: Option<layers::Norm>,
     ffn: FeedForward,
     ffn_post_norm: Option<layers::Norm>,
+    ffn_residual_norm: Option<layers::Norm>,
 }
 
 /// What a pass over tokens needs beside weights and states: where they stand, whom they see, what is dropped.
 pub struct Pass<'g> {
     /// i32 [1, T], or [3, T] of a decoder that sees images: time, height and width.
     pub positions: Tensor<'g>,
+    /// The type of each token, where there are several: i32 [T].
+    pub types: Option<Tensor<'g>>,
     pub sight: Sight<'g>,
     pub draw: Option<Draw<'g>>,
     pub images: Option<Images<'g>>,
@@ -104,19 +112,21 @@ pub fn weights(b: &Builder, c: &DecoderConfig) -> Weights {
     Weights {
         embed: table("embed", c.vocab),
         positions: (c.positions == Positions::Learned).then(|| table("positions", c.context)),
+        types: (c.token_types > 0).then(|| table("types", c.token_types)),
         embed_norm: c.embed_norm.then(|| layers::Norm::declare(b, "embed_norm", c.width, norm_spec(c))),
         blocks: (0..c.layers).map(|i| b.scope(&format!("layers.{i}"), || Block::declare(b, c, i))).collect(),
-        norm: layers::Norm::declare(b, "norm", c.width, norm_spec(c)),
+        norm: (!c.residual_norms).then(|| layers::Norm::declare(b, "norm", c.width, norm_spec(c))),
         head: match c.head {
             Head::Tokens => (!c.tied).then(|| table("head", c.vocab)),
             Head::Classes => Some(table("score", c.classes())),
         },
         class_bias: (of_classes && c.class_bias)
             .then(|| b.scope("score", || weight(b, "bias", &[c.classes()], Init::Zeros))),
-        class_layer: (of_classes && c.class_layer == ClassLayer::Gelu).then(|| {
+        class_layer: (of_classes && c.class_layer != ClassLayer::None).then(|| {
+            let is_normed = c.class_layer == ClassLayer::Gelu;
             b.scope("score", || {
-                let dense = Linear::named(b, "dense", [c.width; 2], normal(c), false);
-                (dense, layers::Norm::declare(b, "norm", c.width, norm_spec(c)))
+                let dense = Linear::named(b, "dense", [c.width; 2], normal(c), !is_normed);
+                (dense, is_normed.then(|| layers::Norm::declare(b, "norm", c.width, norm_spec(c))))
             })
         }),
     }
@@ -163,10 +173,15 @@ pub fn embed<'g>(
     let placed = w.positions.map(|table| {
         b.scope("positions", || b.read(table).gather(pass.positions.reshape(&[tokens.dims()[0]])))
     });
-    // After both gathers, so that scale and sum are neighbours.
+    let typed = w.types.map(|table| {
+        let table = b.scope("types", || b.read(table));
+        pass.types.map_or(table, |types| b.scope("types", || table.gather(types)))
+    });
+    // After the gathers, so that scale and sums are neighbours.
     let x = b.scope("embed", || {
         let x = if c.embed_scale == 1.0 { x } else { x.scale(c.embed_scale) };
         let x = placed.map_or(x, |placed| x + placed);
+        let x = typed.map_or(x, |typed| x + typed);
         // The token of an image is -1, which the embedding has no row for.
         pass.images.as_ref().map_or(x, |images| add_seen(x, images.features.main, images.seen))
     });
@@ -200,7 +215,7 @@ pub fn apply<'g>(
             });
         }
     }
-    b.scope("norm", || w.norm.apply(b, x))
+    w.norm.map_or(x, |norm| b.scope("norm", || norm.apply(b, x)))
 }
 
 fn drop<'g>(c: &DecoderConfig, draw: Option<Draw<'g>>, x: Tensor<'g>) -> Tensor<'g> {
@@ -231,9 +246,11 @@ impl Block {
                 layers::Attention::declare(b, c.width, heads, head_norm, [qkv, output], init)
             }),
             attn_post_norm: c.post_norms.then(|| norm("attn_post_norm")),
+            attn_residual_norm: c.residual_norms.then(|| norm("attn_residual_norm")),
             ffn_norm: c.pre_norms.then(|| norm("ffn_norm")),
             ffn: b.scope("ffn", || FeedForward::declare(b, [c.width, c.ffn], c.activation, ffn, init)),
             ffn_post_norm: c.post_norms.then(|| norm("ffn_post_norm")),
+            ffn_residual_norm: c.residual_norms.then(|| norm("ffn_residual_norm")),
         }
     }
 
@@ -265,9 +282,11 @@ impl Block {
             self.attn.output(b, at_read(heads, read))
         });
         let x = at_read(x, read) + residual("attn_post_norm", &self.attn_post_norm, y);
+        let x = norm_where("attn_residual_norm", &self.attn_residual_norm, x);
         let normed = norm_where("ffn_norm", &self.ffn_norm, x);
         let y = b.scope("ffn", || self.ffn.apply(b, normed));
-        x + residual("ffn_post_norm", &self.ffn_post_norm, y)
+        let x = x + residual("ffn_post_norm", &self.ffn_post_norm, y);
+        norm_where("ffn_residual_norm", &self.ffn_residual_norm, x)
     }
 }
 
@@ -328,7 +347,7 @@ fn images<'g>(
 ) -> Images<'g> {
     let v = c.vision.as_ref().expect("only a decoder with a tower sees images");
     let body = |x: Tensor<'g>, positions: Tensor<'g>, sight: Sight<'g>| {
-        apply(b, c, w, x, &Pass { positions, sight, draw: None, images: None, read: None })
+        apply(b, c, w, x, &Pass { positions, types: None, sight, draw: None, images: None, read: None })
     };
     let cached = match form {
         Form::Cached { sequences, .. } => Some(sequences),
@@ -365,6 +384,7 @@ fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pas
     };
     let tokens = i32s("tokens", &[t]);
     let positions = i32s("positions", &[c.position_axes(), t]);
+    let types = (c.token_types > 1).then(|| i32s("types", &[t]));
     let draw = drops.then(|| Draw { rng: i32s("rng", &[3]), rows: i32s("rows", &[t, 2]) });
     let sight = match (form, &segments[..]) {
         (Form::Cached { capacity, .. }, &[new, seen]) => {
@@ -386,7 +406,7 @@ fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pas
         }
         _ => None,
     };
-    (tokens, Pass { positions, sight, draw, images: None, read })
+    (tokens, Pass { positions, types, sight, draw, images: None, read })
 }
 
 /// Hidden states [T, D] of texts to one state a text, and the loss of their classes.
@@ -401,7 +421,15 @@ fn classify<'g>(
     let (start, len) = pass.sight.masking.q.expect("texts are segments");
     let pooled = pool(x, start, len, pass.sight.q, c.pooling); // [S, D]
     let pooled = match w.class_layer {
-        Some((dense, norm)) => norm.apply(b, dense.apply(b, pooled).activate(Act::GeluExact)),
+        Some((dense, norm)) => {
+            let inner = dense.apply(b, pooled);
+            let inner = match c.class_layer {
+                ClassLayer::Tanh => inner.map(Elementwise::Tanh),
+                ClassLayer::Relu => inner.activate(Act::Relu),
+                ClassLayer::Gelu | ClassLayer::None => inner.activate(Act::GeluExact),
+            };
+            norm.map_or(inner, |norm| norm.apply(b, inner))
+        }
         None => pooled,
     };
     let pooled = pass
@@ -469,6 +497,10 @@ impl Family for DecoderConfig {
 
     fn class_head(&self) -> Option<&'static str> {
         (self.head == Head::Classes).then_some("score")
+    }
+
+    fn brings_pooling(&self) -> bool {
+        self.encoder
     }
 
     fn tokens(&self) -> usize {

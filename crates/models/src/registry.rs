@@ -73,6 +73,11 @@ pub trait Family {
         false
     }
 
+    /// Whether the pooling is its own, because its library's head has no other: what a recipe says of it is put aside.
+    fn brings_pooling(&self) -> bool {
+        self.brings_head()
+    }
+
     /// The sizes of the input that a run which begins from this model has: keys with their values, `None` for a key
     /// without one.
     fn input_sizes(&self, asked: &Asked<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String>;

@@ -1,11 +1,11 @@
-//! The vision transformer: patches and a class token, pre-norm blocks, final norm, a head of classes. DINOv2 and timm's
-//! ViT are values of its config.
+//! The vision transformer: patches and a class token, pre-norm blocks, final norm, a head of classes. DINOv2, DeiT, the towers of
+//! CLIP and SigLIP and timm's ViT are values of its config.
 //!
 //! B images, G patches of an image, M learned positions a side, N tokens an image, T = B N, D width, H heads, K head size.
 
 mod config;
 
-pub use config::{VitConfig, VitLibrary};
+pub use config::{FinalNorm, VitConfig, VitLibrary};
 
 use flatout_ir::ops::attention::Mask;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
@@ -27,14 +27,15 @@ use crate::words::{count, pixels};
 pub struct Weights {
     patch: Linear,
     /// [D]
-    cls: SlotId,
-    /// Of the class token and of a grid [1 + M M, D].
+    cls: Option<SlotId>,
+    /// Of tokens before the patches, and of a grid [.. + M M, D].
     positions: SlotId,
     /// The matrix [G, M M] of another grid, where images have one.
     resampling: Option<SlotId>,
     registers: Option<SlotId>,
+    input_norm: Option<Norm>,
     pub blocks: Vec<Block>,
-    pub norm: Norm,
+    pub norm: Option<Norm>,
     pub head: Option<Linear>,
 }
 
@@ -52,10 +53,14 @@ pub struct Block {
 /// Declares every parameter under the current scope.
 pub fn weights(b: &Builder, c: &VitConfig) -> Weights {
     let (d, grid, init) = (c.width, c.grid(), normal(c));
-    let patch = Linear::scoped(b, "patch", [d, c.patch * c.patch * CHANNELS], init, Init::Zeros);
-    let cls = weight(b, "cls", &[d], init);
+    let dims = [d, c.patch * c.patch * CHANNELS];
+    let patch = match c.input_norm {
+        true => b.scope("patch", || Linear { weight: weight(b, "weight", &dims, init), bias: None }),
+        false => Linear::scoped(b, "patch", dims, init, Init::Zeros),
+    };
+    let cls = c.class_token.then(|| weight(b, "cls", &[d], init));
     let (positions, resampling) = b.scope("positions", || {
-        let table = weight(b, "weight", &[1 + grid * grid, d], init);
+        let table = weight(b, "weight", &[c.prefix_positions() + grid * grid, d], init);
         let matrix = ([grid, grid] != c.patches()).then(|| {
             let init = Init::Bicubic { from: [grid, grid], to: c.patches(), antialias: c.antialias };
             let dims = [c.patches().iter().product(), grid * grid];
@@ -69,8 +74,9 @@ pub fn weights(b: &Builder, c: &VitConfig) -> Weights {
         positions,
         resampling,
         registers: (c.registers > 0).then(|| weight(b, "registers", &[c.registers, d], init)),
+        input_norm: c.input_norm.then(|| Norm::declare(b, "input_norm", d, norm_spec(c))),
         blocks: (0..c.layers).map(|i| b.scope(&format!("layers.{i}"), || Block::declare(b, c))).collect(),
-        norm: Norm::declare(b, "norm", d, norm_spec(c)),
+        norm: (c.final_norm != FinalNorm::None).then(|| Norm::declare(b, "norm", d, norm_spec(c))),
         head: c.classes.map(|classes| Linear::scoped(b, "head", [classes, c.pooled()], init, Init::Zeros)),
     }
 }
@@ -98,25 +104,38 @@ pub fn apply<'g>(
     x
 }
 
-/// Class token, registers and patches of every image, with their positions; registers have none.
+/// Class token, registers and patches of every image, with the positions that they have.
 pub fn embed<'g>(b: &'g Builder, c: &VitConfig, w: &Weights, patches: Tensor<'g>) -> Tensor<'g> {
     let (d, count) = (c.width, c.patches().iter().product::<usize>());
     let n = patches.dims()[0] / count;
     let x = b.scope("patch", || project(b, &w.patch, patches));
-    let cls = b.read(w.cls);
-    let (of_cls, of_patches) = b.scope("positions", || {
+    let cls = w.cls.map(|cls| b.read(cls));
+    let placed = c.prefix_positions();
+    let (of_prefix, of_patches) = b.scope("positions", || {
         let (table, learned) = (b.read(w.positions), c.grid() * c.grid());
-        let of_grid = table.slice(0, 1, learned);
+        let of_grid = table.slice(0, placed, learned);
         let matrix = w.resampling.map(|matrix| b.read(matrix));
-        (table.slice(0, 0, 1), matrix.map_or(of_grid, |matrix| matrix.product(of_grid, false, false)))
+        let of_prefix = (placed > 0).then(|| table.slice(0, 0, placed));
+        (of_prefix, matrix.map_or(of_grid, |matrix| matrix.product(of_grid, false, false)))
     });
-    let first = (row(cls) + of_cls).reshape(&[1, 1, d]).broadcast(&[n, 1, d]);
+    // Rows of tokens before the patches with their positions, those of all from a place on.
+    let place = |tokens: Tensor<'g>, from: usize| {
+        let rows = tokens.dims()[0];
+        let own = of_prefix.filter(|_| from < placed);
+        let own = own.map(|all| if placed == rows { all } else { all.slice(0, from, rows) });
+        own.map_or(tokens, |own| tokens + own)
+    };
+    let of_all = |rows: Tensor<'g>| {
+        let count = rows.dims()[0];
+        rows.reshape(&[1, count, d]).broadcast(&[n, count, d])
+    };
+    let first = cls.map(|cls| of_all(place(row(cls), 0)));
     let patches = x.reshape(&[n, count, d]) + of_patches.reshape(&[1, count, d]);
-    let registers = w
-        .registers
-        .map(|registers| b.read(registers).reshape(&[1, c.registers, d]).broadcast(&[n, c.registers, d]));
-    let parts: Vec<Tensor<'g>> = [Some(first), registers, Some(patches)].into_iter().flatten().collect();
-    b.concat(&parts, 1).reshape(&[n * c.tokens(), d])
+    let registers = w.registers.map(|registers| of_all(place(b.read(registers), usize::from(c.class_token))));
+    let parts: Vec<Tensor<'g>> = [first, registers, Some(patches)].into_iter().flatten().collect();
+    let all = if let [patches] = parts[..] { patches } else { b.concat(&parts, 1) };
+    let x = all.reshape(&[n * c.tokens(), d]);
+    w.input_norm.map_or(x, |norm| b.scope("input_norm", || norm.apply(b, x)))
 }
 
 impl Block {
@@ -134,7 +153,7 @@ impl Block {
             attn_scale: scale("attn_scale"),
             ffn_norm: norm("ffn_norm"),
             ffn: b.scope("ffn", || {
-                let activation = if c.swiglu { Activation::Swiglu } else { Activation::GeluExact };
+                let activation = if c.swiglu { Activation::Swiglu } else { c.activation };
                 FeedForward::declare(b, [d, c.ffn()], activation, true, init)
             }),
             ffn_scale: scale("ffn_scale"),
@@ -224,14 +243,15 @@ impl Block {
 pub fn pool<'g>(b: &'g Builder, c: &VitConfig, w: &Weights, x: Tensor<'g>) -> Tensor<'g> {
     let (tokens, d) = (c.tokens(), c.width);
     let n = x.dims()[0] / tokens;
-    let norm = |x: Tensor<'g>| b.scope("norm", || w.norm.apply(b, x));
+    let norm = |x: Tensor<'g>| w.norm.map_or(x, |norm| b.scope("norm", || norm.apply(b, x)));
     let all = |x: Tensor<'g>| x.reshape(&[n, tokens, d]);
     let cls = |x: Tensor<'g>| all(x).slice(1, 0, 1).reshape(&[n, d]);
-    let first = 1 + c.registers;
+    let first = c.prefix();
     let mean = |x: Tensor<'g>| all(x).slice(1, first, tokens - first).mean(1).reshape(&[n, d]);
     match c.pooling {
         Pooling::Last | Pooling::Max => unreachable!("validated: images have other poolings"),
         Pooling::Cls => norm(cls(x)),
+        Pooling::Mean if c.final_norm == FinalNorm::Pooled => norm(mean(x)),
         Pooling::Mean => mean(norm(x)),
         Pooling::ClsMean => {
             let x = norm(x);
@@ -275,6 +295,11 @@ impl Family for VitConfig {
 
     fn brings_head(&self) -> bool {
         self.classes.is_some()
+    }
+
+    fn brings_pooling(&self) -> bool {
+        let is_plain = self.class_token && self.prefix_positions.is_none() && !self.input_norm;
+        self.brings_head() || !is_plain
     }
 
     fn input_sizes(&self, asked: &Asked<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String> {

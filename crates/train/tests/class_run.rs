@@ -51,7 +51,7 @@ fn texts(count: usize, seed: u64) -> ExampleTable {
 }
 
 /// Texts to train on, and those that are held out.
-type Sides = (ExampleTable, ExampleTable);
+pub type Sides = (ExampleTable, ExampleTable);
 
 /// Of tokens that are words by their numbers, as many as the model has.
 fn material((train, held_out): &Sides, vocab: usize) -> Examples {
@@ -113,13 +113,13 @@ fn config(overrides: &[&str]) -> Config {
     recipes::resolve("tiny", &[], &all).expect("a config")
 }
 
-struct Ran {
+pub struct Ran {
     outcome: Outcome,
     steps: Vec<Step>,
     evals: Vec<(u64, f32, ClassMetrics)>,
 }
 
-fn run_in(dir: &Path, config: &Config, sides: &Sides) -> Ran {
+pub fn run_in(dir: &Path, config: &Config, sides: &Sides) -> Ran {
     let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, Resume::Auto).expect("a run");
     let config = config.clone();
     let opened = opened(material(sides, config.model.decoder().vocab), &config);

@@ -10,6 +10,7 @@ mod bdh_text;
 mod class_run;
 mod classes;
 mod distance;
+mod encoders;
 mod export;
 mod families;
 mod fixture;

@@ -45,6 +45,41 @@ fn vit_of_transformers() {
     equals_the_reference("vit");
 }
 
+/// A token of distillation with a position; positions are resampled from 5 x 5 to 4 x 4.
+#[test]
+fn deit() {
+    equals_the_reference("deit");
+}
+
+/// A norm before the blocks and none behind them, quick GELU; positions are resampled from 5 x 5 to 4 x 4.
+#[test]
+fn clip() {
+    equals_the_reference("clip");
+}
+
+/// No class token; positions are resampled from 5 x 5 to 4 x 4.
+#[test]
+fn siglip() {
+    equals_the_reference("siglip");
+}
+
+/// Only patches have positions, which are resampled from 5 x 5 to 3 x 3.
+#[test]
+fn timm_with_registers() {
+    equals_the_reference("timm-registers");
+}
+
+#[test]
+fn timm_of_clip() {
+    equals_the_reference("timm-clip");
+}
+
+/// No class token, registers with positions, and a norm of the mean; positions are resampled from 3 x 3 to 5 x 5.
+#[test]
+fn timm_whose_norm_is_of_the_mean() {
+    equals_the_reference("timm-pooled");
+}
+
 #[test]
 fn timm() {
     equals_the_reference("timm-vit");
@@ -148,9 +183,11 @@ impl Golden {
             let mut ours = gradient.clone();
             // What is added to every key moves no probability: its gradient is 0 but for rounding, so it is measured
             // beside the queries'.
-            if let Some(layer) = name.strip_suffix("key.bias") {
-                theirs.extend(self.fixture.f32s(&format!("grad.{layer}query.bias")));
-                ours.extend(&gradients[&format!("{layer}query.bias")]);
+            for (key, query) in [("key.bias", "query.bias"), ("k_proj.bias", "q_proj.bias")] {
+                if let Some(layer) = name.strip_suffix(key) {
+                    theirs.extend(self.fixture.f32s(&format!("grad.{layer}{query}")));
+                    ours.extend(&gradients[&format!("{layer}{query}")]);
+                }
             }
             distances.insert(name.clone(), relative(&ours, &theirs));
         }

@@ -23,15 +23,30 @@ pub(crate) struct Piece {
 
 /// The tokens before and behind one text.
 type Around = [Vec<u32>; 2];
-/// The tokens before, between and behind two.
-type Between = [Vec<u32>; 3];
+/// Two texts in a frame.
+struct Pair {
+    /// The tokens before, between and behind them.
+    around: [Vec<u32>; 3],
+    /// The first token of type 1, counted from the end of the first text, where it is one between the two or the second's first.
+    second: Option<usize>,
+}
+
+/// A text or a pair in its frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Framed {
+    pub tokens: Vec<u32>,
+    /// The first token of type 1, which all behind it have too: the second text of a pair, as the tokeniser has it.
+    pub second: Option<usize>,
+    /// Whether tokens had to be left out.
+    pub is_cut: bool,
+}
 
 /// Encodes as a model's own tokeniser does: special tokens that are spelled out are themselves.
 pub(crate) struct Encoder {
     tokenizer: Guarded,
     special: HashSet<u32>,
     single: Around,
-    pair: Between,
+    pair: Pair,
     eos: u32,
 }
 
@@ -45,7 +60,7 @@ impl Encoder {
             None => {
                 let [bos, eos] = [vec![vocabulary.bos()], vec![vocabulary.eos()]];
                 let between = eos.clone();
-                ([bos.clone(), eos.clone()], [bos, between, eos])
+                ([bos.clone(), eos.clone()], Pair { around: [bos, between, eos], second: Some(1) })
             }
             Some(_) => frames(library)?,
         };
@@ -81,9 +96,9 @@ impl Encoder {
         Ok(pieces)
     }
 
-    /// The tokens of a text or a pair in the tokeniser's own frame, and whether some had to be left out. The longer text
-    /// is cut first, from its end, so that all of it has at most `most` tokens.
-    pub fn framed(&self, a: &str, b: Option<&str>, most: usize) -> Result<(Vec<u32>, bool), Unencodable> {
+    /// A text or a pair in the tokeniser's own frame. The longer text is cut first, from its end, so that all of it has at most
+    /// `most` tokens.
+    pub fn framed(&self, a: &str, b: Option<&str>, most: usize) -> Result<Framed, Unencodable> {
         let bare = |text: &str| -> Result<Vec<u32>, Unencodable> {
             Ok(self.tokenizer.encode_fast(text, false)?.get_ids().to_vec())
         };
@@ -91,20 +106,22 @@ impl Encoder {
         let Some(b) = b else {
             let [before, behind] = &self.single;
             let kept = first.len().min(most.saturating_sub(before.len() + behind.len()));
-            return Ok(([before, &first[..kept], behind].concat(), kept < first.len()));
+            let tokens = [before, &first[..kept], behind].concat();
+            return Ok(Framed { tokens, second: None, is_cut: kept < first.len() });
         };
         let second = bare(b)?;
-        let [before, between, behind] = &self.pair;
+        let [before, between, behind] = &self.pair.around;
         let room = most.saturating_sub(before.len() + between.len() + behind.len());
         let (kept, kept_second) = longest_first(first.len(), second.len(), room);
         let tokens = [before, &first[..kept], between, &second[..kept_second], behind].concat();
-        Ok((tokens, kept < first.len() || kept_second < second.len()))
+        let is_cut = kept < first.len() || kept_second < second.len();
+        Ok(Framed { tokens, second: self.pair.second.map(|at| before.len() + kept + at), is_cut })
     }
 
     /// Tokens of a frame, which no text can replace.
     pub fn frame_tokens(&self, is_pair: bool) -> usize {
         match is_pair {
-            true => self.pair.iter().map(Vec::len).sum(),
+            true => self.pair.around.iter().map(Vec::len).sum(),
             false => self.single.iter().map(Vec::len).sum(),
         }
     }
@@ -127,7 +144,7 @@ fn longest_first(first: usize, second: usize, room: usize) -> (usize, usize) {
 
 /// The tokens that the tokeniser's processing puts around one text, and around and between two: read from what it does
 /// to a letter.
-fn frames(library: &Tokenizer) -> Result<(Around, Between), DataError> {
+fn frames(library: &Tokenizer) -> Result<(Around, Pair), DataError> {
     let encoded = |encode: &dyn Fn() -> tokenizers::Result<Encoding>| {
         let encoded = contained(encode).and_then(|encoded| encoded.map_err(|error| error.to_string()));
         encoded.map_err(|said| {
@@ -151,12 +168,14 @@ fn frames(library: &Tokenizer) -> Result<(Around, Between), DataError> {
     let added = is_added(&pair);
     let text = added_run(&added, 0);
     let second = added_run(&added, text + letter);
-    let pair = [
+    let around = [
         taken(&pair, 0..text),
         taken(&pair, text + letter..second),
         taken(&pair, second + letter..added.len()),
     ];
-    Ok((frame, pair))
+    let typed = pair.get_type_ids().iter().position(|kind| *kind == 1);
+    let second = typed.filter(|at| (text + letter..=second).contains(at)).map(|at| at - text - letter);
+    Ok((frame, Pair { around, second }))
 }
 
 #[cfg(test)]
@@ -213,8 +232,12 @@ mod tests {
                             Some(b) => library.encode((a, b), true).unwrap(),
                             None => library.encode(a, true).unwrap(),
                         };
-                        let (tokens, _) = encoder.framed(a, b, most).unwrap();
-                        assert_eq!(tokens, wanted.get_ids(), "{pair} {most}: {a:?} {b:?}");
+                        let framed = encoder.framed(a, b, most).unwrap();
+                        assert_eq!(framed.tokens, wanted.get_ids(), "{pair} {most}: {a:?} {b:?}");
+                        let second = framed.second.unwrap_or(framed.tokens.len());
+                        let types: Vec<u32> =
+                            (0..framed.tokens.len()).map(|at| u32::from(at >= second)).collect();
+                        assert_eq!(types, wanted.get_type_ids(), "{pair} {most}: {a:?} {b:?}");
                     }
                 }
             }
@@ -234,8 +257,9 @@ mod tests {
             end.max(piece.bytes.end)
         });
         assert_eq!(covered, text.len());
-        let (framed, cut) = encoder.framed("the fox", Some("dog"), 64).unwrap();
-        assert_eq!((framed[0], framed[framed.len() - 1], cut), (0, 1, false));
-        assert_eq!(framed.iter().filter(|token| **token == 1).count(), 2);
+        let Framed { tokens, second, is_cut } = encoder.framed("the fox", Some("dog"), 64).unwrap();
+        assert_eq!((tokens[0], tokens[tokens.len() - 1], is_cut), (0, 1, false));
+        assert_eq!(tokens.iter().filter(|token| **token == 1).count(), 2);
+        assert_eq!(tokens[second.unwrap() - 1], 1, "the second text begins behind the end of the first");
     }
 }

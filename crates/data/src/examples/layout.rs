@@ -355,6 +355,8 @@ pub struct MicroBatch {
     pub weights: Vec<f32>,
     /// Time, height and width within the example, which are the same for text.
     pub positions: Vec<[i32; 3]>,
+    /// The type of each token: 1 in the second text of a pair, where the tokeniser has types.
+    pub types: Vec<i32>,
     /// Images in the order of their patches, and the room there is for them.
     pub images: Vec<Sighting>,
     /// The row of each image's first token.
@@ -388,6 +390,7 @@ impl MicroBatch {
             weights: vec![0.0; tokens],
             seen: vec![-1; tokens],
             positions: vec![[0; 3]; tokens],
+            types: vec![0; tokens],
             images: vec![],
             image_rows: vec![],
             image_room: layout.images(shape),

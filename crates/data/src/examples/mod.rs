@@ -159,6 +159,8 @@ pub struct ExampleTable {
     tokens: Vec<u32>,
     weights: Vec<f32>,
     labels: Vec<Option<u32>>,
+    /// Where the second text of each pair begins, where tokens have types.
+    seconds: Vec<Option<u32>>,
     /// Where each ends in `tokens`.
     ends: Vec<usize>,
     images: Vec<Sighting>,
@@ -201,9 +203,21 @@ impl ExampleTable {
         self.tokens.extend(example.tokens);
         self.weights.extend(example.weights);
         self.labels.push(example.label);
+        self.seconds.push(None);
         self.images.extend(example.images);
         self.image_ends.push(self.images.len());
         self.ends.push(self.tokens.len());
+    }
+
+    /// Says where the second text of the last example begins: its tokens have type 1 from there on.
+    pub fn set_second(&mut self, start: Option<u32>) {
+        *self.seconds.last_mut().expect("an example was pushed") = start;
+    }
+
+    /// The tokens of example `index` that have type 1; none where all have type 0.
+    pub(crate) fn second_of(&self, index: usize) -> Range<usize> {
+        let len = self.len_of(index);
+        self.seconds[index].map_or(len, |start| start as usize)..len
     }
 
     /// Appends one whose images are numbered from `image_base` on here.

@@ -6,7 +6,7 @@ use rayon::ThreadPool;
 use rayon::prelude::*;
 
 use super::conversation::{Dialogue, Schema, joined};
-use super::encoder::Encoder;
+use super::encoder::{Encoder, Framed};
 use super::labelled::{Collected, Columns, Labelled};
 use super::marks;
 use super::mask::{Masked, TrainOn, masked, weights};
@@ -122,6 +122,8 @@ impl Row {
 pub(super) struct Draft {
     pub tokens: Vec<u32>,
     pub weights: Vec<f32>,
+    /// The first token of the second text of a pair, where the tokeniser gives it another type.
+    pub second: Option<u32>,
     pub label: Option<String>,
     pub class: Option<u32>,
     /// Images among the tokens, in order.
@@ -606,6 +608,7 @@ impl Reading<'_> {
         drafted.drafts.push(Draft {
             tokens,
             weights,
+            second: None,
             label: None,
             class: None,
             images,
@@ -618,11 +621,12 @@ impl Reading<'_> {
 
     fn labelled(&self, row: Labelled, origin: &Origin<'_>, encoder: &Encoder) -> Result<Fate, Wrong> {
         let most = self.spec.max_tokens;
-        let (tokens, is_cut) = encoder.framed(&row.a, row.b.as_deref(), most).map_err(unencodable)?;
+        let Framed { tokens, second, is_cut } =
+            encoder.framed(&row.a, row.b.as_deref(), most).map_err(unencodable)?;
         match self.spec.too_long {
             TooLong::Fail if is_cut => {
-                let whole = encoder.framed(&row.a, row.b.as_deref(), usize::MAX).map_err(unencodable)?.0;
-                return Err(too_many(whole.len(), most));
+                let whole = encoder.framed(&row.a, row.b.as_deref(), usize::MAX).map_err(unencodable)?;
+                return Err(too_many(whole.tokens.len(), most));
             }
             TooLong::Skip if is_cut => return Ok(Fate::TooLong),
             _ => {}
@@ -634,6 +638,7 @@ impl Reading<'_> {
         let draft = Draft {
             tokens,
             weights,
+            second: second.map(|at| at as u32),
             label: row.label,
             class: None,
             images: Vec::new(),

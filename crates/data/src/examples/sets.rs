@@ -707,6 +707,7 @@ impl Taken {
                 label: draft.class,
                 images: &sightings,
             });
+            sides[side].set_second(draft.second);
             places[side].push(draft.place);
         }
         let [train, held_out] = sides;

@@ -297,6 +297,11 @@ fn filled(
             let of_tree: Vec<_> = tree.iter().map(|i| (table.get(examples[*i]), samples[*i])).collect();
             let prefix = if tree.len() > 1 { table.member(examples[tree[0]]).prefix.tokens } else { 0 };
             batch.push(extents, &of_tree, prefix, class_weights);
+            // Texts with types share no prefix, so that each is a segment of its own.
+            if let (&[one], Some(segment)) = (&tree[..], batch.segments.last()) {
+                let (start, second) = (segment.start as usize, table.second_of(examples[one]));
+                batch.types[start + second.start..start + second.end].fill(1);
+            }
             batch.numbers.extend(tree.iter().map(|i| examples[*i]));
         }
         batch
@@ -405,6 +410,28 @@ mod tests {
                 assert_eq!(a, c);
                 assert!(a.iter().map(|one| one.0).eq(5 * update..5 * update + 5));
                 assert!(a.iter().all(|one| one.4 == 1.0 + one.3 as f32));
+            }
+        }
+    }
+
+    /// The second text of a pair has type 1 wherever it lies, and padding and single texts type 0.
+    #[test]
+    fn types_lie_with_their_tokens_in_every_layout() {
+        let mut pairs = ExampleTable::default();
+        for (len, second) in [(5, Some(2)), (7, None), (3, Some(3)), (4, Some(1))] {
+            let weights = vec![0.0; len];
+            pairs.push(Example { tokens: &vec![9; len], weights: &weights, label: Some(0), images: &[] });
+            pairs.set_second(second);
+        }
+        for layout in layouts() {
+            for part in once(&pairs, 9, &layout, &[]) {
+                for (segment, number) in part.segments.iter().zip(&part.numbers) {
+                    let range = segment.start as usize..(segment.start + segment.len) as usize;
+                    let wanted = [&[0, 0, 1, 1, 1][..], &[0; 7], &[0; 3], &[0, 1, 1, 1]][*number];
+                    assert_eq!(part.types[range], *wanted, "{number} in {layout:?}");
+                }
+                let typed: i32 = part.numbers.iter().map(|number| [3, 0, 0, 3][*number]).sum();
+                assert_eq!(part.types.iter().sum::<i32>(), typed);
             }
         }
     }

@@ -33,8 +33,9 @@ choice! {
 }
 
 choice! {
-    /// The layer between the pooled state of a text and its classes: none, or a product, the exact GELU and a norm.
-    pub enum ClassLayer { None = "none", Gelu = "gelu" }
+    /// The layer between the pooled state of a text and its classes: none; a product, the exact GELU and a norm; or a product
+    /// with a bias and tanh or ReLU.
+    pub enum ClassLayer { None = "none", Gelu = "gelu", Tanh = "tanh", Relu = "relu" }
 }
 
 choice! {
@@ -94,6 +95,8 @@ section! {
         pub pre_norms: bool = true,
         /// Norms of each half block's output as well, before it is added to the residual stream.
         pub post_norms: bool = false,
+        /// Norms of the residual stream behind each addition, which are all there are: `pre_norms` is false then.
+        pub residual_norms: bool = false,
         /// Products that add a learned vector: none, q k v, all of attention's, all but the head, or the feed-forward's.
         pub bias: Bias = Bias::None,
         /// The feed-forward's non-linearity; swiglu, geglu and geglu_exact are gated, geglu with the tanh form of GELU.
@@ -114,6 +117,8 @@ section! {
         pub score_cap: Option<f64>,
         /// How tokens know where they stand.
         pub positions: Positions = Positions::Rope,
+        /// Types of tokens, each with a learned vector that is added to the embedding: of pairs the second text has type 1.
+        pub token_types: usize = 0,
         /// Base of the rotary frequencies.
         pub rope_theta: f64 = 1e4,
         /// Base of the rotary frequencies in local layers, which are not stretched; as in global ones where not given.
@@ -189,6 +194,9 @@ section! {
     }
 }
 
+/// Texts have one type or two; published files have no more than a few.
+const MAX_TYPES: usize = 1 << 10;
+
 impl DecoderConfig {
     pub fn kv_heads(&self) -> usize {
         self.kv_heads.unwrap_or(self.heads)
@@ -224,7 +232,8 @@ impl DecoderConfig {
             Bias::Ffn => ups * wide(self.ffn) + width,
         };
         let norm = if self.norm_bias { 2 * width } else { width };
-        let norms = 2 * norm * (u64::from(self.pre_norms) + u64::from(self.post_norms));
+        let around = [self.pre_norms, self.post_norms, self.residual_norms];
+        let norms = 2 * norm * around.into_iter().map(u64::from).sum::<u64>();
         let of_embedding = norm * u64::from(self.embed_norm);
         let idle = norm * u64::from(self.pre_norms && !self.first_norm);
         let normed_heads = match self.qk_norm_over {
@@ -240,14 +249,17 @@ impl DecoderConfig {
                 let layer = match self.class_layer {
                     ClassLayer::None => 0,
                     ClassLayer::Gelu => width * width + norm,
+                    ClassLayer::Tanh | ClassLayer::Relu => width * width + width,
                 };
                 wide(self.classes()) * (width + u64::from(self.class_bias)) + layer
             }
         };
         let positions = if self.positions == Positions::Learned { wide(self.context) * width } else { 0 };
+        let types = wide(self.token_types) * width;
+        let last = norm * u64::from(!self.residual_norms);
         let vision = self.vision.as_ref().map_or(0, |vision| vision.parameters(self.width));
         let text = wide(self.layers) * (attention + feed_forward + biases + norms);
-        text + norm + of_embedding - idle + embedding + head + positions + vision
+        text + last + of_embedding - idle + embedding + head + positions + types + vision
     }
 
     /// Whether a model of these dimensions exists; otherwise one sentence that names the key.
@@ -289,8 +301,25 @@ impl DecoderConfig {
                 "`model.head_size` is {head_size}, and rotary positions turn pairs, so it must be even"
             ));
         }
-        if !self.pre_norms && !self.post_norms {
-            return Err("`model.pre_norms` is false, and without `model.post_norms` no layer has a norm: set one of them".into());
+        if !self.pre_norms && !self.post_norms && !self.residual_norms {
+            return Err(
+                "`model.pre_norms` is false, and without `model.post_norms` or `model.residual_norms` no layer has a \
+                 norm: set one of them"
+                    .into(),
+            );
+        }
+        if self.residual_norms && (self.pre_norms || self.post_norms) {
+            return Err(
+                "`model.residual_norms` are the only norms of a block: give `model.pre_norms`=false and no \
+                        `model.post_norms` with them"
+                    .into(),
+            );
+        }
+        if self.token_types > MAX_TYPES {
+            return Err(format!(
+                "`model.token_types` is {} and may be {MAX_TYPES} at most",
+                self.token_types
+            ));
         }
         if self.qk_norm_over != QkNormOver::Head && !self.qk_norm {
             return Err(format!(
@@ -319,8 +348,11 @@ impl DecoderConfig {
                     .into(),
             );
         }
-        let of_classes =
-            [("class_layer", self.class_layer != ClassLayer::None), ("class_bias", self.class_bias)];
+        let of_classes = [
+            ("class_layer", self.class_layer != ClassLayer::None),
+            ("class_bias", self.class_bias),
+            ("token_types", self.token_types > 0),
+        ];
         if let Some((key, _)) =
             of_classes.into_iter().find(|(_, given)| *given && !self.encoder && self.head == Head::Tokens)
         {
@@ -525,6 +557,10 @@ mod tests {
         refused(|c| c.classes = Some(2), "give model.head=classes");
         refused(|c| c.head = Head::Classes, "`model.classes` is missing");
         refused(|c| (c.head, c.classes) = (Head::Classes, Some(1)), "must be from 2 to 4096");
+        refused(|c| c.residual_norms = true, "give `model.pre_norms`=false");
+        refused(|c| c.pre_norms = false, "`model.residual_norms` no layer has a norm");
+        refused(|c| c.token_types = 2, "`model.token_types` has no use while `model.head` is tokens");
+        refused(|c| c.token_types = 5000, "`model.token_types` is 5000");
         let odd = DecoderConfig { head_size: Some(63), positions: Positions::None, ..pretrain() };
         assert_eq!(odd.validate(), Ok(()), "only rotary positions need pairs");
     }
@@ -542,7 +578,8 @@ mod tests {
         assert_eq!(Activation::Relu2.to_string(), "relu2");
         assert_eq!(
             "tanh".parse::<Activation>(),
-            Err("`tanh` is not one of swiglu, geglu, gelu_tanh, gelu_exact, relu2, geglu_exact".into())
+            Err("`tanh` is not one of swiglu, geglu, gelu_tanh, gelu_exact, relu2, geglu_exact, quick_gelu"
+                .into())
         );
     }
 }

@@ -6,6 +6,9 @@ use flatout_ir::{Builder, Init, Tensor};
 use super::Linear;
 use crate::config::Activation;
 
+/// The factor by which quick GELU is SiLU: x sigmoid(1.702 x).
+const QUICK: f64 = 1.702;
+
 #[derive(Clone, Debug)]
 pub struct FeedForward {
     activation: Activation,
@@ -43,6 +46,7 @@ impl FeedForward {
             (Activation::GegluExact, Some(gate)) => gate.activate(Act::GeluExact) * up,
             (Activation::GeluTanh, _) => up.activate(Act::Gelu),
             (Activation::GeluExact, _) => up.activate(Act::GeluExact),
+            (Activation::QuickGelu, _) => up.scale(QUICK).activate(Act::Silu).scale(1.0 / QUICK),
             (Activation::Relu2, _) => up.activate(Act::Relu).square(),
             (Activation::Swiglu | Activation::Geglu | Activation::GegluExact, None) => {
                 unreachable!("declared with a gate")

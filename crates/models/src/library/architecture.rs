@@ -10,7 +10,9 @@ use serde_json::{Map, Value, json};
 use super::fields::Fields;
 use super::layer_kinds::object;
 use super::stored::Stored;
-use super::{gemma, gpt2, granite, llama, mistral, modernbert, olmo2, phi3, qwen, smollm3};
+use super::{
+    bert, distilbert, gemma, gpt2, granite, llama, mistral, modernbert, olmo2, phi3, qwen, roberta, smollm3,
+};
 use crate::config::{DecoderConfig, Head, Positions, RopeScaling};
 
 /// The extents of one of our weights, by its path.
@@ -20,8 +22,8 @@ pub(crate) struct Architecture {
     pub model_type: &'static str,
     /// The library's class with a head of tokens.
     pub class: &'static str,
-    /// The one without any head, whose files have names without the class's prefix.
-    pub body: &'static str,
+    /// The one without any head, whose files have names without the class's prefix, and further ones whose heads are not read.
+    pub bodies: &'static [&'static str],
     /// The one with a head of classes, where the library has one.
     pub class_of_classes: Option<&'static str>,
     pub read: fn(&Fields<'_>) -> Result<DecoderConfig, String>,
@@ -34,7 +36,7 @@ pub(crate) struct Architecture {
 }
 
 /// In the order in which a decoder is compared with them: of two that can hold it, the first is written.
-const ALL: [&Architecture; 12] = [
+const ALL: [&Architecture; 16] = [
     &llama::LLAMA,
     &qwen::QWEN3,
     &gpt2::GPT2,
@@ -47,6 +49,10 @@ const ALL: [&Architecture; 12] = [
     &smollm3::SMOLLM3,
     &granite::GRANITE,
     &modernbert::MODERNBERT,
+    &bert::BERT,
+    &roberta::ROBERTA,
+    &roberta::XLM_ROBERTA,
+    &distilbert::DISTILBERT,
 ];
 
 /// A key in which a decoder differs from what an architecture can say of it.

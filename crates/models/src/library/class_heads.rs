@@ -18,12 +18,17 @@ const POOLING: &str = "classifier_pooling";
 /// The model with its head of classes.
 pub(crate) fn read(f: &Fields<'_>, model: DecoderConfig) -> Result<DecoderConfig, String> {
     let classes = names(f)?.len();
-    let pooling = match f.get(POOLING).map(Value::as_str) {
-        None if model.encoder => Pooling::Cls,
-        None => Pooling::Last,
-        Some(name) => name.unwrap_or_default().parse().map_err(|why| format!("its `{POOLING}`: {why}"))?,
-    };
+    let pooling = pooling(f, &model)?;
     Ok(DecoderConfig { head: Head::Classes, classes: Some(classes), pooling, ..model })
+}
+
+/// How the library's head of classes pools.
+pub(crate) fn pooling(f: &Fields<'_>, model: &DecoderConfig) -> Result<Pooling, String> {
+    match f.get(POOLING).map(Value::as_str) {
+        None if model.encoder => Ok(Pooling::Cls),
+        None => Ok(Pooling::Last),
+        Some(name) => name.unwrap_or_default().parse().map_err(|why| format!("its `{POOLING}`: {why}")),
+    }
 }
 
 /// The fields of a head of classes; the classes are named by their numbers.

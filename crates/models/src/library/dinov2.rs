@@ -9,15 +9,34 @@ use serde_json::{Value, json};
 
 use super::class_heads;
 use super::fields::Fields;
+use super::processor::Processor;
 use super::stored::{Stored, Within};
-use crate::config::{Pooling, VitConfig};
+use super::vision::{Files, Seen};
+use crate::config::{Activation, FinalNorm, Pooling, VitConfig};
 use crate::images::CHANNELS;
 
-pub const PLAIN: &str = "dinov2";
-pub const WITH_REGISTERS: &str = "dinov2_with_registers";
+const PLAIN: &str = "dinov2";
+const WITH_REGISTERS: &str = "dinov2_with_registers";
+
+pub(crate) const DINOV2: Files = Files {
+    model_types: &[PLAIN, WITH_REGISTERS],
+    read,
+    // timm's registers are as many as have a position, or none has one.
+    holds: |c| {
+        let has_registers = c.registers > 0 && c.class_token && c.prefix_positions() == 1;
+        c.pooling == Pooling::ClsMean || c.swiglu || has_registers
+    },
+    write,
+    stored,
+    bases: &[PLAIN, WITH_REGISTERS],
+    // Of pretraining alone.
+    is_redundant: |name| name == "embeddings.mask_token",
+    resampled: |_| None,
+    label_fields: class_heads::label_fields,
+};
 
 /// Reads the fields of a `config.json` whose `model_type` is one of the two, and the names of its classes.
-pub(crate) fn read(f: &Fields<'_>) -> Result<(VitConfig, Vec<String>), String> {
+fn read(f: &Fields<'_>) -> Result<Seen, String> {
     let model_type = f.get("model_type").and_then(Value::as_str).unwrap_or_default();
     let class = f.get("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
     let has_head = match class {
@@ -62,7 +81,7 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<(VitConfig, Vec<String>), String> {
         layer_scale: Some(f.number_or("layerscale_value", 1.0)?),
         ..VitConfig::default()
     };
-    Ok((vit, classes))
+    Ok((vit, classes, Processor::default()))
 }
 
 /// Pixels of a patch and of the images that positions are of, a side each.
@@ -96,10 +115,14 @@ fn class_of(model_type: &str, has_head: bool) -> &'static str {
 }
 
 /// Whether a vision transformer is a DINOv2; otherwise the key that is in the way.
-pub(crate) fn fits(c: &VitConfig) -> Result<(), String> {
+fn fits(c: &VitConfig) -> Result<(), String> {
     let asked = [
         ("pooling", c.pooling == Pooling::ClsMean, "cls_mean"),
         ("layer_scale", c.layer_scale.is_some(), "a number"),
+        ("prefix_positions", c.prefix_positions() == 1, "1"),
+        ("input_norm", !c.input_norm, "false"),
+        ("final_norm", c.final_norm == FinalNorm::Tokens, "tokens"),
+        ("activation", c.activation == Activation::GeluExact, "gelu_exact"),
         ("ffn", ratio(c).is_some(), "a multiple of model.width, or two thirds of one where it is gated"),
         (
             "antialias",
@@ -113,7 +136,7 @@ pub(crate) fn fits(c: &VitConfig) -> Result<(), String> {
     }
 }
 
-pub(crate) fn write(c: &VitConfig, dtype: &str) -> Result<Value, String> {
+fn write(c: &VitConfig, dtype: &str) -> Result<Value, String> {
     fits(c)?;
     let model_type = if c.registers > 0 { WITH_REGISTERS } else { PLAIN };
     let mut config = json!({
@@ -148,16 +171,17 @@ pub(crate) fn write(c: &VitConfig, dtype: &str) -> Result<Value, String> {
 }
 
 /// Where every weight lies.
-pub(crate) fn stored(c: &VitConfig) -> Result<Vec<Stored>, String> {
+fn stored(c: &VitConfig) -> Result<Vec<Stored>, String> {
     fits(c)?;
     let base = if c.registers > 0 { WITH_REGISTERS } else { PLAIN };
     let ffn = if c.swiglu { ["mlp.weights_in", "mlp.weights_out"] } else { ["mlp.fc1", "mlp.fc2"] };
-    Ok(stored_as(c, &Names { base, norms: ["norm1", "norm2"], ffn }))
+    Ok(stored_as(c, &Names { base, registers: "register_tokens", norms: ["norm1", "norm2"], ffn }))
 }
 
 /// The names in which the library's vision transformers differ.
 pub(super) struct Names {
     pub base: &'static str,
+    pub registers: &'static str,
     pub norms: [&'static str; 2],
     /// Up, with the gate before it in its rows where there is one, and down.
     pub ffn: [&'static str; 2],
@@ -166,16 +190,17 @@ pub(super) struct Names {
 /// Where every weight of a vision transformer with these names lies.
 pub(super) fn stored_as(c: &VitConfig, names: &Names) -> Vec<Stored> {
     let (d, f, grid) = (c.width, c.ffn(), c.grid());
-    let Names { base, norms: [first, second], ffn: [up, down] } = *names;
+    let Names { base, registers, norms: [first, second], ffn: [up, down] } = *names;
     let mut all = vec![];
     let mut joined = vec![];
     let mut add =
         |ours: String, theirs: String, dims: &[usize]| all.push(Stored::whole(ours, theirs, dims.to_vec()));
     let of = |name: &str| format!("{base}.{name}");
     add("cls".into(), of("embeddings.cls_token"), &[1, 1, d]);
-    add("positions.weight".into(), of("embeddings.position_embeddings"), &[1, 1 + grid * grid, d]);
+    let positions = c.prefix_positions() + grid * grid;
+    add("positions.weight".into(), of("embeddings.position_embeddings"), &[1, positions, d]);
     if c.registers > 0 {
-        add("registers".into(), of("embeddings.register_tokens"), &[1, c.registers, d]);
+        add("registers".into(), of(&format!("embeddings.{registers}")), &[1, c.registers, d]);
     }
     add("patch.bias".into(), of("embeddings.patch_embeddings.projection.bias"), &[d]);
     for i in 0..c.layers {
@@ -228,14 +253,4 @@ pub(super) fn stored_as(c: &VitConfig, names: &Names) -> Vec<Stored> {
     });
     all.extend(joined);
     all
-}
-
-/// Other names of a weight: those of a file of the base model, without a head.
-pub(crate) fn other_names(name: &str) -> Option<String> {
-    [PLAIN, WITH_REGISTERS].iter().find_map(|base| name.strip_prefix(&format!("{base}."))).map(str::to_string)
-}
-
-/// Whether a tensor is of pretraining alone.
-pub(crate) fn is_redundant(name: &str) -> bool {
-    name.ends_with("embeddings.mask_token")
 }

@@ -3,11 +3,12 @@
 
 use serde_json::{Map, Value, json};
 
+use super::dinov2::DINOV2;
 use super::fields::Fields;
+use super::huggingface;
 use super::llama::{self, weight_names};
 use super::stored::Stored;
-use super::{dinov2, huggingface};
-use crate::config::{DecoderConfig, FoveaConfig, Pooling, Vision, VitConfig};
+use crate::config::{Activation, DecoderConfig, FinalNorm, FoveaConfig, Pooling, Vision, VitConfig};
 use crate::vision::SCOPE;
 
 pub(crate) const MODEL_TYPE: &str = "fvlm";
@@ -20,7 +21,7 @@ pub(crate) fn read(outer: &Fields<'_>) -> Result<DecoderConfig, String> {
     let text = outer.part("text_config")?;
     let model = llama::read(&text).map_err(|why| format!("in its `text_config`: {why}"))?;
     let vision = outer.part("vision_config")?;
-    let (vit, _) = dinov2::read(&vision).map_err(|why| format!("in its `vision_config`: {why}"))?;
+    let (vit, ..) = (DINOV2.read)(&vision).map_err(|why| format!("in its `vision_config`: {why}"))?;
     let fovea = FoveaConfig {
         query: outer.extent_or("query_dim", FoveaConfig::default().query)?,
         visual_scale: outer.number_or("visual_scale", FoveaConfig::default().visual_scale)?,
@@ -34,6 +35,14 @@ pub(crate) fn read(outer: &Fields<'_>) -> Result<DecoderConfig, String> {
 pub fn tower(vit: &VitConfig, own: &FoveaConfig) -> Result<FoveaConfig, String> {
     if vit.registers > 0 {
         return Err("it has registers, and a foveated tower has none: give a DINOv2 without them".into());
+    }
+    let is_plain = vit.class_token
+        && vit.prefix_positions() == 1
+        && !vit.input_norm
+        && vit.final_norm == FinalNorm::Tokens
+        && vit.activation == Activation::GeluExact;
+    if !is_plain {
+        return Err("it is no DINOv2: a foveated tower has its class token, its norms and its GELU".into());
     }
     if vit.swiglu {
         return Err(
@@ -84,13 +93,13 @@ pub(crate) fn stored(
         Stored::whole(ours, theirs, dims)
     };
     // A DINOv2 without a head, whose names have no name of the model before them.
-    let bare = |name: &str| dinov2::other_names(name).unwrap_or_else(|| name.to_string());
+    let bare = |name: &str| DINOV2.bare(name).unwrap_or(name).to_string();
     let below = |at: Stored| Stored {
         ours: format!("{SCOPE}.{}", at.ours),
         theirs: format!("{TOWER}.{}", bare(&at.theirs)),
         ..at
     };
-    let blocks = dinov2::stored(&published(v))?.into_iter().map(below);
+    let blocks = (DINOV2.stored)(&published(v))?.into_iter().map(below);
     Ok(text.chain(between).map(whole).chain(blocks).collect())
 }
 
@@ -105,13 +114,13 @@ pub(crate) fn other_names(name: &str) -> Vec<String> {
 /// Whether a tensor follows from the rest, or is of pretraining alone.
 pub(crate) fn is_redundant(c: &DecoderConfig, name: &str) -> bool {
     let bare = name.strip_prefix(&format!("{TEXT}.")).unwrap_or(name);
-    huggingface::is_redundant_text(c, bare) || dinov2::is_redundant(name)
+    huggingface::is_redundant_text(c, bare) || name.ends_with("embeddings.mask_token")
 }
 
 /// The `config.json`: `common` are the fields that every model of the library has.
 pub(crate) fn write(c: &DecoderConfig, v: &FoveaConfig, common: Map<String, Value>) -> Result<Value, String> {
     let dtype = common.get("dtype").and_then(Value::as_str).unwrap_or("float32");
-    let vision = dinov2::write(&published(v), dtype)?;
+    let vision = (DINOV2.write)(&published(v), dtype)?;
     let mut text = Value::Object(common.clone());
     for (name, value) in llama::write(c) {
         text[name] = value;

@@ -17,7 +17,7 @@ use crate::config::{Activation, Attention, Bias, DecoderConfig, NormWeights};
 pub(crate) const GEMMA2: Architecture = Architecture {
     model_type: "gemma2",
     class: "Gemma2ForCausalLM",
-    body: "Gemma2Model",
+    bodies: &["Gemma2Model"],
     class_of_classes: Some("Gemma2ForSequenceClassification"),
     read: read_gemma2,
     write: write_gemma2,
@@ -28,7 +28,7 @@ pub(crate) const GEMMA2: Architecture = Architecture {
 pub(crate) const GEMMA3: Architecture = Architecture {
     model_type: "gemma3_text",
     class: "Gemma3ForCausalLM",
-    body: "Gemma3TextModel",
+    bodies: &["Gemma3TextModel"],
     class_of_classes: Some("Gemma3TextForSequenceClassification"),
     read: read_gemma3,
     write: write_gemma3,

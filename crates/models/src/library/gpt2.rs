@@ -18,7 +18,7 @@ use crate::decoder::SCORE;
 pub(crate) const GPT2: Architecture = Architecture {
     model_type: "gpt2",
     class: "GPT2LMHeadModel",
-    body: "GPT2Model",
+    bodies: &["GPT2Model"],
     class_of_classes: Some("GPT2ForSequenceClassification"),
     read,
     write,

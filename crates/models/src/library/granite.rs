@@ -12,7 +12,7 @@ use crate::config::DecoderConfig;
 pub(crate) const GRANITE: Architecture = Architecture {
     model_type: "granite",
     class: "GraniteForCausalLM",
-    body: "GraniteModel",
+    bodies: &["GraniteModel"],
     class_of_classes: None,
     read,
     write,

@@ -6,11 +6,12 @@
 use serde_json::{Value, json};
 
 use super::architecture::{Architecture, common_fields};
+use super::encoder::Encoder;
 use super::fields::Fields;
 use super::layer_kinds::object;
 use super::processor::{self, Processor};
 use super::stored::Stored;
-use super::{Published, class_heads, fovea, gemma, llama, modernbert, qwen, qwen3_vl};
+use super::{Published, class_heads, encoder, fovea, gemma, llama, qwen, qwen3_vl};
 use crate::config::{DecoderConfig, Head, Vision};
 
 /// What a `config.json` says.
@@ -67,10 +68,14 @@ fn read_text<'a>(outer: &Fields<'a>, f: &Fields<'a>) -> Result<Text, String> {
     let model = architecture.naming(model);
     match head {
         Some(Head::Classes) => Ok((class_heads::read(f, model)?, class_heads::names(f)?, None)),
+        // The head that an encoder is given is the library's.
+        _ if model.encoder => {
+            Ok((DecoderConfig { pooling: class_heads::pooling(f, &model)?, ..model }, vec![], None))
+        }
         Some(Head::Tokens) => Ok((model, vec![], None)),
-        // An encoder's body is one to put a head of classes on, and tied embeddings are a head.
+        // Tied embeddings are a head.
         None => {
-            let headless = (!model.encoder && !model.tied).then_some(architecture.body);
+            let headless = (!model.tied).then_some(architecture.bodies[0]);
             Ok((model, vec![], headless))
         }
     }
@@ -129,7 +134,7 @@ pub fn is_redundant(model: &DecoderConfig, name: &str) -> bool {
 pub(super) fn is_redundant_text(model: &DecoderConfig, name: &str) -> bool {
     let is_head = ["lm_head.weight", "language_model.lm_head.weight"].contains(&name);
     (is_head && (model.tied || model.head == Head::Classes))
-        || modernbert::is_redundant(model, name)
+        || encoder::is_redundant(model, name)
         || [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|end| name.ends_with(end))
 }
 
@@ -175,8 +180,8 @@ pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Re
     if model.head == Head::Classes {
         fields.extend(class_heads::write(model));
     }
-    if model.encoder {
-        modernbert::check_head(model)?;
+    if let Some(encoder) = Encoder::of(architecture) {
+        encoder.check_head(model)?;
     }
     Ok(Value::Object(fields))
 }
@@ -189,8 +194,13 @@ impl Published for DecoderConfig {
     fn other_names(&self, name: &str) -> Vec<String> {
         match self.vision {
             Some(Vision::Fovea(_)) => fovea::other_names(name),
+            _ if self.encoder => encoder::other_names(name),
             _ => other_names(name),
         }
+    }
+
+    fn may_lack(&self, name: &str) -> bool {
+        encoder::may_lack(self, name)
     }
 
     fn is_redundant(&self, name: &str) -> bool {
@@ -260,7 +270,8 @@ impl<'a> Fields<'a> {
             return Ok((architecture, Some(Head::Tokens)));
         };
         let heads = Head::ALL.iter().filter_map(|head| Some((Some(*head), architecture.class(*head).ok()?)));
-        let all: Vec<(Option<Head>, &str)> = heads.chain([(None, architecture.body)]).collect();
+        let bodies = architecture.bodies.iter().map(|body| (None, *body));
+        let all: Vec<(Option<Head>, &str)> = heads.chain(bodies).collect();
         match all.iter().find(|(_, known)| *known == class) {
             Some((head, _)) => Ok((architecture, *head)),
             None => {
@@ -421,7 +432,7 @@ mod tests {
                 "model_type",
                 json!("mamba"),
                 "`model_type` is \"mamba\", and only llama, qwen3, gpt2, gemma3_text, gemma2, qwen2, mistral, phi3, olmo2, \
-                 smollm3, granite, modernbert, gemma3 and qwen3_vl are read",
+                 smollm3, granite, modernbert, bert, roberta, xlm-roberta, distilbert, gemma3 and qwen3_vl are read",
             ),
             ("architectures", json!(["LlamaForTokenClassification"]), "LlamaForTokenClassification"),
             ("hidden_act", json!("gelu"), "`hidden_act` is \"gelu\""),

@@ -14,7 +14,7 @@ use crate::decoder::{HEAD, SCORE, biased};
 pub(crate) const LLAMA: Architecture = Architecture {
     model_type: "llama",
     class: "LlamaForCausalLM",
-    body: "LlamaModel",
+    bodies: &["LlamaModel"],
     class_of_classes: Some("LlamaForSequenceClassification"),
     read,
     write,

@@ -10,7 +10,7 @@ use crate::config::DecoderConfig;
 pub(crate) const MISTRAL: Architecture = Architecture {
     model_type: "mistral",
     class: "MistralForCausalLM",
-    body: "MistralModel",
+    bodies: &["MistralModel"],
     class_of_classes: Some("MistralForSequenceClassification"),
     read,
     write,

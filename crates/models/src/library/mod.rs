@@ -3,8 +3,12 @@
 //! Pure: values in, values out. A family leads to its own formats; here is what they have in common.
 
 mod architecture;
+mod bert;
 pub mod class_heads;
+mod clip;
 mod dinov2;
+mod distilbert;
+mod encoder;
 mod fields;
 pub mod fovea;
 pub mod gemma;
@@ -20,6 +24,7 @@ mod phi3;
 pub mod processor;
 mod qwen;
 mod qwen3_vl;
+mod roberta;
 mod rope;
 mod smollm3;
 pub mod stored;
@@ -57,6 +62,11 @@ pub trait Published {
 
     /// Other names that a weight may have in a file: of a base model without its head, or of a part of a larger model.
     fn other_names(&self, name: &str) -> Vec<String>;
+
+    /// Whether a file may be without a tensor, which is drawn then.
+    fn may_lack(&self, _name: &str) -> bool {
+        false
+    }
 
     /// Whether a tensor of a checkpoint follows from the rest, or is of a part that is not used.
     fn is_redundant(&self, name: &str) -> bool;

@@ -6,6 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::architecture::{Architecture, Shape};
+use super::encoder::Encoder;
 use super::fields::Fields;
 use super::layer_kinds::{self, object};
 use super::rope;
@@ -16,12 +17,20 @@ use crate::decoder::{SCORE, biased};
 pub(crate) const MODERNBERT: Architecture = Architecture {
     model_type: "modernbert",
     class: "ModernBertForMaskedLM",
-    body: "ModernBertModel",
+    bodies: &["ModernBertModel"],
     class_of_classes: Some("ModernBertForSequenceClassification"),
     read,
     write,
     stored,
     scales_embeddings: false,
+};
+
+pub(crate) const ENCODER: Encoder = Encoder {
+    architecture: &MODERNBERT,
+    base: "model",
+    unread: &["head.", "decoder."],
+    brought: &[],
+    poolings: &[Pooling::Cls, Pooling::Mean],
 };
 
 fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
@@ -90,22 +99,6 @@ fn write(c: &DecoderConfig) -> Map<String, Value> {
     }))
 }
 
-/// Whether the head of a model is one that the library has.
-pub(crate) fn check_head(c: &DecoderConfig) -> Result<(), String> {
-    match (c.head, c.pooling) {
-        (Head::Classes, Pooling::Cls | Pooling::Mean) => Ok(()),
-        (Head::Classes, other) => {
-            Err(format!("`model.pooling` is {other}, and a ModernBERT pools by cls or mean"))
-        }
-        (Head::Tokens, _) => Err("it has no head of classes, and a ModernBERT is written with one".into()),
-    }
-}
-
-/// A file of the model that fills in masked tokens has a head of its own, which is not read.
-pub(crate) fn is_redundant(c: &DecoderConfig, name: &str) -> bool {
-    c.encoder && c.head == Head::Tokens && ["head.", "decoder."].iter().any(|part| name.starts_with(part))
-}
-
 fn stored(c: &DecoderConfig, shape: Shape<'_>) -> Vec<Stored> {
     let [qkv, output, ffn] = biased(c);
     let mut all = vec![];
@@ -159,6 +152,7 @@ fn stored(c: &DecoderConfig, shape: Shape<'_>) -> Vec<Stored> {
 mod tests {
     use super::*;
     use crate::decoder::build;
+    use crate::library::encoder::is_redundant;
     use crate::library::huggingface;
     use crate::library::stored::assert_filled;
     use crate::registry::Family;

@@ -12,7 +12,7 @@ use crate::config::{Bias, DecoderConfig, QkNormOver};
 pub(crate) const OLMO2: Architecture = Architecture {
     model_type: "olmo2",
     class: "Olmo2ForCausalLM",
-    body: "Olmo2Model",
+    bodies: &["Olmo2Model"],
     class_of_classes: Some("Olmo2ForSequenceClassification"),
     read,
     write,

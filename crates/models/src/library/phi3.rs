@@ -14,7 +14,7 @@ use crate::config::{DecoderConfig, RopeScaling};
 pub(crate) const PHI3: Architecture = Architecture {
     model_type: "phi3",
     class: "Phi3ForCausalLM",
-    body: "Phi3Model",
+    bodies: &["Phi3Model"],
     class_of_classes: Some("Phi3ForSequenceClassification"),
     read,
     write,

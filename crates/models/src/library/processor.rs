@@ -35,8 +35,8 @@ pub fn read(config: &Value) -> Result<Processor, String> {
     let f = Fields(config.as_object().ok_or("it is not a JSON object")?);
     let kind = ["image_processor_type", "feature_extractor_type"].into_iter().find_map(|name| f.get(name));
     let kind = kind.and_then(Value::as_str).unwrap_or_default();
-    // The two kinds that our models are published with differ in what they leave out.
-    let is_square = kind.starts_with("ViT");
+    // The kinds that our models are published with differ in what they leave out.
+    let is_square = ["ViT", "DeiT"].iter().any(|square| kind.starts_with(square));
     if !f.is_true("do_resize", true)? {
         return Err("its `do_resize` is false, and here images are scaled to the model's".into());
     }
@@ -45,7 +45,7 @@ pub fn read(config: &Value) -> Result<Processor, String> {
             return Err(format!("its `{name}` is {value}, and here there is only `size` and `crop_size`"));
         }
     }
-    let crops = f.is_true("do_center_crop", f.get("crop_size").is_some() && !is_square)?;
+    let crops = f.is_true("do_center_crop", f.get("crop_size").is_some() && !kind.starts_with("ViT"))?;
     let resize = match f.get("size") {
         None => vec![],
         Some(size) => sides(size, "size", !is_square)?,

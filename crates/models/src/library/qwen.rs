@@ -12,7 +12,7 @@ use crate::config::{Bias, DecoderConfig};
 pub(crate) const QWEN2: Architecture = Architecture {
     model_type: "qwen2",
     class: "Qwen2ForCausalLM",
-    body: "Qwen2Model",
+    bodies: &["Qwen2Model"],
     class_of_classes: Some("Qwen2ForSequenceClassification"),
     read: read_qwen2,
     write: write_qwen2,
@@ -23,7 +23,7 @@ pub(crate) const QWEN2: Architecture = Architecture {
 pub(crate) const QWEN3: Architecture = Architecture {
     model_type: "qwen3",
     class: "Qwen3ForCausalLM",
-    body: "Qwen3Model",
+    bodies: &["Qwen3Model"],
     class_of_classes: Some("Qwen3ForSequenceClassification"),
     read: read_qwen3,
     write: write_qwen3,

@@ -12,7 +12,7 @@ use crate::config::DecoderConfig;
 pub(crate) const SMOLLM3: Architecture = Architecture {
     model_type: "smollm3",
     class: "SmolLM3ForCausalLM",
-    body: "SmolLM3Model",
+    bodies: &["SmolLM3Model"],
     class_of_classes: Some("SmolLM3ForSequenceClassification"),
     read,
     write,

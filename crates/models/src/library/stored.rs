@@ -88,10 +88,12 @@ impl Stored {
     }
 }
 
-/// A tensor of positions, `[1, 1 + grid, width]`, that is written for another grid than it was learned for.
+/// A tensor of positions, `[1, prefix + grid, width]`, that is written for another grid than it was learned for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resampled {
     pub theirs: &'static str,
+    /// Positions of tokens before the patches, which stay as they are.
+    pub prefix: usize,
     pub from: [usize; 2],
     pub to: [usize; 2],
     pub antialias: bool,
@@ -100,12 +102,12 @@ pub struct Resampled {
 impl Resampled {
     /// The extents of the tensor as it is written.
     pub fn dims(&self, width: usize) -> Vec<usize> {
-        vec![1, 1 + self.to[0] * self.to[1], width]
+        vec![1, self.prefix + self.to[0] * self.to[1], width]
     }
 
-    /// The positions of the other grid: the first row, of the class token, as it is.
+    /// The positions of the other grid.
     pub fn apply(&self, learned: &[f32], width: usize) -> Vec<f32> {
-        let (first, grid) = learned.split_at(width);
+        let (first, grid) = learned.split_at(self.prefix * width);
         let matrix = bicubic::matrix(self.from, self.to, self.antialias);
         let mut all = first.to_vec();
         for weights in matrix.chunks_exact(self.from[0] * self.from[1]) {

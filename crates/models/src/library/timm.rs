@@ -1,18 +1,52 @@
 //! Vision transformers as timm publishes them: `config.json` with an `architecture` whose name has the dimensions and
-//! `model_args` that change them, and tensors with q, k and v in one.
+//! `model_args` that change them, and tensors with q, k and v in one. The forms of DINOv2, CLIP and SigLIP and those with
+//! registers are part of the name.
 
 use serde_json::{Map, Value, json};
 
 use super::class_heads;
+use super::clip::OF_CLIP;
 use super::fields::Fields;
-use super::processor::{self, Processor};
+use super::processor;
 use super::stored::{Resampled, Stored, Within};
-use crate::config::{Pooling, VitConfig};
+use super::vision::{Files, Seen};
+use crate::config::{Activation, FinalNorm, Pooling, VitConfig};
 use crate::images::CHANNELS;
+
+pub(crate) const TIMM: Files = Files {
+    model_types: &[],
+    read,
+    holds: |_| true,
+    write: |c, _| write(c),
+    stored,
+    bases: &[],
+    is_redundant: |_| false,
+    resampled,
+    label_fields,
+};
 
 /// Sizes that names have: width, layers, heads.
 const SIZES: [(&str, usize, usize, usize); 4] =
     [("tiny", 192, 12, 3), ("small", 384, 12, 6), ("base", 768, 12, 12), ("large", 1024, 24, 16)];
+
+/// Sizes that only names of further forms have, with the feed-forward's share of the width.
+const MORE_SIZES: [(&str, usize, usize, usize, f64); 8] = [
+    ("xsmall", 256, 10, 4, 4.0),
+    ("wee", 256, 14, 4, 5.0),
+    ("little", 320, 14, 5, 5.6),
+    ("medium", 512, 12, 8, 4.0),
+    ("mediumd", 512, 20, 8, 4.0),
+    ("betwixt", 640, 12, 10, 4.0),
+    ("so400m", 1152, 27, 16, 3.7362),
+    ("huge", 1280, 32, 16, 4.0),
+];
+
+/// The library's names of non-linearities.
+const ACTIVATIONS: [(&str, Activation); 3] = [
+    ("gelu", Activation::GeluExact),
+    ("gelu_tanh", Activation::GeluTanh),
+    ("quick_gelu", Activation::QuickGelu),
+];
 
 /// The tensor of positions.
 const POSITIONS: &str = "pos_embed";
@@ -27,38 +61,31 @@ pub(crate) fn is_ours(f: &Fields<'_>) -> bool {
 
 /// Reads the fields of a `config.json`, the names of its classes where it has a list of them, and how its
 /// images are made.
-pub(crate) fn read(f: &Fields<'_>) -> Result<(VitConfig, Vec<String>, Processor), String> {
+fn read(f: &Fields<'_>) -> Result<Seen, String> {
     let name = f.get("architecture").and_then(Value::as_str).unwrap_or_default();
-    let named = named(name).ok_or_else(|| {
+    let Named { vit: named, pool, norms_pooled } = named(name).ok_or_else(|| {
         format!(
-            "its `architecture` is {name:?}, and of timm's those are read that are named as vit_small_patch16_224 or \
-             vit_base_patch14_dinov2"
+            "its `architecture` is {name:?}, and of timm's those are read that are named as vit_small_patch16_224, \
+             vit_base_patch14_dinov2, vit_medium_patch16_reg4_gap_256, vit_base_patch32_clip_224 or \
+             vit_base_patch16_siglip_gap_224"
         )
     })?;
     let none = serde_json::Map::new();
     let object = |name: &str| f.get(name).and_then(Value::as_object).unwrap_or(&none);
     let (args, cfg) = (Fields(object("model_args")), Fields(object("pretrained_cfg")));
-    for (name, only) in [
-        ("qkv_bias", json!(true)),
-        ("qk_norm", json!(false)),
-        ("class_token", json!(true)),
-        ("no_embed_class", json!(false)),
-        ("pre_norm", json!(false)),
-        ("reg_tokens", json!(0)),
-        ("in_chans", json!(CHANNELS)),
-    ] {
+    for (name, only) in [("qkv_bias", json!(true)), ("qk_norm", json!(false)), ("in_chans", json!(CHANNELS))]
+    {
         if let Some(value) = args.get(name).filter(|value| **value != only) {
             return Err(format!("its `model_args` have `{name}` = {value}, and here there is only {only}"));
         }
     }
-    let pool = args.get("global_pool").or(f.get("global_pool")).and_then(Value::as_str).unwrap_or("token");
-    // The library norms what was pooled unless it is told not to, and tokens before they are pooled otherwise.
-    let norms_last = args.get("fc_norm").and_then(Value::as_bool).unwrap_or(pool != "token");
+    let pool = args.get("global_pool").or(f.get("global_pool")).and_then(Value::as_str).unwrap_or(pool);
+    // The library norms a mean after it is taken unless it is told not to, and tokens before they are pooled otherwise.
+    let norms_pooled = args.get("fc_norm").and_then(Value::as_bool).or(norms_pooled);
+    let norms_pooled = norms_pooled.unwrap_or(pool != "token");
     let pooling = match pool {
-        _ if norms_last => {
-            return Err(format!(
-                "its `global_pool` is {pool:?} with the norm behind it (`fc_norm`), and here it is before it"
-            ));
+        "token" if norms_pooled => {
+            return Err("its `global_pool` is \"token\" with the norm behind it (`fc_norm`), and here it is before it".into());
         }
         "token" => Pooling::Cls,
         "avg" => Pooling::Mean,
@@ -70,7 +97,27 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<(VitConfig, Vec<String>, Processor)
     if patch == 0 || !image_size.is_multiple_of(patch) {
         return Err(format!("its patches of {patch} do not divide its images of {image_size}"));
     }
-    let ratio = args.number_or("mlp_ratio", 4.0)?;
+    let ratio = args.number_or("mlp_ratio", named.ffn() as f64 / named.width as f64)?;
+    let class_token = args.flag_or("class_token", named.class_token)?;
+    let registers = match args.get("reg_tokens") {
+        None => named.registers,
+        Some(count) => count.as_u64().ok_or("its `reg_tokens` is no number")? as usize,
+    };
+    // Every token before the patches has a position, or none has.
+    let placed = match args.flag_or("no_embed_class", named.prefix_positions == Some(0))? {
+        true => 0,
+        false => usize::from(class_token).saturating_add(registers),
+    };
+    let input_norm = args.flag_or("pre_norm", named.input_norm)?;
+    let activation = match args.get("act_layer") {
+        None => named.activation,
+        Some(said) => {
+            let known = ACTIVATIONS.iter().find(|(name, _)| said == name);
+            known.map(|(_, activation)| *activation).ok_or_else(|| {
+                format!("its `act_layer` is {said}, and here there is gelu, gelu_tanh and quick_gelu")
+            })?
+        }
+    };
     let classes = match args.get("num_classes").or(f.get("num_classes")) {
         Some(count) => count.as_u64().ok_or("its `num_classes` is no number")? as usize,
         None => 0,
@@ -87,10 +134,17 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<(VitConfig, Vec<String>, Processor)
         layers: args.extent_or("depth", named.layers)?,
         heads: args.extent_or("num_heads", named.heads)?,
         ffn: Some((width as f64 * ratio) as usize),
+        activation,
         patch,
         image_size,
         grid: Some(image_size / patch),
         antialias: true,
+        class_token,
+        registers,
+        prefix_positions: (placed != usize::from(class_token)).then_some(placed),
+        input_norm,
+        final_norm: if norms_pooled { FinalNorm::Pooled } else { FinalNorm::Tokens },
+        norm_eps: named.norm_eps,
         classes: (classes > 0).then_some(classes),
         pooling,
         layer_scale: args.get("init_values").map_or(Ok(named.layer_scale), |value| {
@@ -119,63 +173,118 @@ fn label_names(f: &Fields<'_>, cfg: &Fields<'_>, classes: usize) -> Result<Vec<S
 }
 
 /// The list of names in a `config.json`.
-pub(crate) fn label_fields(names: &[String]) -> Map<String, Value> {
+fn label_fields(names: &[String]) -> Map<String, Value> {
     Map::from_iter([(LABELS.to_string(), json!(names))])
 }
 
-/// What a name such as vit_tiny_patch16_224 says.
-fn named(name: &str) -> Option<VitConfig> {
+/// What a name says, how it pools, and whether the norm is of what was pooled, where the library says it for that name.
+struct Named {
+    vit: VitConfig,
+    pool: &'static str,
+    norms_pooled: Option<bool>,
+}
+
+/// Whether the library's SigLIP of a size, a patch and images has the tanh form of GELU.
+fn has_tanh(size: &str, patch: usize, image_size: usize) -> bool {
+    patch == 32 || (size, patch) == ("so400m", 16) || (size, image_size) == ("large", 512)
+}
+
+/// What a name such as vit_tiny_patch16_224 says: size, patch, form and images.
+fn named(name: &str) -> Option<Named> {
     let rest = name.split('.').next()?.strip_prefix("vit_")?;
     let (size, rest) = rest.split_once("_patch")?;
-    let &(_, width, layers, heads) = SIZES.iter().find(|(known, ..)| *known == size)?;
+    let plain = SIZES.iter().map(|&(known, width, layers, heads)| (known, width, layers, heads, 4.0));
+    let (_, width, layers, heads, ratio) = plain.chain(MORE_SIZES).find(|(known, ..)| *known == size)?;
     let (patch, tail) = rest.split_once('_')?;
-    let (image_size, layer_scale, mean, std) = match tail {
-        "dinov2" => (518, Some(1e-5), VitConfig::default().mean, VitConfig::default().std),
-        size => (size.parse().ok()?, None, [0.5; 3], [0.5; 3]),
+    let (form, image_size) = match tail.rsplit_once('_') {
+        _ if tail.ends_with("dinov2") => (tail, 518),
+        Some((form, size)) => (form, size.parse().ok()?),
+        None => ("", tail.parse().ok()?),
     };
     let patch = patch.parse().ok()?;
-    Some(VitConfig {
+    let d = VitConfig::default();
+    let vit = VitConfig {
         width,
         layers,
         heads,
+        ffn: Some((width as f64 * ratio) as usize),
         patch,
         image_size,
-        layer_scale,
-        mean,
-        std,
-        ..VitConfig::default()
+        mean: [0.5; 3],
+        std: [0.5; 3],
+        ..d.clone()
+    };
+    let dinov2 = VitConfig { layer_scale: Some(1e-5), mean: d.mean, std: d.std, ..vit.clone() };
+    let clip =
+        VitConfig { input_norm: true, norm_eps: 1e-5, mean: OF_CLIP.mean, std: OF_CLIP.std, ..vit.clone() };
+    let registers =
+        |count: usize, vit: VitConfig| VitConfig { registers: count, prefix_positions: Some(0), ..vit };
+    let token = |vit: VitConfig| Named { vit, pool: "token", norms_pooled: None };
+    let mean = |vit: VitConfig, norms_pooled: Option<bool>| Named {
+        vit: VitConfig { class_token: false, ..vit },
+        pool: "avg",
+        norms_pooled,
+    };
+    let is_plain = SIZES.iter().any(|(known, ..)| *known == size);
+    Some(match form {
+        "" if is_plain => token(vit),
+        "dinov2" if is_plain => token(dinov2),
+        "reg4_dinov2" if is_plain => token(registers(4, dinov2)),
+        "reg1_gap" | "reg4_gap" if size != "so400m" => {
+            let layer_scale = (size != "base").then_some(1e-5);
+            let count = if form == "reg1_gap" { 1 } else { 4 };
+            mean(VitConfig { layer_scale, ..registers(count, vit) }, None)
+        }
+        "clip" => token(clip),
+        "clip_quickgelu" => token(VitConfig { activation: Activation::QuickGelu, ..clip }),
+        "siglip_gap" => {
+            let is_tanh = has_tanh(size, patch, image_size);
+            let activation = if is_tanh { Activation::GeluTanh } else { Activation::GeluExact };
+            mean(VitConfig { activation, ..vit }, Some(false))
+        }
+        _ => return None,
     })
 }
 
 /// Whether timm has such a vision transformer; otherwise the key that is in the way.
-pub(crate) fn fits(c: &VitConfig) -> Result<(), String> {
+fn fits(c: &VitConfig) -> Result<(), String> {
     let pools = matches!(c.pooling, Pooling::Cls | Pooling::Mean);
-    let asked = [("pooling", pools, "cls or mean"), ("registers", c.registers == 0, "0")];
+    let places = [0, c.prefix()].contains(&c.prefix_positions());
+    let asked = [
+        ("pooling", pools, "cls or mean"),
+        ("prefix_positions", places, "none or all"),
+        ("final_norm", c.final_norm != FinalNorm::None, "tokens or pooled"),
+    ];
     match asked.into_iter().find(|(_, fits, _)| !fits) {
         Some((key, _, wanted)) => Err(format!("timm's ViT has another `model.{key}`: {wanted}")),
         None => Ok(()),
     }
 }
 
-pub(crate) fn write(c: &VitConfig) -> Result<Value, String> {
+fn write(c: &VitConfig) -> Result<Value, String> {
     fits(c)?;
-    if c.norm_eps != 1e-6 {
-        return Err("timm's ViT has another `model.norm_eps`: 1e-6".into());
+    let norm_eps = if c.input_norm { 1e-5 } else { 1e-6 };
+    if c.norm_eps != norm_eps {
+        return Err(format!("timm's ViT has another `model.norm_eps`: {norm_eps:e}"));
     }
     let side = c.image_size;
     let nearest = SIZES.iter().rev().find(|(_, width, ..)| *width <= c.width).unwrap_or(&SIZES[0]);
     let classes = c.classes.unwrap_or(0);
     let pool = if c.pooling == Pooling::Mean { "avg" } else { "token" };
-    // The name gives timm the class to make; every dimension is said again, so it stands for nothing else.
-    Ok(json!({
-        "architecture": format!("vit_{}_patch16_224", nearest.0),
+    // The name gives timm the class to make, and the norms' number; every dimension is said again.
+    let architecture = match c.input_norm {
+        true => "vit_base_patch16_clip_224".to_string(),
+        false => format!("vit_{}_patch16_224", nearest.0),
+    };
+    let mut config = json!({
+        "architecture": architecture,
         "architectures": ["VisionTransformer"],
         "num_classes": classes,
         "num_features": c.width,
         "global_pool": pool,
         "model_args": {
             "global_pool": pool,
-            "fc_norm": false,
+            "fc_norm": c.final_norm == FinalNorm::Pooled,
             "img_size": side,
             "patch_size": c.patch,
             "embed_dim": c.width,
@@ -197,31 +306,56 @@ pub(crate) fn write(c: &VitConfig) -> Result<Value, String> {
             "first_conv": "patch_embed.proj",
             "classifier": "head",
         },
-    }))
+    });
+    let args = config["model_args"].as_object_mut().expect("an object was just made");
+    let named = ACTIVATIONS.iter().find(|(_, activation)| *activation == c.activation).map(|(name, _)| *name);
+    let more = [
+        ("class_token", !c.class_token, json!(false)),
+        ("reg_tokens", c.registers > 0, json!(c.registers)),
+        ("no_embed_class", c.prefix_positions() < c.prefix(), json!(true)),
+        ("pre_norm", c.input_norm, json!(true)),
+        ("act_layer", c.activation != Activation::GeluExact, json!(named)),
+    ];
+    args.extend(
+        more.into_iter().filter(|(_, is_said, _)| *is_said).map(|(name, _, value)| (name.to_string(), value)),
+    );
+    Ok(config)
 }
 
 /// The positions, where they are of another grid than the images: a model of this library has those of its own images, and
 /// resamples them when it is made for others.
-pub(crate) fn resampled(c: &VitConfig) -> Option<Resampled> {
+fn resampled(c: &VitConfig) -> Option<Resampled> {
     let (from, to) = ([c.grid(); 2], c.patches());
-    (from != to).then_some(Resampled { theirs: POSITIONS, from, to, antialias: c.antialias })
+    let prefix = c.prefix_positions();
+    (from != to).then_some(Resampled { theirs: POSITIONS, prefix, from, to, antialias: c.antialias })
 }
 
 /// Where every weight lies.
-pub(crate) fn stored(c: &VitConfig) -> Result<Vec<Stored>, String> {
+fn stored(c: &VitConfig) -> Result<Vec<Stored>, String> {
     fits(c)?;
     let (d, f, grid) = (c.width, c.ffn(), c.grid());
+    let norm = if c.final_norm == FinalNorm::Pooled { "fc_norm" } else { "norm" };
     let mut all = vec![
-        Stored::whole("cls", "cls_token", vec![1, 1, d]),
-        Stored::whole("positions.weight", POSITIONS, vec![1, 1 + grid * grid, d]),
-        Stored::whole("patch.bias", "patch_embed.proj.bias", vec![d]),
-        Stored::whole("norm", "norm.weight", vec![d]),
-        Stored::whole("norm_bias", "norm.bias", vec![d]),
+        Stored::whole("positions.weight", POSITIONS, vec![1, c.prefix_positions() + grid * grid, d]),
+        Stored::whole("norm", format!("{norm}.weight"), vec![d]),
+        Stored::whole("norm_bias", format!("{norm}.bias"), vec![d]),
         Stored {
             within: Within::ChannelsLast,
             ..Stored::whole("patch.weight", "patch_embed.proj.weight", vec![d, CHANNELS, c.patch, c.patch])
         },
     ];
+    let some = [
+        (c.class_token, "cls", "cls_token", vec![1, 1, d]),
+        (c.registers > 0, "registers", "reg_token", vec![1, c.registers, d]),
+        (!c.input_norm, "patch.bias", "patch_embed.proj.bias", vec![d]),
+        (c.input_norm, "input_norm", "norm_pre.weight", vec![d]),
+        (c.input_norm, "input_norm_bias", "norm_pre.bias", vec![d]),
+    ];
+    all.extend(
+        some.into_iter()
+            .filter(|(is_there, ..)| *is_there)
+            .map(|(_, ours, theirs, dims)| Stored::whole(ours, theirs, dims)),
+    );
     let mut add = |ours: &str, theirs: &str, i: usize, dims: &[usize], within: Within| {
         let (ours, theirs) = (format!("layers.{i}.{ours}"), format!("blocks.{i}.{theirs}"));
         all.push(Stored { ours, theirs, dims: dims.to_vec(), within });

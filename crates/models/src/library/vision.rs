@@ -1,64 +1,85 @@
-//! Vision transformers as other libraries publish them: DINOv2 and ViT of `transformers`, or timm's.
+//! Vision transformers as other libraries publish them: a row for each form that `transformers` has, and timm's.
 
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
 use super::processor::{self, Processor};
 use super::stored::{Resampled, Stored};
-use super::{Published, class_heads, dinov2, timm, vit};
-use crate::config::{Pooling, VitConfig, VitLibrary};
+use super::{Published, clip, dinov2, timm, vit};
+use crate::config::VitConfig;
 
 /// A model with the names of its classes and how its images are made, as far as its files say so.
-type Seen = (VitConfig, Vec<String>, Processor);
+pub(crate) type Seen = (VitConfig, Vec<String>, Processor);
+
+/// A form in which vision transformers are published.
+pub(crate) struct Files {
+    /// The `model_type`s of its `config.json`; timm's have none.
+    pub model_types: &'static [&'static str],
+    pub read: fn(&Fields<'_>) -> Result<Seen, String>,
+    /// Whether a vision transformer is published so, where no form before it is.
+    pub holds: fn(&VitConfig) -> bool,
+    /// The `config.json`, or the key that is in the way.
+    pub write: fn(&VitConfig, &str) -> Result<Value, String>,
+    /// Where every weight lies.
+    pub stored: fn(&VitConfig) -> Result<Vec<Stored>, String>,
+    /// Names before the tensors of the body, which files of the body alone leave out.
+    pub bases: &'static [&'static str],
+    /// Whether a tensor, by its name behind the base, is of a part that classes are not read from.
+    pub is_redundant: fn(&str) -> bool,
+    /// The positions that are written for the model's own images, where the format has no others.
+    pub resampled: fn(&VitConfig) -> Option<Resampled>,
+    /// The fields of `config.json` that name the classes.
+    pub label_fields: fn(&[String]) -> Map<String, Value>,
+}
+
+/// In the order in which a vision transformer is compared with them; the last holds all others.
+const ALL: [&Files; 6] = [&clip::CLIP, &clip::SIGLIP, &vit::DEIT, &dinov2::DINOV2, &vit::VIT, &timm::TIMM];
 
 /// Reads a parsed `config.json` that describes one.
 pub(crate) fn read(config: &Value) -> Option<Result<Seen, String>> {
     let fields = Fields(config.as_object()?);
-    let plain = |(vit, classes)| (vit, classes, Processor::default());
-    let read = match fields.get("model_type").and_then(Value::as_str) {
-        Some(dinov2::PLAIN | dinov2::WITH_REGISTERS) => dinov2::read(&fields).map(plain),
-        Some(vit::MODEL_TYPE) => vit::read(&fields).map(plain),
-        _ if timm::is_ours(&fields) => timm::read(&fields),
-        _ => return None,
+    let kind = fields.get("model_type").and_then(Value::as_str);
+    if kind.is_some_and(|kind| kind.starts_with("siglip2")) {
+        return Some(Err(
+            "its `model_type` is siglip2, whose tower reads images of any shape, and here all have one: \
+                         SigLIP-2 with one size of images is of model_type siglip"
+                .into(),
+        ));
+    }
+    let files = match kind {
+        Some(kind) => ALL.into_iter().find(|files| files.model_types.contains(&kind))?,
+        None if timm::is_ours(&fields) => &timm::TIMM,
+        None => return None,
     };
-    Some(read.and_then(|(vit, classes, processor)| {
+    Some((files.read)(&fields).and_then(|(vit, classes, processor)| {
         vit.validate_body().map_err(|sentence| format!("it describes no model: {sentence}"))?;
         Ok((vit, classes, processor))
     }))
 }
 
-/// Whose files a vision transformer is published in.
-enum Files {
-    Dinov2,
-    Vit,
-    Timm,
-}
-
 impl Files {
-    fn of(vit: &VitConfig) -> Files {
-        match vit.library {
-            _ if vit.pooling == Pooling::ClsMean || vit.registers > 0 || vit.swiglu => Files::Dinov2,
-            VitLibrary::Transformers => Files::Vit,
-            VitLibrary::Timm => Files::Timm,
-        }
+    fn of(vit: &VitConfig) -> &'static Files {
+        ALL.into_iter().find(|files| (files.holds)(vit)).expect("the last holds all")
+    }
+
+    /// A name behind the base that it begins with.
+    pub fn bare<'n>(&self, name: &'n str) -> Option<&'n str> {
+        self.bases.iter().find_map(|base| name.strip_prefix(base)?.strip_prefix('.'))
     }
 }
 
 impl Published for VitConfig {
     fn stored(&self, _shape: &dyn Fn(&str) -> Vec<usize>) -> Result<Vec<Stored>, String> {
-        match Files::of(self) {
-            Files::Dinov2 => dinov2::stored(self),
-            Files::Vit => vit::stored(self),
-            Files::Timm => timm::stored(self),
-        }
+        (Files::of(self).stored)(self)
     }
 
     fn other_names(&self, name: &str) -> Vec<String> {
-        dinov2::other_names(name).into_iter().chain(vit::other_names(name)).collect()
+        Files::of(self).bare(name).map(str::to_string).into_iter().collect()
     }
 
     fn is_redundant(&self, name: &str) -> bool {
-        dinov2::is_redundant(name) || vit::is_redundant(name)
+        let files = Files::of(self);
+        (files.is_redundant)(files.bare(name).unwrap_or(name))
     }
 
     fn write(&self, dtype: &str, _bos: &[u32], _eos: &[u32]) -> Result<Value, String> {
@@ -67,25 +88,15 @@ impl Published for VitConfig {
                 "published vision transformers have square images, and `model.image_height` is given".into(),
             );
         }
-        match Files::of(self) {
-            Files::Dinov2 => dinov2::write(self, dtype),
-            Files::Vit => vit::write(self, dtype),
-            Files::Timm => timm::write(self),
-        }
+        (Files::of(self).write)(self, dtype)
     }
 
     fn resampled(&self) -> Option<Resampled> {
-        match Files::of(self) {
-            Files::Timm => timm::resampled(self),
-            Files::Dinov2 | Files::Vit => None,
-        }
+        (Files::of(self).resampled)(self)
     }
 
     fn label_fields(&self, names: &[String]) -> Map<String, Value> {
-        match Files::of(self) {
-            Files::Timm => timm::label_fields(names),
-            Files::Dinov2 | Files::Vit => class_heads::label_fields(names),
-        }
+        (Files::of(self).label_fields)(names)
     }
 
     fn processor(&self, processor: &Processor) -> Option<Value> {
@@ -104,6 +115,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::config::{Activation, FinalNorm, Pooling, VitLibrary};
     use crate::library::read;
     use crate::library::stored::assert_filled;
     use crate::registry::Model;
@@ -172,6 +184,59 @@ mod tests {
         assert!(scaled.write("float32", &[], &[]).unwrap_err().contains("`model.layer_scale`: none"));
     }
 
+    /// The published file of facebook/deit-base-distilled-patch16-224, shortened to what is read: its two heads are not.
+    #[test]
+    fn deit_reads_and_is_written_back() {
+        let config = |class: &str| {
+            json!({
+                "architectures": [class], "model_type": "deit", "hidden_size": 768, "image_size": 224, "patch_size": 16,
+                "num_attention_heads": 12, "num_hidden_layers": 12, "intermediate_size": 3072, "layer_norm_eps": 1e-12,
+                "hidden_act": "gelu", "qkv_bias": true, "id2label": { "0": "tench", "1": "goldfish" },
+            })
+        };
+        let body = read_vit(&config("DeiTForImageClassificationWithTeacher"));
+        assert_eq!((body.registers, body.prefix_positions(), body.tokens()), (1, 2, 198));
+        assert_eq!(
+            (body.classes, body.parameters()),
+            (None, 85_800_192),
+            "DeiTModel's own count without its pooler"
+        );
+        assert!(
+            body.is_redundant("cls_classifier.weight") && body.is_redundant("distillation_classifier.bias")
+        );
+        let classes = read_vit(&config("DeiTForImageClassification"));
+        let written = classes.write("float32", &[], &[]).unwrap();
+        assert_eq!(written["architectures"][0], "DeiTForImageClassification");
+        assert_eq!(read_vit(&written), classes);
+    }
+
+    /// timm's forms with registers, of CLIP and of SigLIP, by the names that their files have.
+    #[test]
+    fn timms_towers_read_and_are_written_back() {
+        let read = |name: &str| read_vit(&json!({ "architecture": name, "num_classes": 10 }));
+        let dino = read("vit_small_patch14_reg4_dinov2.lvd142m");
+        assert_eq!((dino.registers, dino.prefix_positions(), dino.layer_scale), (4, 0, Some(1e-5)));
+        let gap = read("vit_medium_patch16_reg4_gap_256.sbb_in12k_ft_in1k");
+        assert_eq!((gap.class_token, gap.final_norm, gap.width), (false, FinalNorm::Pooled, 512));
+        let clip = read("vit_base_patch32_clip_quickgelu_224.openai");
+        assert_eq!((clip.activation, clip.norm_eps, clip.patch), (Activation::QuickGelu, 1e-5, 32));
+        let siglip = read("vit_base_patch16_siglip_gap_224.v2_webli");
+        assert_eq!((siglip.class_token, siglip.pooling, siglip.mean), (false, Pooling::Mean, [0.5; 3]));
+        assert_eq!((siglip.final_norm, siglip.activation), (FinalNorm::Tokens, Activation::GeluExact));
+        for vit in [dino, gap, clip, siglip] {
+            let odd = VitConfig {
+                width: 60,
+                heads: 3,
+                ffn: Some(150),
+                grid: Some(9),
+                patch: 7,
+                image_size: 63,
+                ..vit
+            };
+            assert_eq!(read_vit(&odd.write("", &[], &[]).unwrap()), odd);
+        }
+    }
+
     #[test]
     fn what_is_taken_off_pixels_is_read_beside_the_model() {
         let mut model = read(&dinov2_small()).unwrap().model;
@@ -219,8 +284,10 @@ mod tests {
         assert!(changed("architectures", json!(["Dinov2Backbone"])).contains("Dinov2Backbone"));
         assert!(changed("num_attention_heads", json!(7)).contains("`model.heads` = 7"));
         assert!(refused(json!({ "architecture": "resnet50" })).contains("resnet50"));
-        let pooled = json!({ "architecture": "vit_tiny_patch16_224", "global_pool": "avg" });
+        let pooled = json!({ "architecture": "vit_tiny_patch16_224", "model_args": { "fc_norm": true } });
         assert!(refused(pooled).contains("`fc_norm`"));
+        let attending = json!({ "architecture": "vit_base_patch16_siglip_224", "global_pool": "map" });
+        assert!(refused(attending).contains("vit_base_patch16_siglip_gap_224"));
         let args = json!({ "global_pool": "map", "fc_norm": false });
         let pooled = json!({ "architecture": "vit_tiny_patch16_224", "model_args": args });
         assert!(refused(pooled).contains("only token and avg"));
@@ -249,7 +316,24 @@ mod tests {
         let plain = VitConfig { layer_scale: None, ..vit.clone() };
         let transformers = VitConfig { library: VitLibrary::Transformers, ..plain.clone() };
         let gated = VitConfig { swiglu: true, ffn: Some(16), ..dinov2.clone() };
-        for vit in [plain, vit, dinov2, registers, transformers, gated] {
+        let deit = VitConfig { registers: 1, prefix_positions: Some(2), ..transformers.clone() };
+        let clip = VitConfig {
+            input_norm: true,
+            final_norm: FinalNorm::None,
+            pooling: Pooling::Mean,
+            ..transformers.clone()
+        };
+        let siglip = VitConfig { class_token: false, pooling: Pooling::Mean, ..transformers.clone() };
+        let timm_registers = VitConfig { registers: 3, prefix_positions: Some(0), ..plain.clone() };
+        let timm_clip = VitConfig { input_norm: true, norm_eps: 1e-5, ..plain.clone() };
+        let pooled = VitConfig {
+            class_token: false,
+            final_norm: FinalNorm::Pooled,
+            pooling: Pooling::Mean,
+            ..timm_registers.clone()
+        };
+        let plain_ones = [plain, vit, dinov2, registers, transformers, gated];
+        for vit in plain_ones.into_iter().chain([deit, clip, siglip, timm_registers, timm_clip, pooled]) {
             let model = Model::Vit(vit);
             let graph = model.build(model.least());
             let table = model.published().unwrap().stored(&|_| vec![]).unwrap();

@@ -1,29 +1,79 @@
-//! ViT as the `transformers` library describes it: `config.json` to a vision transformer and back, and where its weights lie.
+//! ViT and DeiT as the `transformers` library describes them: `config.json` to a vision transformer and back, and where weights
+//! lie.
 //!
-//! timm has the same model with other names, so `model.library` says whose files an export is.
+//! timm has the same ViT with other names, so `model.library` says whose files an export is. DeiT's token of distillation is a
+//! register with a position: its classifier reads the class token. The two heads of a model that was taught by another are not
+//! read: such a file is a body to put a head on.
 
 use serde_json::{Value, json};
 
 use super::class_heads;
 use super::dinov2::{Names, patches, stored_as};
 use super::fields::Fields;
+use super::processor::Processor;
 use super::stored::Stored;
-use crate::config::{Pooling, VitConfig, VitLibrary};
+use super::vision::{Files, Seen};
+use crate::config::{Activation, FinalNorm, Pooling, VitConfig, VitLibrary};
 use crate::images::CHANNELS;
 
-pub const MODEL_TYPE: &str = "vit";
-const CLASS: &str = "ViTForImageClassification";
-const BASE: &str = "ViTModel";
+pub(crate) const VIT: Files = Files {
+    model_types: &[OF_VIT.model_type],
+    read: |f| read(f, &OF_VIT),
+    holds: |c| c.library == VitLibrary::Transformers,
+    write: |c, dtype| write(c, dtype, &OF_VIT),
+    stored: |c| stored(c, &OF_VIT),
+    bases: &[OF_VIT.model_type],
+    is_redundant: |name| name.starts_with("pooler."),
+    resampled: |_| None,
+    label_fields: class_heads::label_fields,
+};
+
+pub(crate) const DEIT: Files = Files {
+    model_types: &[OF_DEIT.model_type],
+    read: |f| read(f, &OF_DEIT),
+    holds: |c| c.library == VitLibrary::Transformers && c.registers == 1 && c.prefix_positions() == 2,
+    write: |c, dtype| write(c, dtype, &OF_DEIT),
+    stored: |c| stored(c, &OF_DEIT),
+    bases: &[OF_DEIT.model_type],
+    is_redundant: |name| {
+        let unread = ["pooler.", "cls_classifier.", "distillation_classifier.", "embeddings.mask_token"];
+        unread.iter().any(|part| name.starts_with(part))
+    },
+    ..VIT
+};
+
+/// What tells the two apart.
+struct Kind {
+    model_type: &'static str,
+    class: &'static str,
+    bodies: &'static [&'static str],
+    /// Tokens beside the class token, all with a position.
+    registers: usize,
+}
+
+const OF_VIT: Kind =
+    Kind { model_type: "vit", class: "ViTForImageClassification", bodies: &["ViTModel"], registers: 0 };
+
+const OF_DEIT: Kind = Kind {
+    model_type: "deit",
+    class: "DeiTForImageClassification",
+    bodies: &["DeiTModel", "DeiTForImageClassificationWithTeacher"],
+    registers: 1,
+};
 
 /// Reads the fields of a `config.json`, and the names of its classes.
-pub(crate) fn read(f: &Fields<'_>) -> Result<(VitConfig, Vec<String>), String> {
+fn read(f: &Fields<'_>, kind: &Kind) -> Result<Seen, String> {
     let class = f.get("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
     let has_head = match class {
-        None | Some(BASE) => false,
-        Some(CLASS) => true,
+        None => false,
+        Some(class) if kind.bodies.contains(&class) => false,
+        Some(class) if class == kind.class => true,
         Some(class) => {
             return Err(format!(
-                "its `architectures` says {class}, and of {MODEL_TYPE} models only {BASE} and {CLASS} are read"
+                "its `architectures` says {class}, and of {} models only {} and {} are read",
+                kind.model_type,
+                kind.bodies.join(", "),
+                kind.class
             ));
         }
     };
@@ -45,32 +95,39 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<(VitConfig, Vec<String>), String> {
         classes: has_head.then_some(classes.len()),
         pooling: Pooling::Cls,
         norm_eps: f.number_or("layer_norm_eps", 1e-12)?,
+        registers: kind.registers,
+        prefix_positions: (kind.registers > 0).then_some(1 + kind.registers),
         library: VitLibrary::Transformers,
         ..VitConfig::default()
     };
-    Ok((vit, classes))
+    Ok((vit, classes, Processor::default()))
 }
 
 /// Whether a vision transformer is one of these; otherwise the key that is in the way.
-fn fits(c: &VitConfig) -> Result<(), String> {
+fn fits(c: &VitConfig, kind: &Kind) -> Result<(), String> {
     let asked = [
         ("pooling", c.pooling == Pooling::Cls, "cls"),
         ("layer_scale", c.layer_scale.is_none(), "none"),
         ("swiglu", !c.swiglu, "false"),
-        ("registers", c.registers == 0, "0"),
+        ("registers", c.registers == kind.registers, "0"),
+        ("class_token", c.class_token, "true"),
+        ("prefix_positions", c.prefix_positions() == c.prefix(), "all"),
+        ("input_norm", !c.input_norm, "false"),
+        ("final_norm", c.final_norm == FinalNorm::Tokens, "tokens"),
+        ("activation", c.activation == Activation::GeluExact, "gelu_exact"),
         ("antialias", !c.antialias || [c.grid(); 2] == c.patches(), "false"),
     ];
     match asked.into_iter().find(|(_, fits, _)| !fits) {
-        Some((key, _, wanted)) => Err(format!("{CLASS} has another `model.{key}`: {wanted}")),
+        Some((key, _, wanted)) => Err(format!("{} has another `model.{key}`: {wanted}", kind.class)),
         None => Ok(()),
     }
 }
 
-pub(crate) fn write(c: &VitConfig, dtype: &str) -> Result<Value, String> {
-    fits(c)?;
+fn write(c: &VitConfig, dtype: &str, kind: &Kind) -> Result<Value, String> {
+    fits(c, kind)?;
     let mut config = json!({
-        "architectures": [if c.classes.is_some() { CLASS } else { BASE }],
-        "model_type": MODEL_TYPE,
+        "architectures": [if c.classes.is_some() { kind.class } else { kind.bodies[0] }],
+        "model_type": kind.model_type,
         "hidden_size": c.width,
         "num_hidden_layers": c.layers,
         "num_attention_heads": c.heads,
@@ -95,18 +152,13 @@ pub(crate) fn write(c: &VitConfig, dtype: &str) -> Result<Value, String> {
 }
 
 /// Where every weight lies.
-pub(crate) fn stored(c: &VitConfig) -> Result<Vec<Stored>, String> {
-    fits(c)?;
-    let norms = ["layernorm_before", "layernorm_after"];
-    Ok(stored_as(c, &Names { base: MODEL_TYPE, norms, ffn: ["intermediate.dense", "output.dense"] }))
-}
-
-/// Other names of a weight: those of a file of the base model, without a head.
-pub(crate) fn other_names(name: &str) -> Option<String> {
-    name.strip_prefix("vit.").map(str::to_string)
-}
-
-/// Whether a tensor is of a layer behind the states, which classes are not read from.
-pub(crate) fn is_redundant(name: &str) -> bool {
-    name.trim_start_matches("vit.").starts_with("pooler.")
+fn stored(c: &VitConfig, kind: &Kind) -> Result<Vec<Stored>, String> {
+    fits(c, kind)?;
+    let names = Names {
+        base: kind.model_type,
+        registers: "distillation_token",
+        norms: ["layernorm_before", "layernorm_after"],
+        ffn: ["intermediate.dense", "output.dense"],
+    };
+    Ok(stored_as(c, &names))
 }

@@ -1,13 +1,18 @@
 //! What a vision transformer is made of: DINOv2's and timm's ViT as values.
 
 use crate::config::bounds::{self, MAX_EXTENT, MAX_LAYERS};
-use crate::config::{Head, Pooling};
+use crate::config::{Activation, Head, Pooling};
 use crate::images::CHANNELS;
 use flatout_settings::{choice, section};
 
 choice! {
     /// Whose files a vision transformer is exported in that both libraries have: timm's, or those of `transformers`.
     pub enum VitLibrary { Timm = "timm", Transformers = "transformers" }
+}
+
+choice! {
+    /// What the final norm is of: every token, what was pooled, or nothing.
+    pub enum FinalNorm { Tokens = "tokens", Pooled = "pooled", None = "none" }
 }
 
 section! {
@@ -23,6 +28,8 @@ section! {
         pub ffn: Option<usize>,
         /// The feed-forward is SwiGLU, gated, and not GELU.
         pub swiglu: bool = false,
+        /// The non-linearity of a feed-forward without a gate: gelu_exact, gelu_tanh or quick_gelu.
+        pub activation: Activation = Activation::GeluExact,
         /// Pixels of a patch, a side.
         pub patch: usize,
         /// Pixels of an image, a side, as the model gets it.
@@ -33,8 +40,16 @@ section! {
         pub grid: Option<usize>,
         /// Whether positions are resampled with antialiasing, as timm and DINOv2 with registers do it.
         pub antialias: bool = false,
+        /// A learned token stands before the patches, which the head may read.
+        pub class_token: bool = true,
         /// Tokens of no image that all others see, beside the class token.
         pub registers: usize = 0,
+        /// Tokens before the patches that have a learned position: none, the class token, or all; the class token if not given.
+        pub prefix_positions: Option<usize>,
+        /// Norm of all tokens before the first block, as CLIP has it; patches add no learned vector then.
+        pub input_norm: bool = false,
+        /// What the final norm is of: every token, what was pooled, or nothing.
+        pub final_norm: FinalNorm = FinalNorm::Tokens,
         /// Number of classes.
         pub classes: Option<usize>,
         /// What of the last states the head reads: cls, cls_mean (both side by side) or mean.
@@ -55,7 +70,7 @@ section! {
         pub init_std: f64 = 0.02,
         /// Whose files it is exported in, where both have such a model: timm's, or those of transformers.
         pub library: VitLibrary = VitLibrary::Timm,
-        /// Initial weights, and the rest of this section: a DINOv2, ViT or timm folder, ORG/NAME[@revision] or RUN[@step].
+        /// Initial weights, and the rest of this section: a folder of a library's model, ORG/NAME[@revision] or RUN[@step].
         pub from: Option<String>,
     }
 }
@@ -86,7 +101,17 @@ impl VitConfig {
 
     /// Tokens of an image.
     pub fn tokens(&self) -> usize {
-        1 + self.registers + self.patches().iter().product::<usize>()
+        self.prefix() + self.patches().iter().product::<usize>()
+    }
+
+    /// Tokens before the patches.
+    pub fn prefix(&self) -> usize {
+        usize::from(self.class_token) + self.registers
+    }
+
+    /// Those of them that have a learned position, the first ones.
+    pub fn prefix_positions(&self) -> usize {
+        self.prefix_positions.unwrap_or(usize::from(self.class_token))
     }
 
     /// Elements the head reads of an image.
@@ -101,12 +126,14 @@ impl VitConfig {
         let scales = if self.layer_scale.is_some() { 2 * d } else { 0 };
         let ups = if self.swiglu { 2 } else { 1 };
         let block = 4 * d * d + 4 * d + ups * (d * f + f) + f * d + d + 4 * d + scales;
-        let patch = wide(CHANNELS * self.patch * self.patch) * d + d;
-        let tokens = d * (1 + wide(self.registers) + 1 + wide(self.grid() * self.grid()));
+        let patch = wide(CHANNELS * self.patch * self.patch) * d + if self.input_norm { 2 * d } else { d };
+        let positions = self.prefix_positions() + self.grid() * self.grid();
+        let tokens = d * (wide(self.prefix()) + wide(positions));
+        let norm = if self.final_norm == FinalNorm::None { 0 } else { 2 * d };
         wide(self.layers) * block
             + patch
             + tokens
-            + 2 * d
+            + norm
             + wide(self.classes.unwrap_or(0)) * (wide(self.pooled()) + 1)
     }
 
@@ -137,6 +164,36 @@ impl VitConfig {
             return Err(format!(
                 "`model.registers` is {} and may be {MAX_REGISTERS} at most",
                 self.registers
+            ));
+        }
+        let placed = self.prefix_positions();
+        if ![0, usize::from(self.class_token), self.prefix()].contains(&placed) {
+            return Err(format!(
+                "`model.prefix_positions` is {placed}, and of {} tokens before the patches none, the class token or all have \
+                 a position",
+                self.prefix()
+            ));
+        }
+        if !matches!(self.activation, Activation::GeluExact | Activation::GeluTanh | Activation::QuickGelu) {
+            return Err(format!(
+                "`model.activation` is {}, and of images there is gelu_exact, gelu_tanh and quick_gelu; model.swiglu=true \
+                 has a gate",
+                self.activation
+            ));
+        }
+        if self.swiglu && self.activation != Activation::GeluExact {
+            return Err("`model.activation` has no use while `model.swiglu` is true".into());
+        }
+        if !self.class_token && self.pooling != Pooling::Mean {
+            return Err(format!(
+                "`model.pooling` is {}, and `model.class_token` is false: give model.pooling=mean",
+                self.pooling
+            ));
+        }
+        if self.final_norm == FinalNorm::Pooled && self.pooling != Pooling::Mean {
+            return Err(format!(
+                "`model.final_norm` is pooled, and `model.pooling` is {}: only a mean is normed after it is taken",
+                self.pooling
             ));
         }
         bounds::positive(&[("norm_eps", self.norm_eps), ("init_std", self.init_std)])?;
@@ -237,6 +294,14 @@ mod tests {
         refused(|c| c.std = [1.0, 0.0, 1.0], "`model.std`");
         refused(|c| c.mean = [f64::INFINITY, 0.0, 1.0], "`model.mean`");
         refused(|c| c.pooling = Pooling::Max, "`model.pooling` is max");
+        refused(|c| c.class_token = false, "`model.class_token` is false: give model.pooling=mean");
+        refused(
+            |c| (c.registers, c.prefix_positions) = (2, Some(2)),
+            "`model.prefix_positions` is 2, and of 3",
+        );
+        refused(|c| c.activation = Activation::Relu2, "`model.activation` is relu2");
+        refused(|c| (c.swiglu, c.activation) = (true, Activation::GeluTanh), "`model.swiglu` is true");
+        refused(|c| c.final_norm = FinalNorm::Pooled, "`model.final_norm` is pooled");
         refused(|c| c.drop_path = 1.0, "`model.drop_path` is 1");
         refused(|c| c.head_dropout = -0.1, "`model.head_dropout` is -0.1");
     }

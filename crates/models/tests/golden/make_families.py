@@ -3,6 +3,7 @@
     pip install torch transformers safetensors
     python make_families.py            # writes families/NAME/ beside this file
     python make_families.py --check    # recomputes the results and compares them with the files
+    python make_families.py NAME       # one of them alone
 
 families/NAME/ has what `save_pretrained` writes (config.json, model.safetensors in f32) and expected.safetensors with
     input_ids   i32   [B, T]
@@ -12,6 +13,7 @@ families/NAME/ has what `save_pretrained` writes (config.json, model.safetensors
     grad.NAME   f32   the gradient of loss_sum by every tensor of model.safetensors
 ENCODERS have texts of unequal lengths instead, each with a class:
     input_ids   i32   [T], the texts one after another, and lengths i32 [S]
+    types       i32   [T], the type of each token, where the model has types
     labels      i32   [S], the class of each, and label_weights f32 [S], what each counts
     logits      f32   [S, C], and loss_sum f32 [1], the weighted sum of -log softmax(logits)[label]
 BODIES are models without a head: their files have no `lm_head`, and names without `model.`. What is computed is the library's class with a
@@ -28,10 +30,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import (
+    BertConfig, BertForSequenceClassification, DistilBertConfig, DistilBertForSequenceClassification,
     Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig, GraniteForCausalLM, LlamaConfig,
     LlamaForCausalLM, MistralConfig, MistralForCausalLM, MistralForSequenceClassification, MistralModel, ModernBertConfig,
     ModernBertForSequenceClassification, Olmo2Config, Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM, Phi3Model, Qwen2Config, Qwen2ForCausalLM,
-    Qwen3Config, Qwen3ForCausalLM, Qwen3Model, SmolLM3Config, SmolLM3ForCausalLM,
+    Qwen3Config, Qwen3ForCausalLM, Qwen3Model, RobertaConfig, RobertaForSequenceClassification, SmolLM3Config, SmolLM3ForCausalLM,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -117,11 +120,26 @@ FAMILIES = {
 }
 
 
+UNDROPPED = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 ENCODERS = {
     "modernbert": lambda: made(
         ModernBertForSequenceClassification, ModernBertConfig, num_hidden_layers=4, local_attention=6, num_labels=3,
         classifier_pooling="mean", norm_eps=1e-5, eos_token_id=2, cls_token_id=1, sep_token_id=2,
         layer_types=[GLOBAL, LOCAL, LOCAL, GLOBAL], rope_parameters={LOCAL: rope("default", rope_theta=100.0), GLOBAL: rope("default")},
+    ),
+    "bert": lambda: made(
+        BertForSequenceClassification, BertConfig, num_hidden_layers=2, hidden_size=12, num_attention_heads=3, num_labels=3,
+        max_position_embeddings=27, **UNDROPPED,
+    ),
+    "roberta": lambda: made(
+        RobertaForSequenceClassification, RobertaConfig, num_hidden_layers=2, hidden_size=12, num_attention_heads=3,
+        num_labels=3, max_position_embeddings=29, type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=1, bos_token_id=0,
+        **UNDROPPED,
+    ),
+    "distilbert": lambda: made(
+        DistilBertForSequenceClassification, DistilBertConfig, n_layers=2, dim=12, n_heads=3, hidden_dim=18, num_labels=3,
+        max_position_embeddings=25, dropout=0.0, attention_dropout=0.0, seq_classif_dropout=0.0, hidden_size=12,
+        num_hidden_layers=2, num_attention_heads=3,
     ),
 }
 
@@ -138,6 +156,8 @@ BODIES = {
 
 def lift(model):
     """Frequencies were made in f32 at construction; they are made again where f32 means f64."""
+    if not hasattr(model, "model"):
+        return  # Learned positions.
     rotary = model.model.rotary_emb
     if isinstance(rotary.rope_type, dict):
         for kind in rotary.layer_types:
@@ -174,12 +194,17 @@ def results_of_classes(folder, model_class, seed):
     generator = torch.Generator().manual_seed(seed)
     if of_body:
         model.score.weight.data = torch.randn(model.score.weight.shape, generator=generator)
-    texts = [torch.randint(0, model.config.vocab_size, (length,), generator=generator) for length in LENGTHS]
+    # The embedding of padding is not trained.
+    least = 0 if of_body or model.config.pad_token_id is None else model.config.pad_token_id + 1
+    texts = [torch.randint(least, model.config.vocab_size, (length,), generator=generator) for length in LENGTHS]
+    has_types = getattr(model.config, "type_vocab_size", 1) > 1
+    types = [(torch.arange(length) > 2 * length // 3).long() for length in LENGTHS]
+    typed = [{"token_type_ids": own[None]} if has_types else {} for own in types]
     labels, counts = torch.tensor([2, 0, 1, 2]), torch.tensor([1.0, 0.5, 2.0, 1.5])
     model.double()
     with Float64Everywhere():
         lift(model)
-        logits = torch.cat([model(text[None]).logits for text in texts])
+        logits = torch.cat([model(text[None], **more).logits for text, more in zip(texts, typed)])
         loss = (torch.nn.functional.cross_entropy(logits, labels, reduction="none") * counts).sum()
         parameters = dict(model.named_parameters())
         grads = torch.autograd.grad(loss, list(parameters.values()))
@@ -189,17 +214,22 @@ def results_of_classes(folder, model_class, seed):
     tensors = {"input_ids": torch.cat(texts).int(), "lengths": torch.tensor(LENGTHS).int()}
     tensors |= {"labels": labels.int(), "label_weights": counts}
     tensors |= {"score.weight": model.score.weight.detach().float()} if of_body else {}
+    tensors |= {"types": torch.cat(types).int()} if has_types else {}
     return tensors | {name: tensor.float().contiguous() for name, tensor in exact.items()}, 0.0
 
 
 def main():
     parser = argparse.ArgumentParser(description="Make or check the checkpoints of families.")
     parser.add_argument("--check", action="store_true", help="compare with the stored files and write nothing")
-    check = parser.parse_args().check
+    parser.add_argument("names", nargs="*", help="the families to make; all where none is named")
+    arguments = parser.parse_args()
+    check = arguments.check
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     bodies = {name: build for name, (_, build) in BODIES.items()}
     for seed, (name, build) in enumerate((FAMILIES | ENCODERS | bodies).items()):
+        if arguments.names and name not in arguments.names:
+            continue
         folder, model = HERE / name, build()
         if not check:
             shutil.rmtree(folder, ignore_errors=True)

@@ -7,12 +7,14 @@
 `dinov2` is Dinov2ForImageClassification on images of another grid than its positions', which are resampled,
 `dinov2-swiglu` the same with a gated feed-forward, `vit` is ViTForImageClassification on such images, and
 `dinov2-registers` Dinov2WithRegistersForImageClassification on such images; `timm-vit` is timm's VisionTransformer,
+`deit`, `clip` and `siglip` are the library's classifiers of these names on such images; `timm-registers` has registers without
+positions, `timm-clip` the norm before the blocks and quick GELU, and `timm-pooled` no class token and a norm of the mean;
 `timm-vit-mean` one whose head reads the mean of the patches, `timm-vit-scaled` the first with LayerScale on larger images than
 its positions are of, `timm-vit-small` on smaller ones, and `timm-vit-wide` on images that are not square. All of them resample
 their positions themselves.
 
 NAME.safetensors holds
-    weight.<name>   f32   every parameter but DINOv2's token of masked patches, which nothing here reads
+    weight.<name>   f32   every parameter that the classifier reads
     pixels          u8    [B, Y, X, 3]
     labels          i32   [B]
     label_weights   f32   [B]
@@ -27,6 +29,7 @@ by the configuration's mean and deviation in f64 as well.
 
 import argparse
 import json
+from functools import partial
 from math import sqrt
 from pathlib import Path
 
@@ -36,14 +39,15 @@ from safetensors.torch import load_file, save_file
 from timm.models.vision_transformer import VisionTransformer
 from torch.overrides import TorchFunctionMode
 from transformers import (
-    Dinov2Config, Dinov2ForImageClassification, Dinov2WithRegistersConfig, Dinov2WithRegistersForImageClassification,
-    ViTConfig, ViTForImageClassification,
+    CLIPConfig, CLIPForImageClassification, DeiTConfig, DeiTForImageClassification, Dinov2Config, Dinov2ForImageClassification, Dinov2WithRegistersConfig, Dinov2WithRegistersForImageClassification,
+    SiglipConfig, SiglipForImageClassification, ViTConfig, ViTForImageClassification,
 )
 
 HERE = Path(__file__).resolve().parent
 B, C = 3, 5
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 HALF = ([0.5] * 3, [0.5] * 3)
+OPENAI = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
 
 
 class Float64Everywhere(TorchFunctionMode):
@@ -70,14 +74,33 @@ def dinov2(kind, config, **more):
     return library(kind, config, mlp_ratio=3, layer_norm_eps=1e-6, layerscale_value=1.0, **more)
 
 
-def timm(image, table, scale, pool=None):
+def tower(kind, config, **more):
+    """A model of images and texts whose classifier reads the tower of images alone."""
+    vision = dict(
+        hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20, image_size=15, patch_size=3, **more,
+    )
+    labels = {i: f"class {i}" for i in range(C)}
+    text = dict(hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4, vocab_size=9)
+    config = config(
+        vision_config=vision, text_config=text, id2label=labels, label2id={name: i for i, name in labels.items()},
+        attn_implementation="eager",
+    )
+    model = kind(config)
+    written = {"architectures": [kind.__name__], "model_type": config.model_type, "vision_config": vision}
+    return model, written | {"id2label": labels}
+
+
+def timm(image, table, scale, pool=None, **more):
     args = dict(img_size=table, patch_size=4, embed_dim=12, depth=2, num_heads=3, mlp_ratio=2.5, num_classes=C)
     args |= {"init_values": scale} if scale else {}
     # timm norms what was pooled unless it is told not to.
     args |= {"global_pool": pool, "fc_norm": False} if pool else {}
-    model = VisionTransformer(**args, dynamic_img_size=image != table)
+    args |= more
+    is_clip = args.get("pre_norm", False)
+    norm = {"norm_layer": partial(torch.nn.LayerNorm, eps=1e-5)} if is_clip else {}
+    model = VisionTransformer(**args, **norm, dynamic_img_size=image != table)
     config = {
-        "architecture": "vit_tiny_patch16_224", "num_classes": C, "num_features": 12, "global_pool": pool or "token",
+        "architecture": "vit_base_patch16_clip_224" if is_clip else "vit_tiny_patch16_224", "num_classes": C, "num_features": 12, "global_pool": pool or "token",
         "model_args": args, "pretrained_cfg": {"mean": HALF[0], "std": HALF[1], "input_size": [3, table, table]},
     }
     return model, config
@@ -94,6 +117,17 @@ MODELS = {
     ),
     "vit": (
         lambda: library(ViTForImageClassification, ViTConfig, intermediate_size=20, layer_norm_eps=1e-12), 12, IMAGENET, 39,
+    ),
+    "deit": (
+        lambda: library(DeiTForImageClassification, DeiTConfig, intermediate_size=20, layer_norm_eps=1e-12), 12, IMAGENET, 40,
+    ),
+    "clip": (lambda: tower(CLIPForImageClassification, CLIPConfig), 12, OPENAI, 41),
+    "siglip": (lambda: tower(SiglipForImageClassification, SiglipConfig, vision_use_head=False), 12, HALF, 42),
+    "timm-registers": (lambda: timm(12, 20, 1e-5, depth=1, reg_tokens=2, no_embed_class=True), 12, HALF, 43),
+    "timm-clip": (lambda: timm(16, 16, None, depth=1, pre_norm=True, act_layer="quick_gelu"), 16, HALF, 44),
+    "timm-pooled": (
+        lambda: timm(20, 12, None, "avg", depth=1, class_token=False, reg_tokens=2, fc_norm=True, act_layer="gelu_tanh"),
+        20, HALF, 45,
     ),
     "timm-vit": (lambda: timm(16, 16, None), 16, HALF, 33),
     "timm-vit-mean": (lambda: timm(16, 16, None, "avg"), 16, HALF, 35),
@@ -119,10 +153,19 @@ def published(name):
     """A parameter's name in published files, where the library's newer module names differ."""
     for ours, theirs in [("q", "attention.query"), ("k", "attention.key"), ("v", "attention.value"), ("o", "output.dense")]:
         name = name.replace(f".attention.{ours}_proj.", f".attention.{theirs}.")
-    name = name.replace("vit.layers.", "vit.encoder.layer.").replace(".mlp.down_proj.", ".mlp.weights_out.")
-    if name.startswith("vit."):
+    for base in ["vit", "deit"]:
+        name = name.replace(f"{base}.layers.", f"{base}.encoder.layer.")
+    name = name.replace(".mlp.down_proj.", ".mlp.weights_out.")
+    if name.startswith(("vit.", "deit.")):
         name = name.replace(".mlp.fc1.", ".intermediate.dense.").replace(".mlp.fc2.", ".output.dense.")
     return name
+
+
+def is_read(model, name):
+    """Whether a classifier reads a parameter: masked patches are of pretraining, and CLIP's last norm is of the embedding that
+    is compared with texts."""
+    is_last_norm = isinstance(model, CLIPForImageClassification) and ".post_layernorm." in name
+    return not name.endswith("mask_token") and not is_last_norm
 
 
 def joined(tensors):
@@ -145,17 +188,17 @@ def make(name):
     pixels = torch.randint(0, 256, (B, height, width, 3), generator=generator, dtype=torch.uint8)
     labels = torch.randint(0, C, (B,), generator=generator)
     weights = torch.tensor([1.0, 0.5, 2.0])
-    used = {n: p for n, p in model.named_parameters() if not n.endswith("mask_token")}
+    used = {n: p for n, p in model.named_parameters() if is_read(model, n)}
     tensors = joined({f"weight.{published(n)}": p.detach().clone() for n, p in used.items()})
     model.double()
     with Float64Everywhere():
         normal = (pixels.double() / 255 - torch.tensor(mean, dtype=torch.float64)) / torch.tensor(std, dtype=torch.float64)
         is_timm = name.startswith("timm")
-        resampled = {"interpolate_pos_encoding": True} if name == "vit" else {}
+        resampled = {"interpolate_pos_encoding": True} if name in ["vit", "deit", "clip", "siglip"] else {}
         run = model if is_timm else (lambda x: model(pixel_values=x, **resampled).logits)
         logits = run(normal.permute(0, 3, 1, 2))
         loss = (F.cross_entropy(logits, labels, reduction="none") * weights.double()).sum()
-        used = {n: p for n, p in model.named_parameters() if not n.endswith("mask_token")}
+        used = {n: p for n, p in model.named_parameters() if is_read(model, n)}
         grads = torch.autograd.grad(loss, list(used.values()))
     exact = {"logits": logits.detach(), "loss_sum": loss.detach()[None]}
     exact |= joined({f"grad.{published(n)}": g for n, g in zip(used, grads)})
@@ -168,8 +211,10 @@ def make(name):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    for name in MODELS:
+    parser.add_argument("names", nargs="*", help="the models to make; all where none is named")
+    arguments = parser.parse_args()
+    check = arguments.check
+    for name in arguments.names or MODELS:
         tensors, config = make(name)
         file = HERE / f"{name}.safetensors"
         if check:

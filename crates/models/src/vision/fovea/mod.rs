@@ -206,7 +206,8 @@ fn look<'g>(
     for (i, (block, kept)) in w.vit.blocks.iter().zip(memory).enumerate() {
         x = b.scope(&format!("layers.{i}"), || block.look(b, &c, i, x, *kept, sight));
     }
-    let x = b.scope("norm", || w.vit.norm.apply(b, x));
+    let norm = w.vit.norm.expect("its tower has a final norm");
+    let x = b.scope("norm", || norm.apply(b, x));
     let x = b.scope("seen", || w.seen.apply(b, x));
     b.scope("to_text", || w.to_text.apply(b, x).scale(v.visual_scale))
 }

@@ -64,8 +64,10 @@ impl Layers {
             if SAID_BEFORE.contains(&&name[..]) && self.values.contains_key(&path) {
                 continue;
             }
-            // Of a head for images that is there, what a recipe below says of another is put aside.
-            let is_kept = |held: &Held| !has_head || held.layer >= of_source;
+            // Of a head for images that is there, and of a pooling that is the model's own, what a recipe below says of another
+            // is put aside.
+            let brings = if name == "pooling" { model.brings_pooling() } else { has_head };
+            let is_kept = |held: &Held| !brings || held.layer >= of_source;
             if MAY_DIFFER.contains(&&name[..]) && self.values.get(&path).is_some_and(is_kept) {
                 continue;
             }

@@ -154,7 +154,9 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
         let others = published.other_names(&stored.theirs);
         let there = [&stored.theirs].into_iter().chain(&others).find_map(|name| found.get_key_value(name));
         let Some((name, number)) = there else {
-            missing.push(stored.theirs);
+            if !published.may_lack(&stored.theirs) {
+                missing.push(stored.theirs);
+            }
             continue;
         };
         unused.remove(name);

@@ -277,10 +277,13 @@ fn open_for(model: &Model, from: &str, watch: Watch<'_>) -> Result<Pretrained, U
 pub fn check(config: &Config, watch: Watch<'_>) -> Result<(), UserError> {
     let Some(from) = config.model.from() else { return Ok(()) };
     let opened = open_for(&config.model, from, watch)?;
+    // An encoder without a head is there to be given one that the library has.
+    let source = &opened.description.model;
+    let has_library = source.as_decoder().is_some_and(|text| text.encoder) || exportable(source).is_ok();
     // That images which are not square cannot be exported is said where they are asked for.
     if let Err(why) = exportable(&config.model)
         && config.model.as_decoder().is_some()
-        && exportable(&opened.description.model).is_ok()
+        && has_library
     {
         refuse!("the model of {from} can be exported, and what this run would make of it could not: {why}");
     }

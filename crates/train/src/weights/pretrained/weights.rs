@@ -129,12 +129,17 @@ impl Weights {
     /// Reads only the first rows of a matrix, where its file has more.
     pub fn read_first_rows(&mut self, path: &str, rows: usize) {
         for places in [&mut self.places, &mut self.averages] {
-            let Some(place) = places.get_mut(path).filter(|place| place.within.is_none()) else { continue };
+            let Some(place) = places.get_mut(path) else { continue };
             let (_, file) = &self.files[place.file];
             let dims = file.entries()[&place.name].shape.clone();
-            if dims[0] > rows {
+            let own = match &place.within {
+                None => 0..dims[0],
+                Some(Stored { within: Within::Rows(own), .. }) => own.clone(),
+                Some(_) => continue,
+            };
+            if own.len() > rows {
                 let whole = Stored::whole(path, place.name.clone(), dims);
-                place.within = Some(Stored { within: Within::Rows(0..rows), ..whole });
+                place.within = Some(Stored { within: Within::Rows(own.start..own.start + rows), ..whole });
             }
         }
     }

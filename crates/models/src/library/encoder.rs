@@ -1,0 +1,78 @@
+//! Encoders among the architectures: how their tensors may be named, which of them a model here has no use for, and how
+//! their heads of classes pool.
+
+use super::architecture::Architecture;
+use super::{bert, distilbert, modernbert, roberta};
+use crate::config::{DecoderConfig, Head, Pooling};
+
+/// A row of the table of encoders, beside the architecture of the same name.
+pub(crate) struct Encoder {
+    pub architecture: &'static Architecture,
+    /// The name before the tensors of the body, which a file of the body alone leaves out.
+    pub base: &'static str,
+    /// Beginnings of the names of tensors, behind the base, that no head of classes reads.
+    pub unread: &'static [&'static str],
+    /// Beginnings of the names of tensors of the head that a body may bring, and may be without.
+    pub brought: &'static [&'static str],
+    /// The poolings that the library's head of classes has, the first where no field says it.
+    pub poolings: &'static [Pooling],
+}
+
+const ALL: [&Encoder; 5] =
+    [&modernbert::ENCODER, &bert::ENCODER, &roberta::ENCODER, &roberta::XLM_ENCODER, &distilbert::ENCODER];
+
+impl Encoder {
+    pub fn of(architecture: &Architecture) -> Option<&'static Encoder> {
+        ALL.into_iter().find(|known| known.architecture.model_type == architecture.model_type)
+    }
+
+    /// Whether the head of a model is one that the library has.
+    pub fn check_head(&self, c: &DecoderConfig) -> Result<(), String> {
+        let class = self.architecture.class_of_classes.unwrap_or_default();
+        match c.head {
+            Head::Tokens => Err(format!("it has no head of classes, and it is written as a {class}")),
+            Head::Classes if self.poolings.contains(&c.pooling) => Ok(()),
+            Head::Classes => {
+                let known: Vec<String> = self.poolings.iter().map(ToString::to_string).collect();
+                Err(format!(
+                    "`model.pooling` is {}, and a {class} pools by {}",
+                    c.pooling,
+                    known.join(" or ")
+                ))
+            }
+        }
+    }
+}
+
+/// Other names that a weight of an encoder may have: in files of the body alone, and in those that call the vectors of a norm
+/// gamma and beta.
+pub(crate) fn other_names(name: &str) -> Vec<String> {
+    let of_base = |known: &&Encoder| name.strip_prefix(known.base)?.strip_prefix('.');
+    let bare = ALL.iter().find_map(of_base);
+    let older = |name: &str| {
+        let (norm, vector) = name.rsplit_once("LayerNorm.")?;
+        let older = if vector == "weight" { "gamma" } else { "beta" };
+        Some(format!("{norm}LayerNorm.{older}"))
+    };
+    let all = [bare.map(str::to_string), older(name), bare.and_then(older)];
+    all.into_iter().flatten().collect()
+}
+
+/// Whether a tensor is one that a head of classes does not read.
+pub(crate) fn is_redundant(c: &DecoderConfig, name: &str) -> bool {
+    let Some(known) = encoder(c) else { return false };
+    let bare = name.strip_prefix(known.base).and_then(|rest| rest.strip_prefix('.')).unwrap_or(name);
+    // Positions counted from 0, which old versions stored.
+    bare == "embeddings.position_ids"
+        || (c.head == Head::Tokens && known.unread.iter().any(|start| bare.starts_with(start)))
+}
+
+/// Whether a tensor may be absent: part of a head that a model without a head of classes may bring.
+pub(crate) fn may_lack(c: &DecoderConfig, name: &str) -> bool {
+    let is_brought = |known: &Encoder| known.brought.iter().any(|start| name.starts_with(start));
+    c.head == Head::Tokens && encoder(c).is_some_and(is_brought)
+}
+
+fn encoder(c: &DecoderConfig) -> Option<&'static Encoder> {
+    if c.encoder { Encoder::of(Architecture::of(c).ok()?) } else { None }
+}
