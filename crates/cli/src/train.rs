@@ -22,6 +22,7 @@ use flatout_train::resolve::compile::{self, Compiled};
 use flatout_train::resolve::fp8_layers;
 use flatout_train::resolve::prediction;
 use flatout_train::run::events::Status;
+use flatout_train::run::samples::{self, Sample};
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run, asked_and_resolved};
 use flatout_train::training::resume::requeued;
@@ -436,7 +437,12 @@ fn end_block(
         (false, true) => {
             let mut generator = Generator::open(run.dir(), device)?;
             let how = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 1, max_tokens: 60 };
-            screen.result(format!("sample   {}", generator.generate("", how, |_| {})?.trim()));
+            let written = generator.generate("", how, |_| {})?;
+            let sample = Sample { step: outcome.steps, prompt: "", text: written.trim() };
+            if let Err(error) = samples::append(run.dir(), &sample) {
+                screen.note(format!("{} is not written: {error}", samples::SAMPLES));
+            }
+            screen.result(format!("sample   {}", sample.text));
             vec![
                 format!("flatout generate {dir}                  more text from this model"),
                 "flatout train tiny data.path=book.txt   train on your own text".into(),
