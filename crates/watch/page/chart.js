@@ -6,8 +6,12 @@ const pointer = { x: null, zoom: null, charts: new Set() };
 const redrawAll = () => pointer.charts.forEach((chart) => chart.schedule());
 
 /** Ticks at round numbers between two ends. */
-const ticks = (low, high, most, isLog) => {
+const ticks = (low, high, most, isLog, isBytes) => {
   if (!(high > low)) return [low];
+  if (isBytes) {
+    const unit = 2 ** (10 * Math.floor(Math.log2(Math.max(high, 1)) / 10));
+    return ticks(low / unit, high / unit, most, false).map((value) => value * unit);
+  }
   if (isLog) {
     const found = [];
     for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
@@ -110,7 +114,7 @@ class Chart {
     const all = curves.concat((marks ?? []).map((mark) => ({ ...mark, mean: mark.y })));
     const rows = all.map((curve) => ({ curve, value: this.valueOf(curve, pointer.x) })).filter((row) => isNumber(row.value));
     if (!rows.length) { tip.hide(); return; }
-    tip.show(x, y, formatX(pointer.x), rows.map(({ curve, value }) => [curve.colour, curve.name, format(value)]));
+    tip.show(x, y, (this.shown.formatTip ?? formatX)(pointer.x), rows.map(({ curve, value }) => [curve.colour, curve.name, format(value)]));
   }
 
   valueOf(curve, x) {
@@ -188,7 +192,7 @@ class Chart {
     const ink = (name) => style.getPropertyValue(name);
     const scales = this.scales();
     pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
-    const rows = ticks(scales.y[0], scales.y[1], box.height / 46, isLog);
+    const rows = ticks(scales.y[0], scales.y[1], box.height / 46, isLog, format === bytes);
     const left = Math.ceil(most(rows.map((value) => pen.measureText(format(value)).width))) + 10;
     const frame = { left, top: 8, width: box.width - left - 8, height: box.height - 30, x: scales.x, y: scales.y };
     this.frame = frame;
@@ -213,7 +217,7 @@ class Chart {
       pen.fillText(text, pen.textAlign === 'right' ? frame.left + frame.width + 6 : x, frame.top + frame.height + 7);
     }
     pen.save();
-    pen.beginPath(); pen.rect(frame.left, frame.top - 2, frame.width, frame.height + 4); pen.clip();
+    pen.beginPath(); pen.rect(frame.left - 5, frame.top - 5, frame.width + 10, frame.height + 10); pen.clip();
     if (isNumber(floor)) {
       pen.strokeStyle = ink('--faint'); pen.setLineDash([2, 3]);
       pen.beginPath(); pen.moveTo(frame.left, toY(floor)); pen.lineTo(frame.left + frame.width, toY(floor)); pen.stroke();

@@ -134,7 +134,7 @@ const runView = {
     this.memory = new Chart({
       title: `${bytes(plan.arena_bytes)} planned`, wide: true,
       aside: plan.peak ? `peak ${bytes(plan.peak.bytes)} in ${plan.peak.role}, launch ${count(plan.peak.launch)} of ${count(plan.peak.launches)}: ${plan.peak.kernel} of ${plan.peak.path}` : '',
-      data: () => ({ curves, marks: [], domain: [0], format: bytes, formatX: (value) => `launch ${count(value)}`, isArea: true }),
+      data: () => ({ curves, marks: [], domain: [0], format: bytes, formatX: count, formatTip: (value) => `launch ${count(value)}`, isArea: true }),
     });
     const legend = make('div', { class: 'legend' }, curves.map((curve) => make('span', {}, make('i', { colour: curve.colour }), `${curve.name}, ${bytes(most(curve.own))}`)));
     const alive = plan.peak?.alive ?? [];
@@ -157,12 +157,14 @@ const runView = {
       best.style.width = `${(100 * row.roofline_ms) / longest}%`;
       return make('div', { class: 'bar' }, whole, best);
     };
-    const head = [['kernel', false, 'key'], ['launches', true], [measured ? 'time' : 'predicted', true], ['roofline', true], ['of roofline', true], ['']];
-    const cells = (row) => [row.name, count(row.launches), measured ? milliseconds(row.ms) : milliseconds(row.predicted_ms), milliseconds(row.roofline_ms),
-      isNumber(row.of_roofline) ? percent(row.of_roofline, 0) : row.predicted_ms ? percent(row.roofline_ms / row.predicted_ms, 0) : null, bar(row)];
+    const hasTimes = rows.some((row) => isNumber(row.ms ?? row.predicted_ms));
+    const head = [['kernel', false, 'key'], ['launches', true], ['least time', true], ['']];
+    if (hasTimes) head.splice(2, 0, [measured ? 'measured' : 'predicted', true], ['of roofline', true]);
+    const times = (row) => (hasTimes ? [milliseconds(row.ms ?? row.predicted_ms), percent(row.roofline_ms / (row.ms ?? row.predicted_ms), 0)] : []);
+    const cells = (row) => [row.name, count(row.launches), ...times(row), milliseconds(row.roofline_ms), bar(row)];
     const aside = measured
       ? `measured by flatout profile on ${details.profile.device}`
-      : 'the least time of each by the plan; flatout profile --json, kept as profile.json in the run’s folder, shows measured times';
+      : 'as planned; flatout profile --json, kept as profile.json in the folder of the run, adds measured times';
     const sinks = details.profile?.sinks ?? [];
     return part('Time by kernel', aside, table(head, rows.map(cells)),
       sinks.length ? make('ul', { class: 'texts' }, sinks.slice(0, 5).map((sink) => make('li', {}, sink.words ?? ''))) : null);
@@ -177,8 +179,8 @@ const runView = {
       && (row.name === name || row.settings?.some((word) => word.split('=')[0].replace(/^switches\./, '') === name)));
     const worth = (name) => {
       const measured = off(name)?.measured;
-      const ratio = measured?.base_is_faster_by?.ratio ?? measured?.base_is_faster_by?.value;
       if (!measured) return null;
+      const ratio = measured.base_is_faster_by?.ratio;
       const words = isNumber(ratio) ? `${ratio.toFixed(3)}×` : '';
       return make('span', { class: { faster: 'good', slower: 'bad' }[measured.verdict] }, `${words} ${String(measured.verdict).replaceAll('_', ' ')}`);
     };
@@ -190,7 +192,7 @@ const runView = {
     const has = rows.length > 0;
     if (has) head.splice(2, 0, ['speed by it', true], ['memory by it', true]);
     const cells = ([name, value]) => [name, value, ...(has ? [worth(name), memory(name)] : []), start.auto?.[name] ?? ''];
-    const aside = has ? `with what flatout ablate measured on ${details.ablation.device}` : 'flatout ablate --out with the run’s folder adds what each is worth';
+    const aside = has ? `with what flatout ablate measured on ${details.ablation.device}` : 'flatout ablate --out, given the folder of the run, adds what each is worth';
     return part('Switches', aside, table(head, Object.entries(start.switches).map(cells)));
   },
 

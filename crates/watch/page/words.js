@@ -26,7 +26,10 @@ const number = (value) => {
 
 const loss = (value) => (isNumber(value) ? value.toFixed(4) : '–');
 const percent = (value, digits = 1) => (isNumber(value) ? `${(100 * value).toFixed(digits)}%` : '–');
-const milliseconds = (value) => (isNumber(value) ? `${Number(value.toPrecision(3))} ms` : '–');
+const milliseconds = (value) => {
+  if (!isNumber(value)) return '–';
+  return value > 0 && value < 0.001 ? '< 0.001 ms' : `${Number(value.toPrecision(3))} ms`;
+};
 
 const bytes = (value) => {
   if (!isNumber(value)) return '–';
