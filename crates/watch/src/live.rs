@@ -79,7 +79,8 @@ struct Entry {
 struct Page {
     stream: Stream,
     runs: Vec<String>,
-    list: u64,
+    /// The newest state of the list that it has.
+    list: Option<u64>,
     sent: BTreeMap<String, Sent>,
     pinged: Instant,
 }
@@ -109,7 +110,7 @@ impl Live {
         let (answer, stream) = Answer::events();
         let unique: BTreeSet<&str> = runs.collect();
         let runs = unique.into_iter().take(MOST_SHOWN).map(String::from).collect();
-        let page = Page { stream, runs, list: 0, sent: BTreeMap::new(), pinged: Instant::now() };
+        let page = Page { stream, runs, list: None, sent: BTreeMap::new(), pinged: Instant::now() };
         let pages = self.pages.as_ref().expect("it is taken when this is dropped");
         match pages.lock().unwrap_or_else(PoisonError::into_inner).send(page) {
             Ok(()) => answer,
@@ -298,12 +299,13 @@ impl Page {
             self.stream.ping();
             self.pinged = Instant::now();
         }
-        if self.list < state.revision || self.list == 0 {
+        if self.list.is_none_or(|list| list < state.revision) {
             if !self.stream.is_ready() {
                 return true;
             }
-            let is_all = self.list <= state.taken_away;
-            let runs = state.runs.iter().filter(|(_, entry)| is_all || entry.revision > self.list);
+            let is_all = self.list.is_none_or(|list| list < state.taken_away);
+            let have = self.list.unwrap_or(0);
+            let runs = state.runs.iter().filter(|(_, entry)| is_all || entry.revision > have);
             let shown = runs.map(|(id, entry)| {
                 let mut run = json!(entry.glance);
                 (run["id"], run["state"]) = (json!(id), json!(entry.state));
@@ -318,7 +320,7 @@ impl Page {
                 "most_shown": MOST_SHOWN,
             });
             self.stream.send("runs", &list.to_string());
-            self.list = state.revision.max(1);
+            self.list = Some(state.revision);
         }
         let mut is_waiting = false;
         for id in &self.runs {

@@ -76,7 +76,10 @@ pub struct News {
 impl News {
     /// The next message: its kind and its data.
     pub fn next(&mut self) -> (String, Value) {
+        let began = Instant::now();
         loop {
+            // Signs of life arrive for ever.
+            assert!(began.elapsed() < PATIENCE, "nothing is told");
             let mut line = String::new();
             assert!(self.lines.read_line(&mut line).unwrap() > 0, "the stream ended");
             if let Some(kind) = line.trim_end().strip_prefix("event: ") {
