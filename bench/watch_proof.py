@@ -108,6 +108,7 @@ def logs(folder):
 def choose(page, *names):
     """Ticks these runs and no others."""
     page.run("[...document.querySelectorAll('.tally button')].at(-1).click()")
+    wait(lambda: page.run("document.querySelectorAll('.runs input:checked').length") == 0, "no run is drawn")
     for name in names:
         wait(lambda: page.run(f"""(() => {{
             const name = [...document.querySelectorAll('.runs .name')].find((e) => e.title === {json.dumps(name)});
@@ -183,7 +184,7 @@ def looks(proof, page, name, evil):
     proof.say("131 of 150 right" in texts(page), "classes have their confusion matrix")
     view(page, "compare")
     choose(page, "tiny-1", name)
-    wait(lambda: "model.width" in texts(page), "what differs")
+    wait(lambda: "train.steps" in texts(page), "what differs")
     proof.say(True, "runs are compared by what differs")
     view(page, "sweeps")
     wait(lambda: "Parallel coordinates" in texts(page), "the sweep")
@@ -237,6 +238,7 @@ def looks(proof, page, name, evil):
 
     view(page, "run")
     choose(page, "tiny-1")
+    wait(lambda: page.run("document.querySelector('main input[type=text]')?.value") == "tiny-1", "the field for its name")
     page.run("""(() => { const i = document.querySelector('main input[type=text]'); i.value = 'my <b>best</b>'; i.dispatchEvent(new Event('change')); })()""")
     wait(lambda: "my <b>best</b>" in page.run(row("tiny-1")), "the new name is in the list")
     page.call("Page.reload")

@@ -54,9 +54,9 @@ fn listen(args: &Watch) -> Result<TcpListener, String> {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && args.port.is_none() => {
             TcpListener::bind((host, 0)).map_err(|error| format!("{host} has no free port: {error}"))
         }
-        bound => {
-            bound.map_err(|error| format!("{host}:{port} cannot be listened on: {error}; give another --port or --host"))
-        }
+        bound => bound.map_err(|error| {
+            format!("{host}:{port} cannot be listened on: {error}; give another --port or --host")
+        }),
     }
 }
 
@@ -64,7 +64,8 @@ fn listen(args: &Watch) -> Result<TcpListener, String> {
 /// cannot be shown is a line and no reason not to train.
 pub fn beside(run: &Path, screen: &Screen) -> Option<Server> {
     let folder = run.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let served = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| flatout_watch::serve(folder, listener));
+    let served =
+        TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| flatout_watch::serve(folder, listener));
     match served {
         Ok(server) => {
             let name = run.file_name().unwrap_or_default().to_string_lossy();

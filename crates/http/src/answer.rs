@@ -87,7 +87,9 @@ impl Body for Content {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match &mut *self {
             Content::Whole(body) => Pin::new(body).poll_frame(context),
-            Content::Stream(reader) => reader.poll_recv(context).map(|bytes| bytes.map(|b| Ok(Frame::data(b)))),
+            Content::Stream(reader) => {
+                reader.poll_recv(context).map(|bytes| bytes.map(|b| Ok(Frame::data(b))))
+            }
         }
     }
 

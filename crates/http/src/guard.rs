@@ -73,7 +73,8 @@ impl Guard {
             ));
         }
         let name = self.cookie_name();
-        let mut cookies = given.cookie.unwrap_or("").split(';').filter_map(|pair| pair.trim().split_once('='));
+        let mut cookies =
+            given.cookie.unwrap_or("").split(';').filter_map(|pair| pair.trim().split_once('='));
         let bearer = given.authorization.and_then(|word| word.strip_prefix("Bearer "));
         match cookies.any(|(known, value)| known == name && is_token(value)) || bearer.is_some_and(is_token) {
             true => Verdict::Admitted,

@@ -203,7 +203,8 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("/a%2e/.."), "{answer}");
         assert!(answer.contains("x-content-type-options: nosniff"), "{answer}");
         assert!(get(at, "/", "Host: evil.example\r\n").starts_with("HTTP/1.1 403"));
-        let written = ask(at, "POST / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+        let written =
+            ask(at, "POST / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
         assert!(written.starts_with("HTTP/1.1 405"), "{written}");
         assert!(ask(at, "rubbish\r\n\r\n").starts_with("HTTP/1.1 400"));
         let head = ask(at, "HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");

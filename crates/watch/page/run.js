@@ -69,7 +69,7 @@ const runView = {
       ['memory, planned', isNumber(start.arena_bytes) ? bytes(start.arena_bytes + (start.driver_bytes ?? 0)) : null],
       ['GPU power', isNumber(newest('gpu_power_watts')) ? `${count(newest('gpu_power_watts'))} W` : null],
       ['clock held down by', record?.throttled?.length ? record.throttled.join(', ') : null],
-      ['tokens', known?.steps.tokens.at(-1) ? short(known.steps.tokens.at(-1)) : null],
+      ['tokens', known?.steps.tokens.at(-1) && !isOfSamples(id) ? short(known.steps.tokens.at(-1)) : null],
       ['epochs', record?.epoch > 0 ? record.epoch.toFixed(2) : null],
       ['training time', isNumber(seconds) ? duration(seconds) : null],
       ['time left', left === null ? null : duration(left)],

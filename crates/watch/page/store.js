@@ -41,7 +41,7 @@ const shownSet = () => new Set((kept.shown ?? {})[store.folder] ?? []);
 const shownIds = () => [...shownSet()].filter((id) => store.runs.has(id)).slice(0, store.mostShown);
 
 const setShown = (ids) => {
-  kept.shown = Object.assign({}, kept.shown, { [store.folder]: [...ids].slice(0, store.mostShown) });
+  kept.shown = Object.assign({}, kept.shown, { [store.folder]: [...new Set(ids)].slice(0, store.mostShown) });
   keep();
   subscribe();
   changed('list');

@@ -39,10 +39,10 @@ const sweepView = {
     runs.sort(order[this.sort] ?? ((a, b) => String(a.values[this.sort]).localeCompare(String(b.values[this.sort]), undefined, { numeric: true })));
     const best = runs.filter((run) => isNumber(worth(run))).sort(order.best)[0];
     const sorter = (name, title) => make('button', { type: 'button', onclick: () => { this.sort = name; this.draw(); } }, title, this.sort === name ? ' ↓' : '');
-    const head = [[sorter('name', 'run'), false, 'key'], ...keys.map((key) => [sorter(key, key), true]), ['state'], ['step', true], [sorter('best', sweep.goal ?? 'loss'), true], ['loss', true], ['took', true]];
+    const head = [[sorter('name', 'run'), false, 'key'], ...keys.map((key) => [sorter(key, key), true]), ['state'], ['step', true], [sorter('best', `best ${sweep.goal ?? 'loss'}`), true], ['last loss', true], ['took', true]];
     const rows = runs.map((run) => [
       run.live ? make('button', { class: 'link', onclick: () => { kept.focus = run.live.id; setShown([run.live.id, ...shownIds()]); go('run'); } }, run.name) : run.name,
-      ...keys.map((key) => run.values?.[key]), run.live?.state || run.state || 'waits', count(run.live?.step ?? run.step), isNumber(worth(run)) ? number(worth(run)) : null,
+      ...keys.map((key) => run.values?.[key]), run.live?.state || run.state || 'waits', count(run.live?.step ?? run.step), isNumber(worth(run)) ? worth(run).toFixed(4) : null,
       loss(run.live?.loss ?? run.loss), duration(run.seconds),
     ]);
     const choose = store.sweeps.length > 1 ? make('label', {}, 'Sweep', make('select', {
@@ -101,7 +101,13 @@ const sweepView = {
       pen.fillStyle = ink('--text'); pen.textAlign = 'center'; pen.textBaseline = 'alphabetic';
       pen.fillText(axis.name, x(index), 16);
       pen.fillStyle = ink('--faint'); pen.textBaseline = 'middle'; pen.textAlign = index === axes.length - 1 ? 'left' : 'right';
-      for (const [at, text] of axis.labels) pen.fillText(text, x(index) + (index === axes.length - 1 ? 8 : -8), y(at));
+      // A rim of the page's colour keeps a label readable on lines.
+      pen.strokeStyle = ink('--page'); pen.lineWidth = 4;
+      for (const [at, text] of axis.labels) {
+        const place = x(index) + (index === axes.length - 1 ? 8 : -8);
+        pen.strokeText(text, place, y(at));
+        pen.fillText(text, place, y(at));
+      }
     });
   },
 

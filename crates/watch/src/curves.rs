@@ -102,7 +102,9 @@ impl Curves {
         (bucket.at, bucket.revision) = (at, self.revision);
         bucket.points += 1;
         for (channel, value) in values.enumerate().take(self.names.len()) {
-            let Some(value) = value.map(|value| value as f32).filter(|value| value.is_finite()) else { continue };
+            let Some(value) = value.map(|value| value as f32).filter(|value| value.is_finite()) else {
+                continue;
+            };
             self.present[channel] = true;
             let one = Band { least: value, most: value, mean: value };
             bucket.bands[channel] = joined((bucket.bands[channel], bucket.points - 1), (one, 1));
@@ -173,7 +175,12 @@ impl Curves {
 /// A number in its shortest form; `null` where there is none.
 fn number(value: f32) -> Value {
     // A float of 32 bits is written as such, and not as the 64 bits it is closest to.
-    value.to_string().parse::<f64>().ok().filter(|value| value.is_finite()).map_or(Value::Null, |value| json!(value))
+    value
+        .to_string()
+        .parse::<f64>()
+        .ok()
+        .filter(|value| value.is_finite())
+        .map_or(Value::Null, |value| json!(value))
 }
 
 /// Two bands of so many points each as one.
@@ -216,7 +223,8 @@ mod tests {
         let most = told["curves"]["loss"]["most"].as_array().unwrap();
         assert_eq!(most.iter().filter(|value| **value == 100.0).count(), 1);
         assert!(told["curves"].get("never").is_none(), "a number that never occurred has no curve");
-        let means: f64 = told["curves"]["loss"]["mean"].as_array().unwrap().iter().filter_map(Value::as_f64).sum();
+        let means: f64 =
+            told["curves"]["loss"]["mean"].as_array().unwrap().iter().filter_map(Value::as_f64).sum();
         assert!(means > curves.len() as f64, "the spike is in a mean as well");
     }
 

@@ -52,7 +52,13 @@ impl Folder {
 
     /// Looks for runs and sweeps.
     pub fn look(&self) -> Found {
-        let mut search = Search { root: &self.root, folders: 0, outside: 0, seen: BTreeSet::new(), found: Found::default() };
+        let mut search = Search {
+            root: &self.root,
+            folders: 0,
+            outside: 0,
+            seen: BTreeSet::new(),
+            found: Found::default(),
+        };
         match is_file(&self.root.join(CONFIG)) {
             true => search.add_run(&self.root),
             false => search.within(&self.root, 0),
@@ -88,7 +94,9 @@ impl Folder {
         let read = self.file(dir, name)?.take(most + 1).read_to_string(&mut text)?;
         match read as u64 <= most {
             true => Ok(text),
-            false => Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("{name} has more than {most} bytes"))),
+            false => {
+                Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("{name} has more than {most} bytes")))
+            }
         }
     }
 }

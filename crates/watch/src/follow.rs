@@ -47,7 +47,12 @@ impl Follower {
         let identity = (meta.dev(), meta.ino());
         if identity != self.identity || meta.len() < self.offset {
             let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
-            *self = Follower { identity, generation, buffer: std::mem::take(&mut self.buffer), ..Follower::default() };
+            *self = Follower {
+                identity,
+                generation,
+                buffer: std::mem::take(&mut self.buffer),
+                ..Follower::default()
+            };
         }
         self.size = meta.len();
         let mut read = 0;

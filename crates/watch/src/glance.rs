@@ -104,7 +104,8 @@ mod tests {
 
     #[test]
     fn the_ends_of_a_long_log_tell_where_a_run_stands() {
-        let mut text = String::from("{\"event\":\"start\",\"recipe\":\"tiny\",\"steps\":900000,\"time\":5}\n");
+        let mut text =
+            String::from("{\"event\":\"start\",\"recipe\":\"tiny\",\"steps\":900000,\"time\":5}\n");
         for step in 1..20_000 {
             text += &format!("{{\"event\":\"step\",\"step\":{step},\"loss\":2.5,\"time\":{step}}}\n");
         }
@@ -115,7 +116,8 @@ mod tests {
         let ended = seen(&(text.clone() + "{\"event\":\"end\",\"status\":\"stopped\",\"steps\":19999}\n"));
         assert_eq!(ended.status.as_deref(), Some("stopped"));
         // A matrix of many classes may fill the last bytes.
-        let large = format!("{{\"event\":\"eval\",\"step\":19999,\"loss\":2,\"x\":\"{}\"}}\n", "9".repeat(300_000));
+        let large =
+            format!("{{\"event\":\"eval\",\"step\":19999,\"loss\":2,\"x\":\"{}\"}}\n", "9".repeat(300_000));
         assert_eq!(seen(&(text + &large)).step, 19_999);
     }
 

@@ -280,8 +280,10 @@ impl State {
 
     /// Forgets the curves of runs that nobody looks at, the longest unseen first.
     fn forget(&mut self, wanted: &BTreeSet<String>) {
-        let followed = self.runs.iter().filter(|(id, entry)| entry.follower.is_some() && !wanted.contains(*id));
-        let mut unseen: Vec<(Instant, String)> = followed.map(|(id, entry)| (entry.wanted, id.clone())).collect();
+        let followed =
+            self.runs.iter().filter(|(id, entry)| entry.follower.is_some() && !wanted.contains(*id));
+        let mut unseen: Vec<(Instant, String)> =
+            followed.map(|(id, entry)| (entry.wanted, id.clone())).collect();
         let more = (unseen.len() + wanted.len()).saturating_sub(MOST_FOLLOWED).min(unseen.len());
         unseen.sort();
         for (_, id) in unseen.drain(..more) {
@@ -324,7 +326,9 @@ impl Page {
         }
         let mut is_waiting = false;
         for id in &self.runs {
-            let Some(follower) = state.runs.get(id).and_then(|entry| entry.follower.as_ref()) else { continue };
+            let Some(follower) = state.runs.get(id).and_then(|entry| entry.follower.as_ref()) else {
+                continue;
+            };
             let sent = self.sent.entry(id.clone()).or_default();
             if sent.generation != follower.generation {
                 *sent = Sent { generation: follower.generation, share: -1.0, at: sent.at, ..Sent::default() };

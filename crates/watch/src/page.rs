@@ -46,7 +46,15 @@ mod tests {
             let without = page.replace("http://www.w3.org/2000/svg", "");
             assert!(!without.contains(other), "the page names another document: {other}");
         }
-        for markup in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", " style=\""] {
+        for markup in [
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+            " style=\"",
+        ] {
             assert!(!page.contains(markup), "{markup} is in the page");
         }
         assert_eq!(page.matches("nonce=\"abc\"").count(), 2);

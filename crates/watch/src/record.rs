@@ -131,7 +131,8 @@ impl Record {
             "start" => {
                 self.starts += 1;
                 self.first_time = self.first_time.or(line.time);
-                self.start = if bytes.len() <= START_BYTES { serde_json::from_slice(bytes).ok() } else { None };
+                self.start =
+                    if bytes.len() <= START_BYTES { serde_json::from_slice(bytes).ok() } else { None };
                 self.end = None;
                 (self.began, self.begins) = (line.time.unwrap_or(f64::NAN), true);
             }
@@ -158,7 +159,8 @@ impl Record {
             "eval" => {
                 self.evaluations.keep(step.saturating_sub(1));
                 let known = self.steps.at(step).unwrap_or(At { step, tokens: 0.0, seconds: 0.0 });
-                self.evaluations.push(At { step, ..known }, EVALUATION_CHANNELS.iter().map(|(_, of)| of(line)));
+                self.evaluations
+                    .push(At { step, ..known }, EVALUATION_CHANNELS.iter().map(|(_, of)| of(line)));
                 let confusion = line.metrics.as_ref().and_then(|metrics| metrics.confusion.clone());
                 self.confusion = confusion.filter(|rows| rows.len() <= CLASSES).map(|rows| (step, rows));
             }
@@ -166,7 +168,9 @@ impl Record {
             "warning" => self.warn(line.message.as_deref().unwrap_or("")),
             "spike" => {
                 let (loss, median) = (line.loss.unwrap_or(f64::NAN), line.median.unwrap_or(f64::NAN));
-                self.warn(&format!("step {step}: the loss of {loss:.4} stands out; the median before it is {median:.4}"));
+                self.warn(&format!(
+                    "step {step}: the loss of {loss:.4} stands out; the median before it is {median:.4}"
+                ));
             }
             "end" => self.end = serde_json::from_slice(bytes).ok().filter(|_| bytes.len() <= START_BYTES),
             _ => {}

@@ -30,7 +30,8 @@ fn no_path_leads_out_of_the_folder() {
         let runs = list["runs"].as_array().unwrap();
         runs.len() == 3 && runs.iter().all(|run| run["state"] != "")
     });
-    let ids: Vec<&str> = list["runs"].as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap()).collect();
+    let ids: Vec<&str> =
+        list["runs"].as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap()).collect();
     assert_eq!(ids, ["again", "borrowed", "own"]);
     assert!(list["notes"][0].as_str().unwrap().contains("lead out"), "{list}");
     let mut said = list.to_string();
@@ -42,12 +43,20 @@ fn no_path_leads_out_of_the_folder() {
     said += &live.until("run", |run| run["id"] == "own").to_string();
     assert!(!said.contains("secret") && !said.contains("7777.5"), "{said}");
 
-    for asked in ["linked", "../outside", "/etc", "own/../../outside", "..", ".", "", "own/", "OWN", "own\0"] {
+    for asked in ["linked", "../outside", "/etc", "own/../../outside", "..", ".", "", "own/", "OWN", "own\0"]
+    {
         for path in ["/api/run?id=", "/api/sweep?id="] {
             assert_eq!(scene.get(&format!("{path}{}", encoded(asked))).0, 404, "{path}{asked:?}");
         }
     }
-    for path in ["/runs/own/config.toml", "/../outside/config.toml", "/%2e%2e/outside", "//etc/passwd", "/page/main.js", "/api/run"] {
+    for path in [
+        "/runs/own/config.toml",
+        "/../outside/config.toml",
+        "/%2e%2e/outside",
+        "//etc/passwd",
+        "/page/main.js",
+        "/api/run",
+    ] {
         assert_eq!(scene.get(path).0, 404, "{path}");
     }
 }
@@ -71,7 +80,15 @@ fn a_folder_that_becomes_a_link_is_read_no_more() {
 #[test]
 fn names_and_texts_stay_data() {
     let scene = Scene::new();
-    let names = ["<img src=x onerror=alert(1)>", "a\"b'c`d", "line\nbreak", "data: x", "é-日本", "\u{1b}[31mred", "  "];
+    let names = [
+        "<img src=x onerror=alert(1)>",
+        "a\"b'c`d",
+        "line\nbreak",
+        "data: x",
+        "é-日本",
+        "\u{1b}[31mred",
+        "  ",
+    ];
     for name in names {
         append(
             &scene.run(name),
@@ -84,7 +101,8 @@ fn names_and_texts_stay_data() {
     }
     let mut live = scene.live(&names);
     let list = live.until("runs", |list| list["runs"].as_array().unwrap().len() == names.len());
-    let mut ids: Vec<&str> = list["runs"].as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap()).collect();
+    let mut ids: Vec<&str> =
+        list["runs"].as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap()).collect();
     ids.sort();
     let mut wanted = names.to_vec();
     wanted.sort();

@@ -48,7 +48,9 @@ fn ten_thousand_lines_a_second_are_kept_up_with() {
         for tenth in 0..20u64 {
             let lines: String = (1..=1000).map(|n| format!("{}\n", step(1000 * tenth + n, 1.0))).collect();
             file.write_all(lines.as_bytes()).unwrap();
-            std::thread::sleep((began + Duration::from_millis(100 * (tenth + 1))).saturating_duration_since(Instant::now()));
+            std::thread::sleep(
+                (began + Duration::from_millis(100 * (tenth + 1))).saturating_duration_since(Instant::now()),
+            );
         }
     });
     let began = Instant::now();
@@ -71,12 +73,22 @@ fn a_long_log_is_listed_at_once_and_read_in_bounded_memory() {
     writeln!(file, "{}", start(STEPS)).unwrap();
     for n in 1..=STEPS {
         let loss = if n == 123_456 { 999.0 } else { 2.0 };
-        writeln!(file, "{{\"event\":\"step\",\"step\":{n},\"loss\":{loss},\"tokens\":{},\"time\":{}}}", 10 * n, 1000 + n).unwrap();
+        writeln!(
+            file,
+            "{{\"event\":\"step\",\"step\":{n},\"loss\":{loss},\"tokens\":{},\"time\":{}}}",
+            10 * n,
+            1000 + n
+        )
+        .unwrap();
     }
     drop(file);
     let mut live = scene.live(&["long"]);
     let (kind, list) = live.next();
-    assert_eq!((kind.as_str(), &list["runs"][0]["step"]), ("runs", &STEPS.into()), "the newest step comes before the log is read");
+    assert_eq!(
+        (kind.as_str(), &list["runs"][0]["step"]),
+        ("runs", &STEPS.into()),
+        "the newest step comes before the log is read"
+    );
     live.until("run", |run| run["read"] == 1.0);
     // A page that joins late is sent the thinned curve, whose spike is still there.
     let late = scene.live(&["long"]).until("run", |run| run["read"] == 1.0);
@@ -95,7 +107,9 @@ fn pages_that_do_not_read_hold_up_nobody() {
     let mut awake = scene.live(&["a"]);
     for n in 2..=30 {
         append(&run, &[step(n, 2.0)]);
-        awake.until("run", |run| run["steps"]["step"].as_array().unwrap().last().is_some_and(|last| *last == n));
+        awake.until("run", |run| {
+            run["steps"]["step"].as_array().unwrap().last().is_some_and(|last| *last == n)
+        });
     }
     drop(asleep);
     append(&run, &[step(31, 2.0)]);

@@ -57,7 +57,10 @@ fn a_run_is_followed_through_its_death_and_on() {
     lock.lock().unwrap();
     append(&run, &[start(6), json!({ "event": "resume", "step": 2 }), step(3, 3.0), step(4, 2.0)]);
     reach(&mut live, &[1, 2, 3, 4], &[5.0, 4.0, 3.0, 2.0]);
-    append(&run, &[json!({ "event": "end", "status": "done", "steps": 4, "loss": 2.0, "tokens_per_second": 1.0 })]);
+    append(
+        &run,
+        &[json!({ "event": "end", "status": "done", "steps": 4, "loss": 2.0, "tokens_per_second": 1.0 })],
+    );
     drop(lock);
     live.until("runs", |list| list["runs"][0]["state"] == "done");
     // A page that is opened now has the same.

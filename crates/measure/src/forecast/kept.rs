@@ -58,9 +58,7 @@ fn areas(timeline: &Timeline, width: usize) -> Vec<Value> {
             launches.max_by_key(|launch| (alive(launch), std::cmp::Reverse(*launch))).unwrap_or(first)
         })
         .collect();
-    let row = |(name, bytes): &(&'static str, Vec<usize>)| {
-        json!({ "name": name, "bytes": highest.iter().map(|launch| bytes[*launch]).collect::<Vec<_>>() })
-    };
+    let row = |(name, bytes): &(&'static str, Vec<usize>)| json!({ "name": name, "bytes": highest.iter().map(|launch| bytes[*launch]).collect::<Vec<_>>() });
     timeline.areas.iter().map(row).collect()
 }
 

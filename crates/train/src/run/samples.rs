@@ -35,7 +35,11 @@ mod tests {
             append(dir.path(), &Sample { step, prompt: "", text: "two\nlines \"and\" marks" }).unwrap();
         }
         let text = std::fs::read_to_string(dir.path().join(SAMPLES)).unwrap();
-        let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!((lines.len(), &lines[1]["step"], &lines[1]["text"]), (2, &2.into(), &"two\nlines \"and\" marks".into()));
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(
+            (lines.len(), &lines[1]["step"], &lines[1]["text"]),
+            (2, &2.into(), &"two\nlines \"and\" marks".into())
+        );
     }
 }
