@@ -114,7 +114,8 @@ store.listeners.push((what) => {
     isDue = false;
     const all = [...news];
     news.clear();
-    byId('folder').textContent = store.folder;
+    byId('folder').textContent = store.folder.split('/').pop() || store.folder;
+    byId('folder').title = store.folder;
     if (all.includes('list')) { drawTabs(); side.draw(); }
     const chosen = shownIds();
     document.title = chosen.length ? `${nameOf(focused())} ${loss(store.runs.get(focused())?.loss)} · flatout` : 'flatout';
