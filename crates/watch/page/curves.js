@@ -38,11 +38,11 @@ const AXES = [['step', 'Step'], ['tokens', 'Tokens'], ['time', 'Time']];
 const columnOf = () => ({ step: 'step', tokens: 'tokens', time: 'seconds' })[kept.axis];
 const formatAxis = (value) => ({ step: count, tokens: short, time: duration })[kept.axis](Math.max(0, value));
 
-/** Tokens over which curves are smoothed, one span for all: as many as the run with the largest updates sees in that many. */
-const smoothingSpan = () => kept.smooth * most([1, ...shownIds().map((id) => {
-  const steps = store.curves.get(id)?.steps;
-  return steps?.step.length ? steps.tokens.at(-1) / Math.max(1, steps.step.at(-1)) : 1;
-})]);
+/** The share of a run that curves are smoothed over: a fifth at most, finer where it is small. */
+const smoothingShare = () => 0.2 * (kept.smooth / 100) ** 2;
+
+/** Tokens over which curves are smoothed, one span for all runs: a share of those that the longest has seen. */
+const smoothingSpan = () => smoothingShare() * most([0, ...shownIds().map((id) => store.curves.get(id)?.steps.tokens.at(-1) ?? 0)]);
 
 /** The curves of a chart as they are now. */
 const dataOf = (chart) => {
@@ -57,8 +57,9 @@ const dataOf = (chart) => {
     const steps = known.steps;
     const curve = chart.curve && steps.curves[chart.curve];
     if (curve) {
-      const weights = steps.tokens.at(-1) > 0 ? steps.tokens : steps.step;
-      const smooth = chart.isExact || kept.smooth === 0 ? undefined : smoothed(curve.mean, weights, span);
+      const hasTokens = steps.tokens.at(-1) > 0;
+      const smooth = chart.isExact || kept.smooth === 0 ? undefined
+        : smoothed(curve.mean, hasTokens ? steps.tokens : steps.step, hasTokens ? span : smoothingShare() * steps.step.at(-1));
       curves.push({ name, colour, x: steps[column], mean: curve.mean, least: curve.least, most: curve.most, smooth });
     }
     const held = chart.held && known.evaluations.curves[chart.held];
@@ -94,7 +95,7 @@ const curvesView = {
       segments('Axis', AXES, kept.axis, set('axis')),
       segments('Loss', [[false, 'Linear'], [true, 'Log']], kept.log, set('log')),
       make('label', {}, 'Smoothing', make('input', {
-        type: 'range', min: 0, max: 100, value: kept.smooth, 'aria-label': 'Smoothing, in updates',
+        type: 'range', min: 0, max: 100, value: kept.smooth, 'aria-label': 'Smoothing',
         oninput: (event) => { kept.smooth = Number(event.target.value); keep(); smooth.textContent = this.smoothWords(); redrawAll(); },
       }), smooth),
     );

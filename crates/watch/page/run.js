@@ -179,14 +179,14 @@ const runView = {
       && (row.name === name || row.settings?.some((word) => word.split('=')[0].replace(/^switches\./, '') === name)));
     const worth = (name) => {
       const measured = off(name)?.measured;
-      if (!measured) return null;
+      if (!measured) return '';
       const ratio = measured.base_is_faster_by?.ratio;
       const words = isNumber(ratio) ? `${ratio.toFixed(3)}×` : '';
       return make('span', { class: { faster: 'good', slower: 'bad' }[measured.verdict] }, `${words} ${String(measured.verdict).replaceAll('_', ' ')}`);
     };
     const memory = (name) => {
       const difference = off(name)?.measured?.memory_difference;
-      return isNumber(difference) ? `${difference > 0 ? '−' : '+'}${bytes(Math.abs(difference))}` : null;
+      return isNumber(difference) && difference !== 0 ? `${difference > 0 ? '−' : '+'}${bytes(Math.abs(difference))}` : '';
     };
     const head = [['switch', false, 'key'], ['is'], ['why']];
     const has = rows.length > 0;

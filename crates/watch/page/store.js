@@ -16,7 +16,7 @@ const store = {
 
 /** What this browser keeps: names, colours, the selection and how curves are drawn. */
 const kept = (() => {
-  const defaults = { names: {}, colours: {}, shown: null, axis: 'step', log: false, smooth: 6, theme: 'auto', focus: null };
+  const defaults = { names: {}, colours: {}, shown: null, axis: 'step', log: false, smooth: 25, theme: 'auto', focus: null };
   let held;
   try { held = JSON.parse(localStorage.getItem('flatout') ?? '{}'); } catch { held = {}; }
   return Object.assign({}, defaults, held && typeof held === 'object' ? held : {});
