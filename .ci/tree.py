@@ -4,7 +4,7 @@
     .ci/tree.py             writes the page
     .ci/tree.py --check     fails where the page is not what this would write, and where a page names a file that is not there
 
-A Rust file is described by its `//!`, a CUDA file by the comment it begins with, a Python file by its docstring, a script by
+A Rust file is described by its `//!`, a CUDA or JavaScript file by the comment it begins with, a Python file by its docstring, a script by
 the comment behind `#!`. Files that differ only in their ending share a line, and a folder has the line of its `mod.rs`,
 `lib.rs` or `main.rs`, or of its `mod` block in the parent's. A folder without source files has one line. Left out are data
 beside source files, folders of data beside the script that made them, unit tests in files of their own (`tests.rs` under
@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/tree.md"
-COMMENT = {".rs": "//!", ".cu": "//", ".cuh": "//", "": "#"}
-SOURCES = {".rs", ".cu", ".cuh", ".py"}
+COMMENT = {".rs": "//!", ".cu": "//", ".cuh": "//", ".js": "//", "": "#"}
+SOURCES = {".rs", ".cu", ".cuh", ".js", ".py"}
 SPEAKS_FOR_ITS_FOLDER = ("mod.rs", "lib.rs", "main.rs")
 TOP = ("crates", "bench", "recipes", ".ci")
 # The description of a file begins in this column, or behind a longer name.
@@ -138,7 +138,7 @@ def tree():
         folders = sorted({path.relative_to(folder).parts[0] for path in inside if path.parent != folder})
         for name in sorted(set(rows) | set(folders)):
             if name in rows:
-                group = sorted(rows[name], key=lambda path: (".rs", ".cu", ".cuh", ".py", "").index(path.suffix))
+                group = sorted(rows[name], key=lambda path: (".rs", ".cu", ".cuh", ".js", ".py", "").index(path.suffix))
                 others = [path.suffix for path in group[1:]]
                 others += sorted(path.suffix for path in here if path.stem == name and path not in sources and path.suffix)
                 say(depth + 1, ", ".join([group[0].name, *others]), told(group[0]))

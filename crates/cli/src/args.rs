@@ -53,6 +53,9 @@ pub struct Train {
     /// Save and stop with code 3 before this much time has passed, as in 3h50m or 90s.
     #[arg(long, value_name = "DURATION", value_parser = time_limit::parse)]
     pub max_time: Option<Duration>,
+    /// Show the run live in a browser, from this process: its address is printed, and opened where there is a browser.
+    #[arg(long)]
+    pub watch: bool,
     #[command(flatten)]
     pub ranks: launch::Ranks,
 }
@@ -67,6 +70,9 @@ pub struct ResumeRun {
     /// Save and stop with code 3 before this much time has passed, as in 3h50m or 90s.
     #[arg(long, value_name = "DURATION", value_parser = time_limit::parse)]
     pub max_time: Option<Duration>,
+    /// Show the run live in a browser, from this process: its address is printed, and opened where there is a browser.
+    #[arg(long)]
+    pub watch: bool,
     #[command(flatten)]
     pub ranks: launch::Ranks,
 }
@@ -367,6 +373,21 @@ pub struct Compare {
     /// A logarithmic axis, on which the beginning takes as much room as the end.
     #[arg(long)]
     pub log: bool,
+}
+
+#[derive(Parser)]
+pub struct Watch {
+    /// A folder of runs, or one run; `runs` where not given.
+    pub dir: Option<PathBuf>,
+    /// The address to listen on. Any but a loopback address needs the token that is printed with it.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub host: String,
+    /// The port to listen on, 0 for any that is free; 8600, or a free one, where not given.
+    #[arg(long, value_name = "PORT")]
+    pub port: Option<u16>,
+    /// Open the page in a browser.
+    #[arg(long)]
+    pub open: bool,
 }
 
 #[derive(Parser)]

@@ -37,6 +37,7 @@ mod time_limit;
 mod topology;
 mod train;
 mod tune;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -89,6 +90,8 @@ enum Command {
     Generate(args::Generate),
     /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side.
     Runs(args::Runs),
+    /// Show runs live in a browser: curves side by side, memory, kernels, switches, sweeps. Nothing is changed.
+    Watch(args::Watch),
     /// Loss and perplexity of a run or a model, on held-out data or on any you name.
     Eval(args::Eval),
     /// Write a run in the Hugging Face layout, for other tools.
@@ -157,6 +160,7 @@ fn run(command: &Command, screen: &Screen) -> Result<ExitCode, Failure> {
         Command::Claims(args) => claims::claims(args, screen),
         Command::Generate(args) => generate::generate(args, screen),
         Command::Runs(args) => runs::runs(args, screen),
+        Command::Watch(args) => watch::watch(args, screen),
         Command::Eval(args) => eval::eval(args, screen),
         Command::Export(args) => export::export(args, screen),
         Command::Logits(args) => logits::logits(args, screen),

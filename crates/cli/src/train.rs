@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flatout_measure::folds;
+use flatout_measure::forecast::kept;
 use flatout_report::report::AtEnd;
 use flatout_report::tensorboard::Board;
 use flatout_train::Config;
@@ -21,6 +22,7 @@ use flatout_train::resolve::compile::{self, Compiled};
 use flatout_train::resolve::fp8_layers;
 use flatout_train::resolve::prediction;
 use flatout_train::run::events::Status;
+use flatout_train::run::samples::{self, Sample};
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run, asked_and_resolved};
 use flatout_train::training::resume::requeued;
@@ -81,6 +83,7 @@ fn train_as(
             Some(dir) => dir.clone(),
             None => Run::allocate(Path::new("runs"), &config.recipe)?.dir().to_path_buf(),
         };
+        let _page = args.watch.then(|| crate::watch::beside(&dir, screen));
         return crate::folds::train(&dir, args.resume, &config, starting, &device, stop, screen);
     }
     let make = || match &args.run {
@@ -88,6 +91,7 @@ fn train_as(
         None => Run::allocate(Path::new("runs"), &config.recipe).map(Entered::Fresh),
     };
     let entered = many::enter(ranks, starting, make, advice)?;
+    let _page = (args.watch && ranks.is_first()).then(|| crate::watch::beside(entered.0.dir(), screen));
     let rank = Rank { ranks, advice, device: &device };
     begin_or_continue_as(&rank, &config, Some(compiled), entered, stop, screen).map(exit_code)
 }
@@ -189,6 +193,7 @@ fn resume_as(
     let screen = &many::screen(ranks, screen);
     let make = || Run::reopen(&model::named(&args.run)).map(Entered::Existing);
     let (run, _) = many::enter(ranks, starting, make, advice)?;
+    let _page = (args.watch && ranks.is_first()).then(|| crate::watch::beside(run.dir(), screen));
     let (own, _) = asked_and_resolved(run.dir())?;
     let config = many::settings(ranks, own.resumed(&args.overrides)?)?;
     let device = many::device(&config, &args.ranks, ranks)?;
@@ -226,6 +231,9 @@ fn run_through(
                 Notice::Data(said) => screen.note(format!("data     {said}")),
                 Notice::Ready(ready) => {
                     start_block(ready, screen);
+                    if let Err(error) = kept::write(ready.run, ready.config, ready.compiled) {
+                        screen.note(format!("{} is not written: {error}", kept::PLAN));
+                    }
                     facts = ready.data.floor();
                     let is_of_images = ready.config.model.image_size().is_some();
                     progress = Some(Progress::new(*screen, [ready.steps, ready.done], is_of_images));
@@ -429,7 +437,12 @@ fn end_block(
         (false, true) => {
             let mut generator = Generator::open(run.dir(), device)?;
             let how = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 1, max_tokens: 60 };
-            screen.result(format!("sample   {}", generator.generate("", how, |_| {})?.trim()));
+            let written = generator.generate("", how, |_| {})?;
+            let sample = Sample { step: outcome.steps, prompt: "", text: written.trim() };
+            if let Err(error) = samples::append(run.dir(), &sample) {
+                screen.note(format!("{} is not written: {error}", samples::SAMPLES));
+            }
+            screen.result(format!("sample   {}", sample.text));
             vec![
                 format!("flatout generate {dir}                  more text from this model"),
                 "flatout train tiny data.path=book.txt   train on your own text".into(),

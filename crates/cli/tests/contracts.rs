@@ -332,7 +332,7 @@ fn a_run_shows_what_it_does() {
 #[test]
 fn every_command_has_help() {
     let folder = tempfile::tempdir().expect("a folder");
-    for command in ["train", "resume", "plan", "generate", "runs", "recipes", "schema", "doctor"] {
+    for command in ["train", "resume", "plan", "generate", "runs", "watch", "recipes", "schema", "doctor"] {
         let said = ok(folder.path(), &[command, "--help"]);
         assert!(said.out.contains("Usage: flatout") && said.err.is_empty(), "{command}");
         assert!(ok(folder.path(), &["--help"]).out.contains(&format!("  {command} ")), "{command} is listed");

@@ -42,3 +42,4 @@ mod tune;
 mod vision_cache;
 #[path = "../../train/tests/vl_folder/mod.rs"]
 mod vl_folder;
+mod watch;

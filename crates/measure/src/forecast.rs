@@ -2,6 +2,7 @@
 //! once fit, and what every switch would cost or save. All of it is arithmetic on compiled plans; nothing runs.
 
 mod alternatives;
+pub mod kept;
 pub mod layers;
 mod rows;
 pub mod scaling;

@@ -119,27 +119,34 @@ fn alive_bytes(plans: &PlanSet, plan: usize, counts: impl Fn(&Buffer) -> bool) -
     running.take(launches).collect()
 }
 
-/// The picture: launches of a step from left to right, bytes stacked by category, the peak marked.
-pub fn picture(title: &str, plans: &PlanSet, micro_batches: usize) -> Areas {
+/// The arena over the plans of a step, one after another.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Timeline {
+    pub launches: usize,
+    /// Bytes alive at every launch, by category; categories that hold nothing are left out.
+    pub areas: Vec<(&'static str, Vec<usize>)>,
+    /// The launch that a plan begins with, and the plan's name.
+    pub parts: Vec<(usize, String)>,
+    pub peak: Peak,
+    /// The launch of the peak, among all of them.
+    pub peak_at: Option<usize>,
+}
+
+pub fn over_step(plans: &PlanSet, micro_batches: usize) -> Timeline {
     let is_of_step = |plan: &usize| {
         let role = plans.plans[*plan].role;
         role.is_grad() || matches!(role, Role::Keep(_) | Role::Fold(_) | Role::Apply)
     };
     let step: Vec<usize> = (0..plans.plans.len()).filter(is_of_step).collect();
-    let (unit, scale) = match plans.arena_bytes {
-        n if n >= 1 << 30 => ("GiB", (1u64 << 30) as f64),
-        n if n >= 1 << 20 => ("MiB", (1u64 << 20) as f64),
-        _ => ("KiB", 1024.0),
-    };
     let area = |category: &Category| {
         let is_of = |b: &Buffer| b.category == *category;
         let always: usize =
             plans.buffers.iter().filter(|b| b.live.is_none() && is_of(b)).map(|b| b.bytes).sum();
         let alive = step.iter().flat_map(|plan| alive_bytes(plans, *plan, is_of));
-        Area { name: category.name().into(), values: alive.map(|n| (always + n) as f64 / scale).collect() }
+        (category.name(), alive.map(|n| always + n).collect::<Vec<usize>>())
     };
-    let areas = Category::ALL.iter().map(area).filter(|area| area.values.iter().any(|v| *v > 0.0));
-    let (mut parts, mut before, mut mark) = (vec![], 0, None);
+    let areas = Category::ALL.iter().map(area).filter(|(_, bytes)| bytes.iter().any(|n| *n > 0)).collect();
+    let (mut parts, mut launches, mut peak_at) = (vec![], 0, None);
     let peak = describe(plans);
     for index in step.iter().copied() {
         let plan = &plans.plans[index];
@@ -147,13 +154,32 @@ pub fn picture(title: &str, plans: &PlanSet, micro_batches: usize) -> Areas {
             (Role::GRAD, 2..) => format!("grad, {micro_batches} times a step"),
             (role, _) => role.name().into(),
         };
-        parts.push((before, name));
+        parts.push((launches, name));
         if index == plans.largest_plan() {
-            let (at, value) = (before + peak.launch - 1, peak.bytes as f64 / scale);
-            mark = Some(Mark { at, value, name: format!("peak {}", words::bytes(peak.bytes as u64)) });
+            peak_at = Some(launches + peak.launch - 1);
         }
-        before += plan.launches.len();
+        launches += plan.launches.len();
     }
+    Timeline { launches, areas, parts, peak, peak_at }
+}
+
+/// The picture: launches of a step from left to right, bytes stacked by category, the peak marked.
+pub fn picture(title: &str, plans: &PlanSet, micro_batches: usize) -> Areas {
+    let (unit, scale) = match plans.arena_bytes {
+        n if n >= 1 << 30 => ("GiB", (1u64 << 30) as f64),
+        n if n >= 1 << 20 => ("MiB", (1u64 << 20) as f64),
+        _ => ("KiB", 1024.0),
+    };
+    let Timeline { launches: all, areas, parts, peak, peak_at } = over_step(plans, micro_batches);
+    let areas = areas.into_iter().map(|(name, bytes)| Area {
+        name: name.into(),
+        values: bytes.into_iter().map(|n| n as f64 / scale).collect(),
+    });
+    let mark = peak_at.map(|at| Mark {
+        at,
+        value: peak.bytes as f64 / scale,
+        name: format!("peak {}", words::bytes(peak.bytes as u64)),
+    });
     let Peak { role, launch, launches, kernel, path, alive, .. } = &peak;
     let mut notes = vec![format!(
         "Most is alive in launch {launch} of {launches} of {role}: {kernel} of {path}. Beside what is persistent:"
@@ -165,7 +191,7 @@ pub fn picture(title: &str, plans: &PlanSet, micro_batches: usize) -> Areas {
     let arena = plans.arena_bytes as f64 / scale;
     Areas {
         title: title.into(),
-        x: format!("{} launches", words::count(before as u64)),
+        x: format!("{} launches", words::count(all as u64)),
         y: unit.into(),
         areas: areas.collect(),
         level: Some((arena, format!("arena {}", words::bytes(plans.arena_bytes as u64)))),

@@ -4,6 +4,7 @@ pub mod checkpoint;
 mod directory;
 pub mod events;
 mod moments;
+pub mod samples;
 pub mod signal;
 pub(crate) mod state;
 pub(crate) mod writer;

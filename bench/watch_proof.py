@@ -1,0 +1,306 @@
+"""The page of `flatout watch` in a real browser: a line PASS or FAIL for each promise.
+
+    cargo build
+    apt-get install chromium                   # Debian's name
+    pip install websockets
+    python bench/watch_proof.py target/debug/flatout
+    python bench/watch_proof.py target/debug/flatout --shots docs/images
+
+A run trains while the page is open; it is killed, and goes on. Names and texts that pretend to be markup are shown as they are. Light
+and dark, a phone's width, the keyboard, a sweep, a confusion matrix, a folder that disappears and a server that comes back are looked at.
+`--shots` keeps pictures of the views. Where there is no Chromium or no `websockets` it says so in a line and ends with code 0. Exit
+code 1 where something fails.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import browser
+from browser import Browser, wait
+
+SMALL = ["model.layers=1", "model.width=64", "train.batch=4", "eval.rows=8"]
+RATES = "rates/lr={}e-3_layers=2"
+EVIL = "<img src=x onerror=document.title='broken-in'>"
+
+
+class Proof:
+    def __init__(self, binary, folder, shots):
+        self.binary, self.folder, self.shots, self.failed = binary, folder, shots, 0
+        self.children = []
+
+    def say(self, ok, what, numbers=""):
+        print(f"{'PASS' if ok else 'FAIL'}  {what}{'  ' + str(numbers) if numbers else ''}", flush=True)
+        self.failed += not ok
+
+    def run(self, *words):
+        """A command in the folder, in a process group of its own."""
+        child = subprocess.Popen([self.binary, *words], cwd=self.folder, stdout=subprocess.PIPE,
+                                 stderr=subprocess.DEVNULL, text=True, start_new_session=True)
+        self.children.append(child)
+        return child
+
+    def serve(self, *words):
+        """A server, and its address."""
+        child = self.run("watch", "runs", "--json", *words)
+        told = ""
+        while "}" not in told:
+            line = child.stdout.readline()
+            if not line:
+                sys.exit("flatout watch ended without an address")
+            told += line
+        return child, json.loads(told)["url"]
+
+    def finish(self, *words):
+        child = self.run(*words)
+        child.communicate()
+        return child.returncode
+
+    def end(self):
+        for child in self.children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+
+    def shot(self, page, name):
+        if self.shots:
+            time.sleep(0.6)
+            page.picture(self.shots / f"watch-{name}.png")
+
+
+def row(name):
+    """A JavaScript expression: the text of a run's row in the list."""
+    return f"[...document.querySelectorAll('.runs .name')].find((e) => e.title === {json.dumps(name)})?.textContent ?? ''"
+
+
+def logs(folder):
+    """Runs as others might have left them: one with a hostile name and hostile texts, one of classes."""
+    evil = folder / "runs" / EVIL.replace("/", "")
+    classes = folder / "runs" / "pets-1"
+    for run in (evil, classes):
+        run.mkdir(parents=True)
+        (run / "config.toml").write_text('recipe = "tiny"\n')
+    now = time.time() - 600
+    start = {"event": "start", "recipe": EVIL, "steps": 40, "time": now, "switches": {EVIL: EVIL}, "auto": {EVIL: EVIL}, "arena_bytes": 1}
+
+    def step(n, loss):
+        return {"event": "step", "step": n, "loss": loss, "grad_norm": 1, "lr": 0.001, "tokens": 1000 * n, "samples": n, "step_ms": 10,
+                "tokens_per_second": 5e4, "samples_per_second": 50, "time": now + n}
+
+    lines = [start, *(step(n, 3 - n / 20) for n in range(1, 41)), {"event": "warning", "message": EVIL}]
+    (evil / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (evil / "samples.jsonl").write_text(json.dumps({"step": 40, "prompt": EVIL, "text": EVIL}) + "\n")
+    matrix = [[46, 3, 1], [4, 41, 5], [0, 6, 44]]
+    evals = [{"event": "eval", "step": n, "loss": 1.2 - n / 60, "metrics": {"accuracy": 0.5 + n / 100, "mean": {"precision": 0.8, "recall": 0.8, "f1": 0.48 + n / 100},
+              "confusion": matrix}} for n in (10, 20, 30, 40)]
+    lines = [{**start, "recipe": "pets", "switches": {}, "auto": {}}, *(step(n, 1.5 - n / 40) for n in range(1, 41)), *evals,
+             {"event": "end", "status": "done", "steps": 40, "loss": 0.5, "tokens_per_second": 5e4}]
+    (classes / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return evil.name
+
+
+def choose(page, *names):
+    """Ticks these runs and no others."""
+    page.run("[...document.querySelectorAll('.tally button')].at(-1).click()")
+    wait(lambda: page.run("document.querySelectorAll('.runs input:checked').length") == 0, "no run is drawn")
+    for name in names:
+        wait(lambda: page.run(f"""(() => {{
+            const name = [...document.querySelectorAll('.runs .name')].find((e) => e.title === {json.dumps(name)});
+            const box = name?.parentElement.querySelector('input');
+            if (box && !box.checked) box.click();
+            return Boolean(box);
+        }})()"""), f"{name} is in the list")
+    page.run(f"[...document.querySelectorAll('.runs .name')].find((e) => e.title === {json.dumps(names[0])})?.click()")
+
+
+def texts(page):
+    return page.run("document.getElementById('view').innerText")
+
+
+def view(page, name):
+    page.run(f"document.querySelector('#tabs a[href=\"#{name}\"]').click()")
+
+
+def live(proof, page, name):
+    """The page follows a run through its death and on."""
+    step_of = lambda: int((page.run(row(name)).replace(",", "").split("/")[0].split() or ["0"])[-1].strip("abcdefghijklmnopqrstuvwxyz") or 0)
+    trained = proof.run("train", "tiny", *SMALL, "train.steps=100000", "checkpoint.every=20", "eval.every=50", "--run", f"runs/{name}", "-q")
+    wait(lambda: "running" in page.run(row(name)), "the run is in the list", 180)
+    choose(page, name)
+    first = wait(step_of, "it has a step", 180)
+    then = wait(lambda: (now := step_of()) > first + 5 and now, "its steps go on", 180)
+    proof.say(True, "a run that begins appears by itself and is followed", f"step {first}, then {then}")
+    wait(lambda: page.run("document.querySelectorAll('.chart').length") >= 4, "charts are drawn")
+    inked = page.run("""(() => { const c = document.querySelector('.chart canvas'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+        let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; })()""")
+    proof.say(inked > 500, "its loss is drawn", f"{inked} pixels")
+    before = page.picture()
+    wait(lambda: step_of() > then + 10, "more steps", 180)
+    time.sleep(0.5)
+    proof.say(page.picture() != before, "the picture changes with it")
+    saved = proof.folder / "runs" / name / "checkpoints"
+    wait(lambda: any(saved.glob("step-*/complete")), "a checkpoint", 180)
+    os.killpg(trained.pid, signal.SIGKILL)
+    trained.wait()
+    wait(lambda: "crashed" in page.run(row(name)), "its death is shown")
+    proof.say(True, "its death is shown", page.run(row(name)))
+    died = step_of()
+    again = proof.run("resume", f"runs/{name}", "-q")
+    wait(lambda: "running" in page.run(row(name)) and step_of() > died + 3, "it goes on", 180)
+    proof.say(True, "it is followed where it goes on", page.run(row(name)))
+    again.send_signal(signal.SIGTERM)
+    again.wait()
+    wait(lambda: "stopped" in page.run(row(name)), "it was stopped")
+    proof.say(True, "a run that is stopped says so")
+
+
+def looks(proof, page, name):
+    """Views, themes, widths, keys."""
+    choose(page, "tiny-1", RATES.format(3), RATES.format(1))
+    wait(lambda: page.run("document.querySelectorAll('.legend span').length") >= 3, "three runs are drawn")
+    proof.shot(page, "curves")
+    page.run("[...document.querySelectorAll('.segments button')].find((b) => b.textContent === 'Tokens').click()")
+    page.run("[...document.querySelectorAll('.segments button')].find((b) => b.textContent === 'Log').click()")
+    pressed = page.run("[...document.querySelectorAll('.segments button[aria-pressed=true]')].map((b) => b.textContent).join()")
+    proof.say(pressed == "Tokens,Log", "axes change", pressed)
+    page.run("[...document.querySelectorAll('.segments button')].find((b) => b.textContent === 'Step').click()")
+    page.run("[...document.querySelectorAll('.segments button')].find((b) => b.textContent === 'Linear').click()")
+
+    view(page, "run")
+    choose(page, "tiny-1")
+    wait(lambda: "Memory over the step" in texts(page), "the memory of the plan")
+    shown = texts(page)
+    parts = ["Memory over the step", "Time by kernel", "Switches", "Samples", "Settings"]
+    proof.say(all(part in shown for part in parts), "a run has its memory, kernels, switches, samples and settings")
+    proof.shot(page, "run")
+    view(page, "sweeps")
+    wait(lambda: "Parallel coordinates" in texts(page), "the sweep")
+    proof.say(texts(page).count("layers=") >= 6, "a sweep has its table and coordinates")
+    proof.shot(page, "sweep")
+    view(page, "curves")
+    choose(page, "tiny-1", RATES.format(3), RATES.format(1))
+    for scheme, wanted in (("dark", "rgb(15, 18, 22)"), ("light", "rgb(255, 255, 255)")):
+        page.scheme(scheme)
+        wait(lambda: page.run("getComputedStyle(document.body).backgroundColor") == wanted, f"the page is {scheme}")
+        if scheme == "dark":
+            proof.shot(page, "dark")
+    page.run("document.getElementById('theme').click()")
+    toggled = page.run("document.documentElement.dataset.theme")
+    page.run("document.getElementById('theme').click()")
+    proof.say(toggled == "dark", "it is light or dark as the system is, or as is chosen")
+
+    evil = logs(proof.folder)
+    view(page, "run")
+    choose(page, "pets-1")
+    wait(lambda: "Confusion matrix" in texts(page), "the confusion matrix")
+    proof.say("131 of 150 right" in texts(page), "classes have their confusion matrix")
+    view(page, "compare")
+    choose(page, "tiny-1", name)
+    wait(lambda: "train.steps" in texts(page), "what differs")
+    proof.say(True, "runs are compared by what differs")
+    view(page, "run")
+    choose(page, evil)
+    wait(lambda: "Samples" in texts(page) and EVIL in texts(page), "the hostile texts are shown as texts")
+    title, images = page.run("document.title"), page.run("document.querySelectorAll('main img, aside img').length")
+    proof.say("broken-in" != title and images == 0 and EVIL in texts(page), "names and texts do not become markup")
+
+    view(page, "curves")
+    choose(page, "tiny-1", name)
+    page.size(390, 844, 2, True)
+    wait(lambda: page.run("getComputedStyle(document.getElementById('menu')).display") != "none", "a phone has a menu")
+    page.run("document.getElementById('menu').click()")
+    is_open = page.run("document.getElementById('side').offsetHeight > 0")
+    page.run("document.getElementById('menu').click()")
+    widths = {}
+    for one in ("curves", "run", "compare", "sweeps"):
+        view(page, one)
+        time.sleep(0.5)
+        widths[one] = page.run("document.documentElement.scrollWidth")
+    view(page, "curves")
+    proof.say(is_open and max(widths.values()) <= 390, "a phone shows every view without scrolling sideways", widths)
+    proof.shot(page, "phone")
+    page.size(1360, 860)
+
+    page.run("document.activeElement.blur(); window.scrollTo(0, 0)")
+    reached = set()
+    for _ in range(40):
+        page.key("Tab", 9)
+        reached.add(page.run("(document.activeElement.tagName + '.' + (document.activeElement.type ?? '')).toLowerCase()"))
+    wanted = {"a.", "input.search", "input.checkbox", "button.button", "input.range", "canvas."}
+    proof.say(wanted <= reached, "everything is reached by the keyboard", sorted(wanted - reached) or "")
+    page.run("document.querySelector('.chart canvas').focus()")
+    page.key("ArrowRight", 39)
+    proof.say(page.run("!document.querySelector('.tip').hidden"), "arrow keys read a curve")
+    page.run("document.activeElement.blur()")
+
+    view(page, "run")
+    choose(page, "tiny-1")
+    wait(lambda: page.run("document.querySelector('main input[type=text]')?.value") == "tiny-1", "the field for its name")
+    page.run("""(() => { const i = document.querySelector('main input[type=text]'); i.value = 'my <b>best</b>'; i.dispatchEvent(new Event('change')); })()""")
+    wait(lambda: "my <b>best</b>" in page.run(row("tiny-1")), "the new name is in the list")
+    page.call("Page.reload")
+    wait(lambda: "my <b>best</b>" in page.run(row("tiny-1")), "the new name stays")
+    proof.say(True, "a name that is given stays in this browser, as text")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary", type=Path)
+    parser.add_argument("--shots", type=Path, help="where pictures of the views are kept")
+    args = parser.parse_args()
+    try:
+        import websockets.sync.client  # noqa: F401
+    except ImportError:
+        print("SKIP  the Python package websockets is not installed")
+        return 0
+    program = browser.found()
+    if not program:
+        print("SKIP  no Chromium was found")
+        return 0
+    if args.shots:
+        args.shots.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="watch") as name:
+        folder = Path(name)
+        proof = Proof(args.binary.resolve(), folder, args.shots)
+        page = None
+        try:
+            proof.finish("train", "tiny", *SMALL, "train.steps=240", "eval.every=40", "--run", "runs/tiny-1")
+            proof.finish("sweep", "tiny", *SMALL, "train.steps=120", "eval.every=40", "lr=1e-3,3e-3,1e-2", "model.layers=1,2", "--run", "runs/rates", "-q")
+            server, url = proof.serve("--port", "0")
+            page = Browser(program)
+            page.size(1360, 860)
+            page.scheme("light")
+            page.open(url)
+            wait(lambda: "tiny-1" in page.run("document.getElementById('side').innerText"), "the list")
+            proof.say(True, "the page loads and lists runs", url)
+            live(proof, page, "tiny-2")
+            looks(proof, page, "tiny-2")
+            shutil.rmtree(folder / "runs" / "tiny-2")
+            wait(lambda: page.run(row("tiny-2")) == "", "the run leaves the list")
+            proof.say(True, "a folder that disappears leaves the list")
+            server.kill()
+            server.wait()
+            wait(lambda: "lost" in page.run("document.getElementById('status').textContent"), "the loss is shown")
+            server, _ = proof.serve("--port", url.rstrip("/").rsplit(":", 1)[1])
+            wait(lambda: page.run("document.getElementById('status').textContent") == "", "it is connected again")
+            proof.say(True, "a server that comes back is found again")
+            trouble = [one for one in page.trouble if "ERR_" not in one]
+            proof.say(not trouble, "nothing was thrown, and nothing the policy forbids was tried", trouble or "")
+        except TimeoutError as late:
+            proof.say(False, str(late), page.trouble if page else "")
+        finally:
+            if page:
+                page.close()
+            proof.end()
+    return 1 if proof.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

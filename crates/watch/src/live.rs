@@ -1,0 +1,371 @@
+//! The thread that looks for news and sends each page what it does not have yet.
+//!
+//! While no page is open nothing is read. Runs that are only listed are glanced at; those that a page shows are read from the
+//! beginning, some of each at a time, while their newest lines are in the list already. Memory is bounded: at most
+//! [`MOST_FOLLOWED`] runs are kept with their curves, each in at most [`crate::record::MOST_BYTES`].
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use flatout_http::{Answer, Stream};
+use serde_json::{Value, json};
+
+use crate::details;
+use crate::folder::{Folder, Place};
+use crate::follow::Follower;
+use crate::glance::Glance;
+
+/// Runs whose curves one page is sent at once, runs that are followed for all pages, and pages.
+pub const MOST_SHOWN: usize = 32;
+pub const MOST_FOLLOWED: usize = 64;
+const MOST_PAGES: usize = 16;
+/// Between two looks at the runs that are shown, and at the folder.
+const TICK: Duration = Duration::from_millis(250);
+const LOOK: Duration = Duration::from_secs(2);
+/// Reading without a pause: others want the lock, and a machine that trains wants its cores.
+const AT_ONCE: Duration = Duration::from_millis(40);
+const BREATH: Duration = Duration::from_millis(5);
+const CHUNK: usize = 4 << 20;
+/// Between two states of a run that is still being read, and between signs of life.
+const WHILE_READING: Duration = Duration::from_secs(1);
+const PING: Duration = Duration::from_secs(10);
+const LOG: &str = "events.jsonl";
+
+/// The folder as it is now, and the thread that keeps it so.
+pub struct Live {
+    shared: Arc<Shared>,
+    /// Taken to end the thread.
+    pages: Option<Mutex<Sender<Page>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    folder: Folder,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    runs: BTreeMap<String, Entry>,
+    sweeps: BTreeMap<String, PathBuf>,
+    notes: Vec<String>,
+    /// Counts changes of the list; and when something was last taken from it.
+    revision: u64,
+    taken_away: u64,
+    /// Runs that wait to be glanced at.
+    waiting: VecDeque<String>,
+    looked: Option<Instant>,
+}
+
+struct Entry {
+    dir: PathBuf,
+    glance: Glance,
+    state: &'static str,
+    /// Bytes and change time of the log when it was glanced at.
+    stamp: Option<(u64, i64, i64)>,
+    revision: u64,
+    follower: Option<Box<Follower>>,
+    wanted: Instant,
+}
+
+/// A page that is open.
+struct Page {
+    stream: Stream,
+    runs: Vec<String>,
+    /// The newest state of the list that it has.
+    list: Option<u64>,
+    sent: BTreeMap<String, Sent>,
+    pinged: Instant,
+}
+
+/// The newest that a page has of a run.
+#[derive(Default)]
+struct Sent {
+    generation: u64,
+    steps: u64,
+    evaluations: u64,
+    record: u64,
+    share: f64,
+    at: Option<Instant>,
+}
+
+impl Live {
+    pub fn start(folder: Folder) -> io::Result<Live> {
+        let shared = Arc::new(Shared { folder, state: Mutex::default() });
+        let (pages, inbox) = channel();
+        let own = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("watch".into()).spawn(move || own.run(&inbox))?;
+        Ok(Live { shared, pages: Some(Mutex::new(pages)), thread: Some(thread) })
+    }
+
+    /// Opens a stream of news: of the list, and of these runs.
+    pub fn subscribe<'a>(&self, runs: impl Iterator<Item = &'a str>) -> Answer {
+        let (answer, stream) = Answer::events();
+        let unique: BTreeSet<&str> = runs.collect();
+        let runs = unique.into_iter().take(MOST_SHOWN).map(String::from).collect();
+        let page = Page { stream, runs, list: None, sent: BTreeMap::new(), pinged: Instant::now() };
+        let pages = self.pages.as_ref().expect("it is taken when this is dropped");
+        match pages.lock().unwrap_or_else(PoisonError::into_inner).send(page) {
+            Ok(()) => answer,
+            Err(_) => Answer::text(503, "the folder is not looked at any more"),
+        }
+    }
+
+    /// All that is known of a run.
+    pub fn run(&self, id: &str) -> Option<Value> {
+        let (dir, recipe, record) = {
+            let state = self.shared.lock();
+            let entry = state.runs.get(id)?;
+            let record = entry.follower.as_ref().map(|follower| follower.record.object());
+            (entry.dir.clone(), entry.glance.recipe.clone(), record)
+        };
+        let mut all = details::details(&self.shared.folder, &dir, recipe.as_deref());
+        all["id"] = json!(id);
+        all["record"] = record.unwrap_or(Value::Null);
+        Some(all)
+    }
+
+    /// The summary of a sweep.
+    pub fn sweep(&self, id: &str) -> Option<Value> {
+        let dir = self.shared.lock().sweeps.get(id)?.clone();
+        details::read(&self.shared.folder, &dir, "sweep.json", &mut vec![])
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        drop(self.pages.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, inbox: &Receiver<Page>) {
+        let (mut pages, mut pause) = (Vec::<Page>::new(), Duration::ZERO);
+        loop {
+            // Without a page there is nothing to do until one opens.
+            let opened = match pages.is_empty() {
+                true => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                false => inbox.recv_timeout(pause),
+            };
+            match opened {
+                Ok(page) if pages.len() < MOST_PAGES => pages.push(page),
+                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            let wanted: BTreeSet<String> = pages.iter().flat_map(|page| page.runs.iter().cloned()).collect();
+            let mut is_behind = self.lock().renew(&self.folder, &wanted);
+            for page in &mut pages {
+                is_behind |= page.tell(&self.lock(), self.folder.path());
+            }
+            pages.retain(|page| !page.stream.is_closed());
+            pause = if is_behind { BREATH } else { TICK };
+        }
+    }
+}
+
+impl State {
+    /// Brings everything that is due up to date, for a moment; gives whether more is to be read.
+    fn renew(&mut self, folder: &Folder, wanted: &BTreeSet<String>) -> bool {
+        let began = Instant::now();
+        if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
+            self.look(folder);
+            self.looked = Some(Instant::now());
+        }
+        for id in wanted.iter().take(MOST_FOLLOWED) {
+            self.glance(folder, id);
+        }
+        // Those that have not been seen at all come first: they were put in front.
+        while began.elapsed() < AT_ONCE {
+            let Some(id) = self.waiting.pop_front() else { break };
+            self.glance(folder, &id);
+        }
+        self.forget(wanted);
+        let mut is_behind = !self.waiting.is_empty();
+        let began = Instant::now();
+        for id in wanted.iter().take(MOST_FOLLOWED) {
+            is_behind |= self.follow(folder, id, began);
+        }
+        is_behind
+    }
+
+    /// Looks which runs there are.
+    fn look(&mut self, folder: &Folder) {
+        let found = folder.look();
+        let is_there: BTreeSet<&str> = found.runs.iter().map(|place| place.id.as_str()).collect();
+        let before = self.runs.len();
+        self.runs.retain(|id, _| is_there.contains(id.as_str()));
+        let sweeps: BTreeMap<String, PathBuf> =
+            found.sweeps.iter().map(|place| (place.id.clone(), place.dir.clone())).collect();
+        if self.runs.len() < before || sweeps != self.sweeps || found.notes != self.notes {
+            self.revision += 1;
+            self.taken_away = self.revision;
+        }
+        (self.sweeps, self.notes) = (sweeps, found.notes);
+        self.waiting.clear();
+        for Place { id, dir } in found.runs {
+            match self.runs.get(&id) {
+                Some(known) if known.stamp.is_some() => self.waiting.push_back(id),
+                Some(_) => self.waiting.push_front(id),
+                None => {
+                    self.revision += 1;
+                    let entry = Entry {
+                        dir,
+                        glance: Glance::default(),
+                        state: "",
+                        stamp: None,
+                        revision: self.revision,
+                        follower: None,
+                        wanted: Instant::now(),
+                    };
+                    self.runs.insert(id.clone(), entry);
+                    self.waiting.push_front(id);
+                }
+            }
+        }
+    }
+
+    /// Looks at a run's log again where it changed, and at its lock where it has not ended.
+    fn glance(&mut self, folder: &Folder, id: &str) {
+        let Some(entry) = self.runs.get_mut(id) else { return };
+        let meta = fs::symlink_metadata(entry.dir.join(LOG)).ok();
+        let stamp = meta.map_or((0, 0, 0), |meta| (meta.len(), meta.mtime(), meta.mtime_nsec()));
+        let mut glance = entry.glance.clone();
+        if entry.stamp != Some(stamp) {
+            let looked = folder.file(&entry.dir, LOG).and_then(|file| Glance::at(&file, Some(&entry.glance)));
+            glance = looked.unwrap_or_default();
+        }
+        let state = match glance.status.as_deref() {
+            Some("done") => "done",
+            Some("stopped") => "stopped",
+            Some("failed") => "failed",
+            _ if is_running(folder, &entry.dir) => "running",
+            _ => "crashed",
+        };
+        if glance != entry.glance || state != entry.state || entry.stamp.is_none() {
+            self.revision += 1;
+            (entry.glance, entry.state, entry.revision) = (glance, state, self.revision);
+        }
+        entry.stamp = Some(stamp);
+    }
+
+    /// Reads on in a run's log, until a moment has passed since `began`; gives whether more is to be read.
+    fn follow(&mut self, folder: &Folder, id: &str, began: Instant) -> bool {
+        let Some(entry) = self.runs.get_mut(id) else { return false };
+        entry.wanted = Instant::now();
+        let follower = entry.follower.get_or_insert_default();
+        let Ok(file) = folder.file(&entry.dir, LOG) else { return false };
+        loop {
+            match follower.advance(&file, CHUNK) {
+                Ok(true) if began.elapsed() < AT_ONCE => {}
+                Ok(is_behind) => return is_behind,
+                // A file that cannot be read just now is tried again at the next look.
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Forgets the curves of runs that nobody looks at, the longest unseen first.
+    fn forget(&mut self, wanted: &BTreeSet<String>) {
+        let followed =
+            self.runs.iter().filter(|(id, entry)| entry.follower.is_some() && !wanted.contains(*id));
+        let mut unseen: Vec<(Instant, String)> =
+            followed.map(|(id, entry)| (entry.wanted, id.clone())).collect();
+        let more = (unseen.len() + wanted.len()).saturating_sub(MOST_FOLLOWED).min(unseen.len());
+        unseen.sort();
+        for (_, id) in unseen.drain(..more) {
+            if let Some(entry) = self.runs.get_mut(&id) {
+                entry.follower = None;
+            }
+        }
+    }
+}
+
+impl Page {
+    /// Sends what is new; gives whether something waits for the reader.
+    fn tell(&mut self, state: &State, folder: &Path) -> bool {
+        if self.pinged.elapsed() >= PING {
+            self.stream.ping();
+            self.pinged = Instant::now();
+        }
+        if self.list.is_none_or(|list| list < state.revision) {
+            if !self.stream.is_ready() {
+                return true;
+            }
+            let is_all = self.list.is_none_or(|list| list < state.taken_away);
+            let have = self.list.unwrap_or(0);
+            let runs = state.runs.iter().filter(|(_, entry)| is_all || entry.revision > have);
+            let shown = runs.map(|(id, entry)| {
+                let mut run = json!(entry.glance);
+                (run["id"], run["state"]) = (json!(id), json!(entry.state));
+                run
+            });
+            let list = json!({
+                "all": is_all,
+                "folder": folder.to_string_lossy(),
+                "runs": shown.collect::<Vec<Value>>(),
+                "sweeps": state.sweeps.keys().collect::<Vec<_>>(),
+                "notes": state.notes,
+                "most_shown": MOST_SHOWN,
+            });
+            self.stream.send("runs", &list.to_string());
+            self.list = Some(state.revision);
+        }
+        let mut is_waiting = false;
+        for id in &self.runs {
+            let Some(follower) = state.runs.get(id).and_then(|entry| entry.follower.as_ref()) else {
+                continue;
+            };
+            let sent = self.sent.entry(id.clone()).or_default();
+            if sent.generation != follower.generation {
+                *sent = Sent { generation: follower.generation, share: -1.0, at: sent.at, ..Sent::default() };
+            }
+            let record = &follower.record;
+            let newest = (record.steps.revision(), record.evaluations.revision(), record.revision);
+            let share = follower.share();
+            if (sent.steps, sent.evaluations, sent.record) == newest && sent.share == share {
+                continue;
+            }
+            if share < 1.0 && sent.at.is_some_and(|at| at.elapsed() < WHILE_READING) {
+                continue;
+            }
+            if !self.stream.is_ready() {
+                is_waiting = true;
+                break;
+            }
+            let mut news = json!({
+                "id": id,
+                "read": share,
+                "unreadable": follower.unreadable,
+                "steps": record.steps.since(sent.steps),
+                "evaluations": record.evaluations.since(sent.evaluations),
+            });
+            if sent.record != record.revision {
+                news["record"] = record.object();
+            }
+            self.stream.send("run", &news.to_string());
+            (sent.steps, sent.evaluations, sent.record) = newest;
+            (sent.share, sent.at) = (share, Some(Instant::now()));
+        }
+        is_waiting
+    }
+}
+
+/// Whether a process holds the run's lock. Looking holds it for as long as a call takes.
+fn is_running(folder: &Folder, dir: &Path) -> bool {
+    let locked = |file: fs::File| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock));
+    folder.file(dir, "lock").is_ok_and(locked)
+}

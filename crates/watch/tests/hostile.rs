@@ -1,0 +1,142 @@
+//! Requests, names and files that mean harm: nothing leads out of the folder, and no text becomes markup.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use crate::client::{Scene, append, encoded, start, step};
+
+const SECRET: &str = "recipe = \"secret\"\n";
+
+#[test]
+fn no_path_leads_out_of_the_folder() {
+    let scene = Scene::new();
+    let outside = scene.dir.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("config.toml"), SECRET).unwrap();
+    fs::write(outside.join("sweep.json"), "{\"recipe\":\"secret\"}").unwrap();
+    append(&outside, &[start(7), step(1, 7777.5)]);
+    // Folders and files that are links, and one that stays within.
+    symlink(&outside, scene.runs().join("linked")).unwrap();
+    let own = scene.run("own");
+    append(&own, &[start(5), step(1, 2.5)]);
+    symlink(&own, scene.runs().join("again")).unwrap();
+    let borrowed = scene.run("borrowed");
+    symlink(outside.join("events.jsonl"), borrowed.join("events.jsonl")).unwrap();
+    symlink(outside.join("sweep.json"), borrowed.join("profile.json")).unwrap();
+    symlink(outside.join("sweep.json"), borrowed.join("plan.json")).unwrap();
+
+    let mut live = scene.live(&["own", "borrowed", "linked", "../outside"]);
+    let list = live.until("runs", |list| {
+        let runs = list["runs"].as_array().unwrap();
+        runs.len() == 3 && runs.iter().all(|run| run["state"] != "")
+    });
+    let ids: Vec<&str> =
+        list["runs"].as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["again", "borrowed", "own"]);
+    assert!(list["notes"][0].as_str().unwrap().contains("lead out"), "{list}");
+    let mut said = list.to_string();
+    for id in ["own", "borrowed", "again"] {
+        let (status, body) = scene.get(&format!("/api/run?id={}", encoded(id)));
+        assert_eq!(status, 200, "{id}");
+        said += &body;
+    }
+    said += &live.until("run", |run| run["id"] == "own").to_string();
+    assert!(!said.contains("secret") && !said.contains("7777.5"), "{said}");
+
+    for asked in ["linked", "../outside", "/etc", "own/../../outside", "..", ".", "", "own/", "OWN", "own\0"]
+    {
+        for path in ["/api/run?id=", "/api/sweep?id="] {
+            assert_eq!(scene.get(&format!("{path}{}", encoded(asked))).0, 404, "{path}{asked:?}");
+        }
+    }
+    for path in [
+        "/runs/own/config.toml",
+        "/../outside/config.toml",
+        "/%2e%2e/outside",
+        "//etc/passwd",
+        "/page/main.js",
+        "/api/run",
+    ] {
+        assert_eq!(scene.get(path).0, 404, "{path}");
+    }
+}
+
+#[test]
+fn a_folder_that_becomes_a_link_is_read_no_more() {
+    let scene = Scene::new();
+    let run = scene.run("a");
+    append(&run, &[start(5), step(1, 2.5)]);
+    let mut live = scene.live(&["a"]);
+    live.until("run", |run| run["id"] == "a");
+    let outside = scene.dir.path().join("outside");
+    fs::rename(&run, &outside).unwrap();
+    fs::write(outside.join("config.toml"), SECRET).unwrap();
+    symlink(&outside, &run).unwrap();
+    let (_, body) = scene.get("/api/run?id=a");
+    assert!(!body.contains("secret"), "{body}");
+    live.until("runs", |list| list["all"] == true && list["runs"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn names_and_texts_stay_data() {
+    let scene = Scene::new();
+    let names = [
+        "<img src=x onerror=alert(1)>",
+        "a\"b'c`d",
+        "line\nbreak",
+        "data: x",
+        "é-日本",
+        "\u{1b}[31mred",
+        "  ",
+    ];
+    for name in names {
+        append(
+            &scene.run(name),
+            &[
+                start(5),
+                step(1, 2.5),
+                serde_json::json!({ "event": "warning", "message": "</script><script>alert(1)</script>\u{2028}\n\nevent: runs\ndata: {}\n\n" }),
+            ],
+        );
+    }
+    let mut live = scene.live(&names);
+    let list = live.until("runs", |list| list["runs"].as_array().unwrap().len() == names.len());
+    let mut ids: Vec<&str> =
+        list["runs"].as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap()).collect();
+    ids.sort();
+    let mut wanted = names.to_vec();
+    wanted.sort();
+    assert_eq!(ids, wanted);
+    for name in names {
+        let (status, body) = scene.get(&format!("/api/run?id={}", encoded(name)));
+        assert_eq!(status, 200);
+        let told: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(told["id"], name);
+    }
+    // The message that pretends to be an event is one text of one message.
+    let run = live.until("run", |run| run["record"]["warning_count"] == 1);
+    assert!(run["record"]["warnings"][0].as_str().unwrap().contains("event: runs\ndata: {}"));
+    let (_, page) = scene.get("/");
+    assert!(!page.contains("alert(1)"), "names are not in the page");
+}
+
+#[test]
+fn files_that_are_no_files_are_passed_over() {
+    let scene = Scene::new();
+    let run = scene.run("pipe");
+    let made = std::process::Command::new("mkfifo").arg(run.join("events.jsonl")).status();
+    if !made.is_ok_and(|status| status.success()) {
+        fs::create_dir(run.join("events.jsonl")).unwrap();
+    }
+    fs::create_dir(run.join("plan.json")).unwrap();
+    fs::write(run.join("profile.json"), "{ not json").unwrap();
+    fs::write(run.join("samples.jsonl"), b"{\"text\":\"fine\"}\nnot json\n[1]\n\xff\xfe\n").unwrap();
+    let mut live = scene.live(&["pipe"]);
+    live.until("runs", |list| list["runs"][0]["state"] == "crashed");
+    let (status, body) = scene.get("/api/run?id=pipe");
+    assert_eq!(status, 200);
+    let told: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(told["samples"], serde_json::json!([{ "text": "fine" }]));
+    // The settings, the plan and the profile.
+    assert_eq!(told["problems"].as_array().unwrap().len(), 3, "{body}");
+}

@@ -1,0 +1,6 @@
+//! The integration tests of the crate in one binary: a server over real folders, asked as a browser asks it.
+
+mod client;
+mod hostile;
+mod load;
+mod news;

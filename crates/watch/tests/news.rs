@@ -1,0 +1,124 @@
+//! Pages are told what happens: steps as they are written, a death, a resumption, folders that come and go.
+
+use std::fs::{self, File};
+
+use serde_json::{Value, json};
+
+use crate::client::{Scene, append, start, step};
+
+/// Curves as a page has them, that appends what it is sent.
+#[derive(Default)]
+struct Curve {
+    steps: Vec<u64>,
+    losses: Vec<f64>,
+}
+
+impl Curve {
+    fn take(&mut self, run: &Value) {
+        let news = &run["steps"];
+        let from = news["from"].as_u64().unwrap() as usize;
+        self.steps.truncate(from);
+        self.losses.truncate(from);
+        self.steps.extend(news["step"].as_array().unwrap().iter().filter_map(Value::as_u64));
+        let losses = news["curves"]["loss"]["mean"].as_array().cloned().unwrap_or_default();
+        self.losses.extend(losses.iter().filter_map(Value::as_f64));
+    }
+}
+
+#[test]
+fn a_run_is_followed_through_its_death_and_on() {
+    let scene = Scene::new();
+    let run = scene.run("tiny-1");
+    let lock = File::create(run.join("lock")).unwrap();
+    lock.lock().unwrap();
+    append(&run, &[start(6), step(1, 5.0)]);
+    let (mut live, mut curve) = (scene.live(&["tiny-1"]), Curve::default());
+    live.until("runs", |list| list["runs"][0]["state"] == "running" && list["runs"][0]["step"] == 1);
+    let mut reach = |live: &mut crate::client::News, steps: &[u64], losses: &[f64]| {
+        live.until("run", |run| {
+            curve.take(run);
+            curve.steps == steps
+        });
+        assert_eq!(curve.losses, losses);
+    };
+    reach(&mut live, &[1], &[5.0]);
+    append(&run, &[step(2, 4.0), json!({ "event": "saved", "step": 2, "path": "x" }), step(3, 9.0)]);
+    reach(&mut live, &[1, 2, 3], &[5.0, 4.0, 9.0]);
+    // It dies without a word, within a line.
+    let mut log = fs::OpenOptions::new().append(true).open(run.join("events.jsonl")).unwrap();
+    std::io::Write::write_all(&mut log, b"{\"event\":\"step\",\"st").unwrap();
+    drop(lock);
+    live.until("runs", |list| list["runs"][0]["state"] == "crashed");
+    // It goes on from its checkpoint: the half line is removed, and the third step is made again.
+    let text = fs::read_to_string(run.join("events.jsonl")).unwrap();
+    let whole = text.rfind('\n').unwrap() + 1;
+    log.set_len(whole as u64).unwrap();
+    let lock = File::open(run.join("lock")).unwrap();
+    lock.lock().unwrap();
+    append(&run, &[start(6), json!({ "event": "resume", "step": 2 }), step(3, 3.0), step(4, 2.0)]);
+    reach(&mut live, &[1, 2, 3, 4], &[5.0, 4.0, 3.0, 2.0]);
+    append(
+        &run,
+        &[json!({ "event": "end", "status": "done", "steps": 4, "loss": 2.0, "tokens_per_second": 1.0 })],
+    );
+    drop(lock);
+    live.until("runs", |list| list["runs"][0]["state"] == "done");
+    // A page that is opened now has the same.
+    let mut late = Curve::default();
+    late.take(&scene.live(&["tiny-1"]).until("run", |_| true));
+    assert_eq!(late.losses, [5.0, 4.0, 3.0, 2.0]);
+}
+
+#[test]
+fn folders_come_and_go() {
+    let scene = Scene::new();
+    let mut live = scene.live(&["b"]);
+    live.until("runs", |list| list["runs"].as_array().unwrap().is_empty());
+    append(&scene.run("a"), &[start(5), step(1, 2.5)]);
+    let b = scene.run("b");
+    append(&b, &[start(5), step(1, 1.5)]);
+    live.until("run", |run| run["id"] == "b");
+    fs::create_dir(scene.runs().join("swept")).unwrap();
+    fs::write(scene.runs().join("swept/sweep.json"), "{\"goal\":\"loss\",\"runs\":[]}").unwrap();
+    append(&scene.run("swept/lr=1"), &[start(5)]);
+    live.until("runs", |list| list["sweeps"] == json!(["swept"]));
+    assert_eq!(scene.get("/api/sweep?id=swept").0, 200);
+    fs::remove_dir_all(&b).unwrap();
+    let list = live.until("runs", |list| list["all"] == true && list["runs"].as_array().unwrap().len() == 2);
+    assert_eq!(list["runs"][1]["id"], "swept/lr=1");
+    assert_eq!(scene.get("/api/run?id=b").0, 404);
+    // Another run of the same name is another run.
+    append(&scene.run("b"), &[start(5), step(1, 8.5), step(2, 7.5)]);
+    let mut curve = Curve::default();
+    live.until("run", |run| {
+        curve.take(run);
+        curve.losses == [8.5, 7.5]
+    });
+    fs::remove_dir_all(scene.runs()).unwrap();
+    live.until("runs", |list| list["all"] == true && list["runs"].as_array().unwrap().is_empty());
+    assert_eq!(scene.get("/").0, 200, "the page is still there");
+}
+
+#[test]
+fn the_rest_of_a_folder_is_shown() {
+    let scene = Scene::new();
+    let run = scene.run("tiny-1");
+    let config = flatout_train::recipes::resolve("tiny", &[], &["lr=0.0123".into()]).unwrap();
+    fs::write(run.join("config.toml"), config.to_toml()).unwrap();
+    append(&run, &[start(5), step(1, 2.5)]);
+    let write = |path: std::path::PathBuf, value: Value| fs::write(path, value.to_string()).unwrap();
+    write(run.join("plan.json"), json!({ "arena_bytes": 7 }));
+    write(scene.runs().join("ablate.json"), json!({ "recipe": "tiny", "rows": [] }));
+    write(scene.runs().join("profile.json"), json!({ "recipe": "other", "kernels": [] }));
+    write(run.join("samples.jsonl"), json!({ "step": 3, "text": "once" }));
+    let mut live = scene.live(&["tiny-1"]);
+    live.until("run", |_| true);
+    let told: Value = serde_json::from_str(&scene.get("/api/run?id=tiny-1").1).unwrap();
+    assert_eq!(told["config"]["optimizer.lr"], "0.0123");
+    assert_eq!(told["plan"]["arena_bytes"], 7);
+    assert_eq!(told["ablation"]["recipe"], "tiny", "what lies beside runs of its recipe is theirs");
+    assert_eq!(told["profile"], Value::Null, "and what is of another recipe is not");
+    assert_eq!(told["samples"][0]["text"], "once");
+    assert_eq!(told["record"]["starts"], 1);
+    assert_eq!(told["problems"], json!([]));
+}
