@@ -13,6 +13,8 @@
 //! Nothing here trusts a file: sizes that it states are compared with what is there before anything is allocated, and no
 //! record larger than [`ReadOptions::max_document_bytes`] is held.
 
+mod blocks;
+mod bytes;
 mod content;
 mod csv;
 mod fault;
@@ -29,6 +31,7 @@ mod stream;
 pub(crate) mod text;
 mod window;
 
+pub(crate) use blocks::Blocks;
 pub use fault::{Reason, Skipped};
 pub use field::{Field, Fields};
 pub(crate) use find::unreadable;

@@ -17,6 +17,7 @@ pub mod prepare;
 pub(crate) mod raw;
 pub(crate) mod shards;
 pub(crate) mod source;
+mod streamed;
 pub(crate) mod synthetic;
 mod token_files;
 pub(crate) mod tokenizer;
