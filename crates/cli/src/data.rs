@@ -9,8 +9,8 @@ use flatout_data::examples::{
 };
 use flatout_data::formats::{OnError, ReadOptions};
 use flatout_data::inspect::{Inspection, LengthSummary, inspect as look, spans};
-use flatout_data::remote::is_remote;
 use flatout_data::prepare::{Preparation, Prepared, Progress, Tokenizer, prepare as write_shards};
+use flatout_data::remote::is_remote;
 use flatout_data::{LoaderOptions, OpenEvent, SourceKind, Spec};
 use flatout_train::Failure;
 use flatout_train::UserError;
@@ -188,7 +188,8 @@ fn inspect(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
 fn names_recipe(words: &[String]) -> bool {
     let is_file = |word: &String| {
         let is_recipe_file = word.ends_with(".toml");
-        !is_recipe_file && (word == "-" || is_remote(word) || word.contains(['*', '?']) || Path::new(word).exists())
+        !is_recipe_file
+            && (word == "-" || is_remote(word) || word.contains(['*', '?']) || Path::new(word).exists())
     };
     !words.first().is_some_and(is_file)
 }

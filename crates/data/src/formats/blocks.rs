@@ -19,7 +19,7 @@ use crate::error::DataError;
 
 /// Bytes of a block at the least and at the most.
 const LEAST_BYTES: u64 = 16 << 10;
-const MOST_BYTES: u64 = 32 << 20;
+const MOST_BYTES: u64 = 8 << 20;
 /// As many blocks are aimed at, so that their order is a shuffle.
 const AIM: u64 = 512;
 /// Footers of parquet files that are kept: each takes some 50 bytes a row group.

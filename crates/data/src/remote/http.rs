@@ -12,6 +12,9 @@ use crate::error::DataError;
 /// Redirections that are followed.
 pub const HOPS: usize = 8;
 
+/// Connections to a host that are kept for the next request: as many as read from it at once, and some more.
+const CONNECTIONS: usize = 16;
+
 /// Connections that count as broken where no byte comes for as long as `silence`. Redirections are left to the caller, who knows
 /// which host may be told who asks; an answer of any status is an answer.
 pub fn agent(silence: Duration) -> Result<Agent, DataError> {
@@ -19,6 +22,8 @@ pub fn agent(silence: Duration) -> Result<Agent, DataError> {
     let config = Agent::config_builder()
         .http_status_as_error(false)
         .max_redirects(0)
+        .max_idle_connections(2 * CONNECTIONS)
+        .max_idle_connections_per_host(CONNECTIONS)
         .timeout_connect(Some(Duration::from_secs(20)))
         .timeout_recv_response(Some(silence))
         .timeout_per_read(Some(silence))

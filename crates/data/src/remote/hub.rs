@@ -141,7 +141,7 @@ fn json(client: &Client, url: &str, name: &SetName) -> Result<(Value, Option<Str
     let answered = client.patiently(|| {
         let mut answer = client.get(url, &[])?;
         if !answer.response.status().is_success() {
-            return Err(client.refusal(&answer.response, "such a folder", Some(name)));
+            return Err(client.refusal(&answer.response, Some(name)));
         }
         let next = http::next_page(answer.response.headers());
         let body = answer.response.body_mut().with_config().limit(LISTING_BYTES).read_to_string();
@@ -247,8 +247,7 @@ impl Wanted {
             },
             None => {
                 let named = |name: &str| configurations.iter().find(|one| one.name == name);
-                let default =
-                    configurations.iter().find(|one| one.is_default).or_else(|| named("default"));
+                let default = configurations.iter().find(|one| one.is_default).or_else(|| named("default"));
                 match (default, configurations) {
                     (Some(default), _) => of_card(default),
                     (None, []) => Ok(below("")),
@@ -282,7 +281,11 @@ impl Wanted {
                 let plain = |pattern: &String| {
                     let parts: Vec<&str> = pattern.split('/').collect();
                     let folders = parts[..parts.len() - 1].iter();
-                    folders.take_while(|part| !part.contains(['*', '?', '['])).copied().collect::<Vec<_>>().join("/")
+                    folders
+                        .take_while(|part| !part.contains(['*', '?', '[']))
+                        .copied()
+                        .collect::<Vec<_>>()
+                        .join("/")
                 };
                 let mut folders = patterns.iter().map(plain);
                 let first = folders.next().unwrap_or_default();
@@ -301,7 +304,10 @@ impl Wanted {
             Wanted::Patterns(patterns) => {
                 let read = |pattern: &String| {
                     Pattern::new(pattern).map_err(|error| {
-                        DataError::input(format!("The pattern {pattern} of {name} cannot be used: {}.", error.msg))
+                        DataError::input(format!(
+                            "The pattern {pattern} of {name} cannot be used: {}.",
+                            error.msg
+                        ))
                     })
                 };
                 let patterns = patterns.iter().map(read).collect::<Result<Vec<_>, _>>()?;
@@ -352,9 +358,7 @@ fn canonical(word: &str) -> &str {
 fn split_of(path: &str) -> Option<&'static str> {
     let of_part = |part: &str| {
         let mut words = part.split(|c: char| !c.is_ascii_alphabetic());
-        words.find_map(|word| {
-            SPLITS.iter().find(|(_, words)| words.contains(&word)).map(|(split, _)| *split)
-        })
+        words.find_map(|word| SPLITS.iter().find(|(_, words)| words.contains(&word)).map(|(split, _)| *split))
     };
     path.rsplit('/').find_map(of_part)
 }
@@ -408,7 +412,8 @@ mod tests {
         assert_eq!(chosen("hf://o/s/en/b.parquet", &configs, &paths).unwrap(), ["en/b.parquet"]);
         assert!(chosen("hf://o/s/en:dev", &configs, &paths).unwrap_err().contains("train, test"));
         assert!(chosen("hf://o/s/fr", &configs, &paths).unwrap_err().contains("below fr"));
-        let two = json!([{ "config_name": "a", "data_files": "a" }, { "config_name": "b", "data_files": "b" }]);
+        let two =
+            json!([{ "config_name": "a", "data_files": "a" }, { "config_name": "b", "data_files": "b" }]);
         assert!(chosen("hf://o/s", &two, &["a", "b"]).unwrap_err().contains("there are a, b"));
     }
 
@@ -419,14 +424,21 @@ mod tests {
         assert_eq!(chosen("hf://o/s", &none, &paths).unwrap(), ["data/train-00000-of-00002.parquet"]);
         assert_eq!(chosen("hf://o/s:dev", &none, &paths).unwrap(), ["data/validation-0.parquet"]);
         assert_eq!(chosen("hf://o/s", &none, &["a.jsonl", "b/c.jsonl"]).unwrap().len(), 2);
-        assert_eq!(chosen("hf://o/s", &none, &["train/latest.jsonl", "test/a.jsonl"]).unwrap(), ["train/latest.jsonl"]);
-        assert_eq!(chosen("hf://o/s/train", &none, &["train/a.jsonl", "test/a.jsonl"]).unwrap(), ["train/a.jsonl"]);
+        assert_eq!(
+            chosen("hf://o/s", &none, &["train/latest.jsonl", "test/a.jsonl"]).unwrap(),
+            ["train/latest.jsonl"]
+        );
+        assert_eq!(
+            chosen("hf://o/s/train", &none, &["train/a.jsonl", "test/a.jsonl"]).unwrap(),
+            ["train/a.jsonl"]
+        );
         assert!(chosen("hf://o/s:test", &none, &["a.jsonl"]).unwrap_err().contains("split test"));
     }
 
     #[test]
     fn only_the_folder_that_is_wanted_is_listed() {
-        let folder = |patterns: &[&str]| Wanted::Patterns(patterns.iter().map(|p| p.to_string()).collect()).folder();
+        let folder =
+            |patterns: &[&str]| Wanted::Patterns(patterns.iter().map(|p| p.to_string()).collect()).folder();
         assert_eq!(folder(&["sample/10BT/*"]), "sample/10BT");
         assert_eq!(folder(&["data/*/a.parquet", "data/*/b.parquet"]), "data");
         assert_eq!(folder(&["a/*", "b/*"]), "");

@@ -183,11 +183,10 @@ mod tests {
 
     #[test]
     fn addresses_are_numbered_and_others_refused() {
-        assert_eq!(addresses("https://h/a-{08..10}.gz?s=1").unwrap(), [
-            "https://h/a-08.gz?s=1",
-            "https://h/a-09.gz?s=1",
-            "https://h/a-10.gz?s=1"
-        ]);
+        assert_eq!(
+            addresses("https://h/a-{08..10}.gz?s=1").unwrap(),
+            ["https://h/a-08.gz?s=1", "https://h/a-09.gz?s=1", "https://h/a-10.gz?s=1"]
+        );
         assert_eq!(addresses("http://127.0.0.1:80/x").unwrap().len(), 1);
         for (wrong, said) in [
             ("s3://bucket/key.parquet", "https://bucket.s3.amazonaws.com/key.parquet"),

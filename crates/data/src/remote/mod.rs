@@ -20,7 +20,7 @@ pub mod location;
 pub(crate) mod object;
 pub(crate) mod ranged;
 #[cfg(test)]
-mod server;
+pub(crate) mod server;
 #[cfg(test)]
 mod tests;
 

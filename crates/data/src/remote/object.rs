@@ -139,8 +139,8 @@ impl Client {
         }
     }
 
-    /// The refusal of an answer that is no success; `shown` is what was asked for and `set` the data set it is of.
-    pub fn refusal(&self, response: &Response<Body>, shown: &str, set: Option<&SetName>) -> Refusal {
+    /// The refusal of an answer that is no success; `set` is the data set it is about.
+    pub fn refusal(&self, response: &Response<Body>, set: Option<&SetName>) -> Refusal {
         let endpoint = &self.access.endpoint;
         let code = http::header(response.headers(), "x-error-code").unwrap_or_default();
         let status = response.status().as_u16();
@@ -164,11 +164,16 @@ impl Client {
             (404, "RepoNotFound", Some(set)) => {
                 format!("there is no data set {set} on {endpoint}: check the name")
             }
-            (401 | 403, ..) => format!(
-                "the server may not give {shown} to whoever asks (status {status}): sign the address, or make it public"
-            ),
-            (404 | 410, ..) => format!("there is no {shown} (status {status})"),
-            _ => format!("the server answered {} for {shown}", response.status()),
+            (404, "EntryNotFound", Some(set)) => {
+                format!("{set} has no such file or folder on {endpoint}: check the configuration or the path")
+            }
+            (401 | 403, ..) => {
+                format!(
+                    "the server gives it only to some (status {status}): sign the address, or make it public"
+                )
+            }
+            (404 | 410, ..) => format!("there is no such file (status {status})"),
+            _ => format!("the server answered {}", response.status()),
         })
     }
 }
@@ -266,7 +271,7 @@ impl Object {
                     Ok((0, tag, Vec::new()))
                 }
                 200 => Err(Refusal::Never(NO_RANGES.into())),
-                _ => Err(client.refusal(&answer.response, "such a file", None)),
+                _ => Err(client.refusal(&answer.response, None)),
             }
         });
         let (bytes, tag, head) =
@@ -382,7 +387,7 @@ impl File {
             400 | 401 | 403 | 404 | 410 if place != self.url => {
                 return Err(Refusal::Later(format!("the store answered {status}"), None));
             }
-            _ => return Err(self.client.refusal(&answer.response, "such a file", self.set.as_ref())),
+            _ => return Err(self.client.refusal(&answer.response, self.set.as_ref())),
         }
         let mut route = self.route.lock().expect("no reader panics");
         if answer.url != place {

@@ -172,7 +172,9 @@ fn of_hub(asked: &Request, content: &Content, own: &str, store: &str) -> Reply {
         let entry = |path: &&String| {
             let bytes = files[*path].len();
             let lfs = format!("{{\"oid\":\"{}\",\"size\":{bytes}}}", tag(&files[*path]));
-            format!("{{\"type\":\"file\",\"path\":\"{path}\",\"size\":{bytes},\"oid\":\"git\",\"lfs\":{lfs}}}")
+            format!(
+                "{{\"type\":\"file\",\"path\":\"{path}\",\"size\":{bytes},\"oid\":\"git\",\"lfs\":{lfs}}}"
+            )
         };
         let page: Vec<String> = all.iter().skip(from).take(PAGE).map(entry).collect();
         let mut headers = vec![];
@@ -222,7 +224,8 @@ fn of_store(asked: &Request, content: &Mutex<Content>) -> Reply {
         _ => {}
     }
     let range = asked.headers.get("range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
-    let range = range.and_then(|(first, last)| Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?)));
+    let range =
+        range.and_then(|(first, last)| Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?)));
     let is_other = asked.headers.get("if-range").is_some_and(|tag| *tag != etag);
     let tagged = ("ETag", etag);
     let (first, last) = match range.filter(|_| !is_other && fault != Some(Fault::Whole)) {

@@ -135,7 +135,7 @@ fn files_that_change_or_come_whole_are_not_read() {
     });
     assert!(fresh.read(0, 10).unwrap_err().to_string().contains("changed"));
     server.change(|content| drop(content.commits.insert(COMMIT.into(), BTreeMap::new())));
-    assert!(fresh.read(0, 10).unwrap_err().to_string().contains("404"));
+    assert!(fresh.read(0, 10).unwrap_err().to_string().contains("no such file"));
 }
 
 #[test]

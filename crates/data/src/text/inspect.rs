@@ -8,10 +8,10 @@ use serde::Serialize;
 use super::corpus::Spec;
 use super::shards::Shards;
 use super::source::{self, FoundSource, SourceKind};
+use super::streamed::Streamed;
 use super::token_files::{BinOptions, TokenFiles};
 use super::tokenizer::Vocabulary;
 use crate::error::DataError;
-use super::streamed::Streamed;
 use crate::formats::{self, Input, OnError, ReadOptions, Skipped};
 use crate::order::documents::{Documents, Spent};
 use crate::order::loader::Rows;
@@ -102,7 +102,9 @@ pub fn inspect(spec: &Spec, samples: usize) -> Result<Inspection, DataError> {
     match source::find(&spec.path, &Spec { read, ..spec.clone() }, &mut |_| {})? {
         FoundSource::Shards(shards) => self::shards(&shards, samples),
         FoundSource::TokenFiles(paths) => token_files(spec, &paths, samples),
-        FoundSource::Raw(_) | FoundSource::Streamed(_) | FoundSource::Packed { .. } => unreachable!("text is looked into by itself"),
+        FoundSource::Raw(_) | FoundSource::Streamed(_) | FoundSource::Packed { .. } => {
+            unreachable!("text is looked into by itself")
+        }
     }
 }
 
@@ -282,7 +284,7 @@ fn spread(
         Ok(Sample {
             place: place(document),
             text: vocabulary.decode(&tokens),
-        tokens: Some(tokens.len() as u64),
+            tokens: Some(tokens.len() as u64),
         })
     };
     (0..samples).map(sample).collect()

@@ -283,9 +283,11 @@ fn read_ahead(
             let permutation = Permutation::new(read.len() as u64, key(shuffle, number));
             number += 1;
             let mut read: Vec<Option<Document>> = read.into_iter().map(Some).collect();
-            let shuffled = (0..read.len() as u64).filter_map(|place| read[permutation.at(place) as usize].take());
-            let is_of_side =
-                |document: &Document| (fingerprint(document.text.as_bytes()) < shared.threshold) == is_held_out;
+            let shuffled =
+                (0..read.len() as u64).filter_map(|place| read[permutation.at(place) as usize].take());
+            let is_of_side = |document: &Document| {
+                (fingerprint(document.text.as_bytes()) < shared.threshold) == is_held_out
+            };
             let mut documents: Vec<Document> = shuffled.filter(is_of_side).collect();
             let end = first + documents.len() as u64;
             let passed = if block == from.block { from.document.clamp(first, end) - first } else { 0 };
@@ -348,3 +350,6 @@ impl Walk for BlockWalk {
         Ok(true)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -33,10 +33,10 @@ pub use prompts::{Prompt, Prompts, SYSTEM};
 pub use schema::{SchemaKey, schema};
 pub use task::{Sight, Task, Unit};
 
-pub use flatout_data::{DocumentOrder, SourceKind};
 pub use flatout_data::examples::{TooLong, TrainOn};
 pub use flatout_data::formats::{FileFormat, OnError};
 pub use flatout_data::images::Filter;
+pub use flatout_data::{DocumentOrder, SourceKind};
 use flatout_models::config::Model;
 use flatout_settings::{Kind, Section, Setting};
 use flatout_settings::{choice, section};

@@ -53,7 +53,8 @@ mod tests {
         std::fs::write(folder.path().join("chat.jinja"), "").unwrap();
         std::fs::create_dir(folder.path().join("base")).unwrap();
         let at = |name: &str| folder.path().join(name).display().to_string();
-        let words = ["data.path=a/*.txt,/b.txt,hf://a/b", "data.held_out_path=v.txt,/w.txt", "data.tokenizer=t.json"];
+        let words =
+            ["data.path=a/*.txt,/b.txt,hf://a/b", "data.held_out_path=v.txt,/w.txt", "data.tokenizer=t.json"];
         let words = words.map(String::from);
         let mut config = resolve("pretrain-226m", &[], &words).unwrap();
         *config.model.from_mut() = Some("base@20".into());

@@ -192,7 +192,10 @@ impl Resolved {
     /// Whether the config names data sets of the hub whose commits are not known yet.
     pub fn leaves_sets_open(&self, config: &Config) -> bool {
         let mut config = config.clone();
-        config.data.words_mut().any(|word| is_of_hub(word) && !self.sets.contains_key(word) && !self.is_pin(word))
+        config
+            .data
+            .words_mut()
+            .any(|word| is_of_hub(word) && !self.sets.contains_key(word) && !self.is_pin(word))
     }
 
     /// Asks the hub for the commits of data sets that the config names, and writes them down.

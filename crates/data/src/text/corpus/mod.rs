@@ -332,11 +332,7 @@ impl Corpus {
 
     /// The cursor of a run that begins.
     pub fn start(&self) -> Cursor {
-        Cursor {
-            row: 0,
-            streams: [Some(StreamPosition::default()); STREAMS],
-            data: self.mark.clone(),
-        }
+        Cursor { row: 0, streams: [Some(StreamPosition::default()); STREAMS], data: self.mark.clone() }
     }
 
     /// Training rows from a cursor on. A cursor of other data, another tokeniser or another seed is refused.
