@@ -8,6 +8,8 @@
 //!    -> reader    documents in order; what is wrong is an error, or skipped and counted
 //!    -> records   rows with all their fields instead of documents   (field: what one holds)
 //!    -> index     document i at once, where a file can be read from the middle
+//!    -> blocks    parts of files that can be read each by itself, known from sizes alone
+//! bytes     what is read at any place: a file of this machine, or one on a server
 //! ```
 //!
 //! Nothing here trusts a file: sizes that it states are compared with what is there before anything is allocated, and no

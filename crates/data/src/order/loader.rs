@@ -245,8 +245,8 @@ impl Loader {
         Ok(rows)
     }
 
-    /// What all streams have begun, of which each says how much. Other ranks are as far in their streams, which are as good a
-    /// sample of the documents.
+    /// The sum over all streams of what each has begun. Other ranks are as far in their streams, which are as good a sample of
+    /// the documents.
     fn begun(&self, of: impl Fn(&StreamPosition) -> u64) -> f64 {
         let walked = self.cursor.streams.iter().flatten();
         let (begun, streams) =

@@ -120,9 +120,8 @@ fn tree(client: &Client, name: &SetName, folder: &str) -> Result<Vec<Listed>, Da
         }
         match next {
             None => return Ok(files),
-            // A listing does not go on elsewhere: the token would go with it.
-            Some(next) if !http::same_host(&next, endpoint) => return Err(not_the_hub(client)),
-            Some(next) => url = next,
+            // A mirror may pass on the hub's own address: the listing goes on where it began.
+            Some(next) => url = format!("{endpoint}{}", &next[http::host(&next).len()..]),
         }
     }
     Err(DataError::input(format!("The listing of {name} has no end on {endpoint}.")))
@@ -271,7 +270,7 @@ impl Wanted {
     /// The folder that all of them lie in, so that no more of a large set is listed.
     fn folder(&self) -> String {
         match self {
-            // What is named may be a file: its folder has it for certain.
+            // The word may name a file: its folder has it for certain.
             Wanted::Below { folder, .. } => match folder.rsplit_once('/') {
                 Some((parent, last)) if last.contains('.') => parent.to_string(),
                 None if folder.contains('.') => String::new(),

@@ -64,7 +64,7 @@ impl SetServer {
         Self { endpoint, store, content, seen }
     }
 
-    /// What was asked since the last call.
+    /// The requests since the last call.
     pub fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.seen.lock().unwrap())
     }

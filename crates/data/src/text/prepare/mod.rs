@@ -294,7 +294,7 @@ fn source_entry(input: &Input) -> Result<SourceEntry, DataError> {
         return Ok(SourceEntry { path, bytes: 0, modified_ns: 0 });
     }
     if let Some(object) = &input.remote {
-        // What stands for the time of a file is the version that the server names.
+        // The version that the server names stands for the time of a file.
         let version = fingerprint(object.tag().unwrap_or_default().as_bytes());
         return Ok(SourceEntry { path, bytes: input.bytes, modified_ns: version });
     }
