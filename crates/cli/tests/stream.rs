@@ -104,7 +104,13 @@ fn a_set_of_the_hub_gives_the_bits_of_local_files() {
         for ranks in ["1", "2"] {
             let run = format!("remote-{ranks}");
             server.change(|content| {
-                content.faults = VecDeque::from([Fault::Short, Fault::Status(503, None), Fault::Short]);
+                content.faults = VecDeque::from([
+                    Fault::Short,
+                    Fault::Status(503, None),
+                    Fault::OtherRange,
+                    Fault::Hang(Duration::from_millis(200)),
+                    Fault::Short,
+                ]);
             });
             train(&scene, &server, "hf://org/set", &run, ranks, 9);
             assert_eq!(scene.losses(&run), scene.losses("local-run"), "{form} on {ranks} ranks");
@@ -222,4 +228,18 @@ fn sets_that_cannot_be_read_are_one_sentence() {
         assert_eq!(said.code, Some(2), "{path}: {}", said.err);
         assert!(said.err.contains(sentence), "{path}: {}", said.err);
     }
+    // A file by its address, whose server sends it whole, and one that changes while it is read.
+    let address = server.address("data/train-1.jsonl");
+    for (faults, code, sentence) in [
+        (vec![Fault::Whole], 2, "the whole file"),
+        (vec![Fault::Short, Fault::Short, Fault::OtherTag], 1, "changed on the server"),
+    ] {
+        server.change(|content| content.faults = VecDeque::from(faults));
+        let asked = format!("tiny data.path={address} {KEYS} train.steps=2");
+        let said = say(&scene, &server, &words(&asked, "refused", "1"));
+        assert_eq!(said.code, Some(code), "{}", said.err);
+        assert!(said.err.contains(sentence), "{}", said.err);
+    }
+    server.change(|content| content.faults.clear());
+    train(&scene, &server, &address, "by-address", "1", 2);
 }

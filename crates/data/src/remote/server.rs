@@ -49,7 +49,7 @@ impl Content {
 
 pub struct SetServer {
     pub endpoint: String,
-    pub store: String,
+    store: String,
     content: Arc<Mutex<Content>>,
     /// `METHOD PATH range=... auth=...`, of both the hub and the store.
     seen: Arc<Mutex<Vec<String>>>,
