@@ -10,6 +10,7 @@ use flatout_data::examples::{
 use flatout_data::formats::{OnError, ReadOptions};
 use flatout_data::inspect::{Inspection, LengthSummary, inspect as look, spans};
 use flatout_data::prepare::{Preparation, Prepared, Progress, Tokenizer, prepare as write_shards};
+use flatout_data::remote::is_remote;
 use flatout_data::{LoaderOptions, OpenEvent, SourceKind, Spec};
 use flatout_train::Failure;
 use flatout_train::UserError;
@@ -183,11 +184,12 @@ fn inspect(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Files are what is there, a pattern or `-`; everything else is a recipe with overrides.
+/// Files are what is there or on a server, a pattern or `-`; everything else is a recipe with overrides.
 fn names_recipe(words: &[String]) -> bool {
     let is_file = |word: &String| {
         let is_recipe_file = word.ends_with(".toml");
-        !is_recipe_file && (word == "-" || word.contains(['*', '?']) || Path::new(word).exists())
+        !is_recipe_file
+            && (word == "-" || is_remote(word) || word.contains(['*', '?']) || Path::new(word).exists())
     };
     !words.first().is_some_and(is_file)
 }
@@ -259,14 +261,17 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
         screen.object(&inspection);
         return Ok(ExitCode::SUCCESS);
     }
-    let Inspection { kind, files, bytes: size, documents, tokens, lengths, samples, unusable } = &inspection;
+    let Inspection { kind, files, bytes: size, documents, sampled, tokens, lengths, samples, unusable } =
+        &inspection;
     let tokens = tokens.map(|tokens| format!(", {} tokens", count(tokens))).unwrap_or_default();
-    screen.result(format!(
-        "{kind}  {} files, {}, {} documents{tokens}",
-        count(*files as u64),
-        bytes(*size),
-        count(*documents)
-    ));
+    let documents = match sampled {
+        Some(sampled) if sampled != documents => {
+            format!("about {} documents by a sample of {}", count(*documents), count(*sampled))
+        }
+        Some(sampled) => format!("a sample of {} documents", count(*sampled)),
+        None => format!("{} documents", count(*documents)),
+    };
+    screen.result(format!("{kind}  {} files, {}, {documents}{tokens}", count(*files as u64), bytes(*size)));
     for (reason, unusable, place) in unusable {
         let first = if place.is_empty() { String::new() } else { format!(" (first: {place})") };
         screen.result(format!("unusable  {} {reason}{first}", count(*unusable)));

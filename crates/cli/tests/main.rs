@@ -35,7 +35,10 @@ mod requeue;
 mod reshard;
 mod runs;
 mod scene;
+#[path = "../../data/src/remote/server.rs"]
+mod set_server;
 mod stop;
+mod stream;
 mod sweep;
 mod threads;
 mod tune;

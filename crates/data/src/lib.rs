@@ -9,6 +9,7 @@
 //! examples   what fine-tuning learns from one by one, in memory, laid out in micro-batches
 //! images     pictures with a class: from files to batches of pixels
 //! vision     pictures among the tokens of a text: from files to patches
+//! remote     files on servers: data sets of the hub and objects by their addresses, read by ranges
 //! ```
 #![forbid(unsafe_code)]
 
@@ -21,6 +22,7 @@ pub mod formats;
 pub mod images;
 mod order;
 mod random;
+pub mod remote;
 #[cfg(test)]
 mod scratch;
 mod sealed;
@@ -38,7 +40,7 @@ pub use order::lanes::Lanes;
 pub use order::loader::{Cursor, Loader, LoaderOptions, Rows};
 pub use order::pack::{STREAMS, Segment, StreamPosition, max_segments};
 pub use order::stall::Waited;
-pub use text::corpus::{Corpus, Description, Floor, MixPart, Spec, open, open_reporting};
+pub use text::corpus::{Corpus, Description, DocumentOrder, Floor, MixPart, Spec, open, open_reporting};
 pub use text::shards::manifest::{Manifest, ShardEntry};
 pub use text::source::{OpenEvent, SourceKind};
 pub use text::synthetic::Language;

@@ -309,7 +309,8 @@ fn a_line_of_a_gigabyte_is_passed_in_bounded_memory() {
         (Format::Jsonl, "{\"text\":\"one\"}\n{\"text\":\"", "\"}\n{\"text\":\"three\"}\n"),
         (Format::Csv, "text\none\n\"", "\"\nthree\n"),
     ] {
-        let input = Input { path: "big".into(), format, compression: Compression::None, bytes: 0 };
+        let input =
+            Input { path: "big".into(), format, compression: Compression::None, bytes: 0, remote: None };
         let open = |on_error| {
             let bytes = begin.as_bytes().chain(Endless { left: 1 << 30 }).chain(end.as_bytes());
             Reader::over(Box::new(bytes), &input, &options(on_error))
@@ -322,7 +323,13 @@ fn a_line_of_a_gigabyte_is_passed_in_bounded_memory() {
         let error = open(OnError::Fail).find_map(Result::err).unwrap();
         assert!(error.sentence.contains("longer than 100000 bytes"), "{error}");
     }
-    let text = Input { path: "big".into(), format: Format::Text, compression: Compression::None, bytes: 0 };
+    let text = Input {
+        path: "big".into(),
+        format: Format::Text,
+        compression: Compression::None,
+        bytes: 0,
+        remote: None,
+    };
     let mut reader = Reader::over(Box::new(Endless { left: 1 << 28 }), &text, &options(OnError::Fail));
     assert!(reader.by_ref().all(|document| document.unwrap().text.len() == 32 << 10));
     let used = peak_memory_bytes() - before;

@@ -67,7 +67,7 @@ impl Read for Trickle {
 /// Reads under both policies. What is read is usable; failing stops at the first thing that skipping leaves out; and how
 /// the bytes arrive changes nothing.
 fn check(bytes: &[u8], format: Format, compression: Compression) {
-    let input = Input { path: "fuzzed".into(), format, compression, bytes: bytes.len() as u64 };
+    let input = Input { path: "fuzzed".into(), format, compression, bytes: bytes.len() as u64, remote: None };
     let open = |bytes: Box<dyn Read + Send>, on_error| Reader::over(bytes, &input, &options(on_error));
     let whole = || Box::new(std::io::Cursor::new(bytes.to_vec()));
     let (skipping, skipped) = collect(open(whole(), OnError::Skip));
@@ -156,6 +156,7 @@ fn parquet() {
             format: Format::Parquet,
             compression: Compression::None,
             bytes: bytes.len() as u64,
+            remote: None,
         };
         let (documents, skipped) = collect(read(&input, &options(OnError::Skip)).unwrap());
         sensible(&documents, Format::Parquet);
@@ -235,7 +236,7 @@ fn tokenizer() {
 
 /// Everything of a file as rows: none is both read and left out, and the file ends.
 fn rows(path: &Path, format: Format, bytes: u64) {
-    let input = Input { path: path.into(), format, compression: Compression::None, bytes };
+    let input = Input { path: path.into(), format, compression: Compression::None, bytes, remote: None };
     let options = |on_error| ReadOptions { max_image_bytes: MOST_BYTES, ..options(on_error) };
     let mut records = Records::open(&input, &options(OnError::Skip)).unwrap();
     let read = records.by_ref().inspect(|record| assert!(record.is_ok(), "wrong rows are skipped")).count();

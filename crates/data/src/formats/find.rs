@@ -10,6 +10,9 @@ use glob::{MatchOptions, Pattern, PatternError};
 use super::content::{self, HEAD_BYTES};
 use super::{Compression, Format, ReadOptions, TABLE, stream};
 use crate::error::DataError;
+use crate::remote::{Object, is_remote};
+
+mod remote;
 
 /// The path that stands for standard input.
 pub(super) const STDIN: &str = "-";
@@ -22,11 +25,13 @@ pub struct Input {
     pub compression: Compression,
     /// As it lies on disk; 0 for standard input.
     pub bytes: u64,
+    /// Where it lies on a server; `path` is then its name in messages.
+    pub remote: Option<Object>,
 }
 
-/// Whether an [`super::Index`] can be made: the file can be read from the middle.
+/// Whether an [`super::Index`] can be made: the file can be read from the middle, again and again.
 pub fn is_indexable(input: &Input) -> bool {
-    input.compression == Compression::None && input.path.as_os_str() != STDIN
+    input.compression == Compression::None && input.path.as_os_str() != STDIN && input.remote.is_none()
 }
 
 /// Endings of packed files; those of formats are in their table.
@@ -38,7 +43,8 @@ const PACKED_ENDINGS: [(&str, Compression); 4] = [
 ];
 
 /// The inputs behind some patterns, in the order of the patterns and sorted within each, every file once. A pattern is a
-/// file, a folder that is searched to its bottom, a glob, or `-` for standard input. One that gives nothing is an error.
+/// file, a folder that is searched to its bottom, a glob, a data set of the hub, an address, or `-` for standard input. One
+/// that gives nothing is an error.
 pub fn find(patterns: &[String], options: &ReadOptions) -> Result<Vec<Input>, DataError> {
     if patterns.is_empty() {
         return Err(DataError::input(
@@ -51,6 +57,14 @@ pub fn find(patterns: &[String], options: &ReadOptions) -> Result<Vec<Input>, Da
         if pattern == STDIN {
             if seen.insert(PathBuf::from(STDIN)) {
                 inputs.push(standard_input(options)?);
+            }
+            continue;
+        }
+        if is_remote(pattern) {
+            for input in remote::inputs(pattern, options)? {
+                if seen.insert(input.path.clone()) {
+                    inputs.push(input);
+                }
             }
             continue;
         }
@@ -196,6 +210,15 @@ fn not_a_file(path: &Path) -> DataError {
 fn folder(path: &Path, options: &ReadOptions) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     search(path, &mut files)?;
+    of_one_format(path, files, options)
+}
+
+/// The files of a folder that are of the format that is named, or of the one that all of them have.
+fn of_one_format(
+    path: &Path,
+    mut files: Vec<(PathBuf, Format)>,
+    options: &ReadOptions,
+) -> Result<Vec<PathBuf>, DataError> {
     let shown = path.display();
     let mut formats: BTreeMap<&str, &Path> = BTreeMap::new();
     for (file, format) in &files {
@@ -275,7 +298,7 @@ fn settle(path: PathBuf, options: &ReadOptions) -> Result<Input, DataError> {
         Some(format) => format,
         None => by_content(&path, packed_head, compression)?,
     };
-    Ok(Input { path, format, compression, bytes })
+    Ok(Input { path, format, compression, bytes, remote: None })
 }
 
 fn standard_input(options: &ReadOptions) -> Result<Input, DataError> {
@@ -289,7 +312,7 @@ fn standard_input(options: &ReadOptions) -> Result<Input, DataError> {
         Some(format) => format,
         None => by_content(&path, head, compression)?,
     };
-    Ok(Input { path, format, compression, bytes: 0 })
+    Ok(Input { path, format, compression, bytes: 0, remote: None })
 }
 
 fn by_content(path: &Path, packed_head: Vec<u8>, compression: Compression) -> Result<Format, DataError> {

@@ -8,11 +8,15 @@
 //!    -> reader    documents in order; what is wrong is an error, or skipped and counted
 //!    -> records   rows with all their fields instead of documents   (field: what one holds)
 //!    -> index     document i at once, where a file can be read from the middle
+//!    -> blocks    parts of files that can be read each by itself, known from sizes alone
+//! bytes     what is read at any place: a file of this machine, or one on a server
 //! ```
 //!
 //! Nothing here trusts a file: sizes that it states are compared with what is there before anything is allocated, and no
 //! record larger than [`ReadOptions::max_document_bytes`] is held.
 
+mod blocks;
+mod bytes;
 mod content;
 mod csv;
 mod fault;
@@ -29,6 +33,7 @@ mod stream;
 pub(crate) mod text;
 mod window;
 
+pub(crate) use blocks::Blocks;
 pub use fault::{Reason, Skipped};
 pub use field::{Field, Fields};
 pub(crate) use find::unreadable;

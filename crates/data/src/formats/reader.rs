@@ -1,14 +1,15 @@
 //! Documents of one input in order. What is wrong is an error with its place, or skipped and counted.
 
-use std::fs::File;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::bytes::Bytes;
 use super::content;
 use super::fault::{Fault, Reason, Skipped, Trouble, unusable};
 use super::find::{Input, STDIN};
-use super::parquet::Parquet;
+use super::parquet::{Parquet, RowGroups};
 use super::place::{Document, Place};
 use super::reading::{Documents, Piece, Reading};
 use super::window::Window;
@@ -24,6 +25,14 @@ pub struct Reader {
     skipped: Skipped,
     documents: u64,
     ended: bool,
+    /// Where the input is read from a block of it on.
+    block: Option<Block>,
+}
+
+/// A part of an input: what begins before `end`, in bytes from `start`, where its reading began.
+struct Block {
+    start: u64,
+    end: u64,
 }
 
 enum Rows {
@@ -38,7 +47,7 @@ enum Rows {
 pub fn read(input: &Input, options: &ReadOptions) -> Result<Reader, DataError> {
     let unreadable = |error: io::Error| super::find::unreadable(&input.path, &error);
     if input.format.stream().is_some() {
-        return Ok(Reader::over(stream::open(&input.path).map_err(unreadable)?, input, options));
+        return Ok(Reader::over(stream::open(input).map_err(unreadable)?, input, options));
     }
     let rows = if input.path.as_os_str() == STDIN {
         Rows::Lost(Some(Fault::file(
@@ -51,7 +60,7 @@ pub fn read(input: &Input, options: &ReadOptions) -> Result<Reader, DataError> {
             "the parquet file is packed as a whole, and parquet is read from its end",
         )))
     } else {
-        let file = File::open(&input.path).map_err(unreadable)?;
+        let file = Bytes::open(input, 1).map_err(unreadable)?;
         Rows::Entered(Box::new(Parquet::new(file, options)))
     };
     Ok(Reader::new(input, options, rows))
@@ -74,7 +83,38 @@ impl Reader {
             skipped: Skipped::default(),
             documents: 0,
             ended: false,
+            block: None,
         }
+    }
+
+    /// Reads the lines of an input that begin in `extent`, of a format whose documents are lines.
+    pub(super) fn lines(input: &Input, options: &ReadOptions, extent: Range<u64>) -> io::Result<Self> {
+        let (bytes, start) = stream::lines_from(input, extent.start, extent.end)?;
+        let block = Some(Block { start, end: extent.end });
+        Ok(Self { block, ..Self::over(bytes, input, options) })
+    }
+
+    /// Reads the rows of a parquet file whose row groups begin in `extent`.
+    pub(super) fn row_groups(
+        input: &Input,
+        options: &ReadOptions,
+        groups: &RowGroups,
+        extent: Range<u64>,
+    ) -> io::Result<Self> {
+        let block = Some(Block { start: 0, end: u64::MAX });
+        let documents = Parquet::within(Bytes::open(input, 1)?, groups, extent, options);
+        Ok(Self { block, ..Self::new(input, options, Rows::Entered(Box::new(documents))) })
+    }
+
+    /// Reads nothing of an input, and says why.
+    pub(super) fn lost(input: &Input, options: &ReadOptions, why: Option<Fault>) -> Self {
+        let block = Some(Block { start: 0, end: u64::MAX });
+        Self { block, ..Self::new(input, options, Rows::Lost(why)) }
+    }
+
+    /// Reads a whole input as the one block that it is.
+    pub(super) fn whole(input: &Input, options: &ReadOptions) -> Result<Self, DataError> {
+        Ok(Self { block: Some(Block { start: 0, end: u64::MAX }), ..read(input, options)? })
     }
 
     /// Documents skipped so far.
@@ -86,20 +126,33 @@ impl Reader {
         self.skipped
     }
 
+    /// The next document, and the bytes it was read from where it is a line.
+    pub(crate) fn next_with_bytes(&mut self) -> Result<Option<(u64, Document)>, DataError> {
+        let Some(piece) = self.next_piece()? else { return Ok(None) };
+        let place = self.place(piece.line, piece.row, piece.at);
+        Ok(Some((u64::from(piece.len), Document { place, text: piece.text })))
+    }
+
     pub(super) fn place(&self, line: Option<u64>, row: Option<u64>, offset: u64) -> Place {
-        Place { file: self.file.clone(), line, row, offset }
+        let start = self.block.as_ref().map_or(0, |block| block.start);
+        // Lines are counted from the beginning of the file only.
+        let line = line.filter(|_| start == 0);
+        Place { file: self.file.clone(), line, row, offset: start + offset }
     }
 
     pub(super) fn next_piece(&mut self) -> Result<Option<Piece>, DataError> {
         while !self.ended {
             match self.step() {
+                Ok(Some(piece)) if self.is_behind(piece.at) => self.ended = true,
                 Ok(Some(piece)) => {
                     self.documents += 1;
                     return Ok(Some(piece));
                 }
+                Err(Trouble::Wrong(fault)) if self.is_behind(fault.offset) => self.ended = true,
                 Ok(None) => {
                     self.ended = true;
-                    if self.documents == 0 && self.skipped.total() == 0 {
+                    // A part of a file may be without a document.
+                    if self.block.is_none() && self.documents == 0 && self.skipped.total() == 0 {
                         self.note(Fault::file(Reason::NoDocuments, "there is no text in it"))?;
                     }
                 }
@@ -118,6 +171,11 @@ impl Reader {
             }
         }
         Ok(None)
+    }
+
+    /// Whether something at an offset is of another block.
+    fn is_behind(&self, offset: u64) -> bool {
+        self.block.as_ref().is_some_and(|block| block.start + offset >= block.end)
     }
 
     fn step(&mut self) -> Result<Option<Piece>, Trouble> {

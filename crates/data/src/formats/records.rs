@@ -2,10 +2,10 @@
 //!
 //! A row that cannot be read is an error with its place, or skipped and counted.
 
-use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::bytes::Bytes;
 use super::content;
 use super::fault::{Fault, Reason, Skipped, Trouble};
 use super::field::Fields;
@@ -16,6 +16,9 @@ use super::reading::{self, Reading};
 use super::window::Window;
 use super::{Compression, OnError, ReadOptions, stream};
 use crate::error::DataError;
+
+/// Columns of parquet whose bytes are held at once.
+const COLUMNS_IN_TURNS: usize = 16;
 
 /// A row and where it was found.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,7 +55,7 @@ impl Records {
                 "plain text has no fields, and a conversation or a label is some: give JSONL, CSV or parquet",
             ))),
             Some(reading) => {
-                let bytes = stream::open(&input.path).map_err(unreadable)?;
+                let bytes = stream::open(input).map_err(unreadable)?;
                 let bytes = stream::unpack(bytes, input.compression);
                 Rows::Fresh(Window::new(bytes), reading, Box::new(options.clone()))
             }
@@ -61,7 +64,7 @@ impl Records {
                 "parquet is read from its end, so neither from standard input nor packed as a whole",
             ))),
             None => {
-                let file = File::open(&input.path).map_err(unreadable)?;
+                let file = Bytes::open(input, COLUMNS_IN_TURNS).map_err(unreadable)?;
                 Rows::Entered(Box::new(ParquetRows::new(file, options)))
             }
         };

@@ -1,15 +1,15 @@
 //! The bytes of an input, and how they are unpacked.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
-use std::path::Path;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 
 use flate2::bufread::MultiGzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 use super::Compression;
-use super::find::STDIN;
+use super::find::{Input, STDIN};
+use crate::remote::ranged::Sequential;
 
 const PACKED_BUFFER_BYTES: usize = 64 << 10;
 
@@ -29,11 +29,34 @@ pub(super) fn damaged(said: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, Damaged(said.into()))
 }
 
-pub(super) fn open(path: &Path) -> io::Result<Box<dyn Read + Send>> {
-    Ok(match path.as_os_str() == STDIN {
-        true => Box::new(io::stdin()),
-        false => Box::new(File::open(path)?),
+/// The bytes of an input as it lies there, from the beginning on.
+pub(super) fn open(input: &Input) -> io::Result<Box<dyn Read + Send>> {
+    Ok(match &input.remote {
+        Some(object) => Box::new(Sequential::new(object.clone(), 0, object.bytes())),
+        None if input.path.as_os_str() == STDIN => Box::new(io::stdin()),
+        None => Box::new(File::open(&input.path)?),
     })
+}
+
+/// The same from `at` on; little is read behind `until`.
+fn open_at(input: &Input, at: u64, until: u64) -> io::Result<Box<dyn Read + Send>> {
+    if let Some(object) = &input.remote {
+        return Ok(Box::new(Sequential::new(object.clone(), at, until)));
+    }
+    let mut file = File::open(&input.path)?;
+    file.seek(SeekFrom::Start(at))?;
+    Ok(Box::new(file))
+}
+
+/// The lines of an input that begin at `at` or behind it, and where the first of them begins; little is read behind `until`.
+pub(super) fn lines_from(input: &Input, at: u64, until: u64) -> io::Result<(Box<dyn Read + Send>, u64)> {
+    if at == 0 {
+        return Ok((open_at(input, 0, until)?, 0));
+    }
+    // A line that begins here has a line end before it, which is looked for from the byte before on.
+    let mut bytes = BufReader::with_capacity(PACKED_BUFFER_BYTES, open_at(input, at - 1, until)?);
+    let skipped = bytes.skip_until(b'\n')?;
+    Ok((Box::new(bytes), at - 1 + skipped as u64))
 }
 
 pub(super) fn unpack(bytes: Box<dyn Read + Send>, compression: Compression) -> Box<dyn Read + Send> {

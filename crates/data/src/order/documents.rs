@@ -2,10 +2,17 @@
 
 use std::time::Duration;
 
+use super::pack::{Places, StreamPosition};
 use crate::error::DataError;
 
 /// Numbered documents: a source, or one side (training or held-out) of it.
 pub(crate) trait Documents: Send + Sync {
+    /// The documents by blocks, where they have no numbers because nobody has read them all. Then none is asked for by its
+    /// number, and the counts below are estimates.
+    fn in_blocks(&self) -> Option<&dyn InBlocks> {
+        None
+    }
+
     /// How many there are; `None` for a source without end, whose documents are all alike and need no shuffling.
     fn count(&self) -> Option<u64>;
 
@@ -20,6 +27,30 @@ pub(crate) trait Documents: Send + Sync {
     /// Appends the tokens of document `index`: no `<bos>`, no `<eos>`, always the same ones. None at all is allowed.
     /// Room is reserved exactly, with one token to spare: the buffer of a long document must not be twice its size.
     fn append(&self, index: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError>;
+}
+
+/// Documents that come one after another from blocks. A stream takes its blocks in the order that is given to it.
+pub(crate) trait InBlocks {
+    /// How many blocks there are, some of which may have no documents.
+    fn blocks(&self) -> u64;
+
+    /// The documents of a stream from a position on.
+    fn walk(&self, places: Places, from: StreamPosition) -> Box<dyn Walk>;
+
+    /// Sentences about documents that were left out since this was last asked.
+    fn take_left_out(&self) -> Vec<String>;
+}
+
+/// The documents of one stream, one after another.
+pub(crate) trait Walk: Send {
+    /// Appends the tokens of the next document, of which none at all is allowed, and says in `position` which it is; false behind
+    /// the last one.
+    fn next(
+        &mut self,
+        position: &mut StreamPosition,
+        out: &mut Vec<u32>,
+        spent: &mut Spent,
+    ) -> Result<bool, DataError>;
 }
 
 /// How many tokens there are: counted, or estimated from a sample where counting would mean tokenising everything.

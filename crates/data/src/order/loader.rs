@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::documents::{Documents, Spent, TokenCount};
+use super::documents::{Documents, InBlocks, Spent, TokenCount};
 use super::lanes::Lanes;
 use super::pack::{Packing, Row, STREAMS, Segment, Stream, StreamPosition};
 use super::permutation::Order;
@@ -110,6 +110,7 @@ impl Rows {
 }
 
 pub struct Loader {
+    documents: Arc<dyn Documents>,
     cursor: Cursor,
     context: usize,
     epoch: Epoch,
@@ -130,6 +131,8 @@ enum Epoch {
     Tokens(u64),
     /// Where tokens are not counted beforehand.
     Documents(u64),
+    /// Where documents are not counted either.
+    Blocks(u64),
     Endless,
 }
 
@@ -154,7 +157,9 @@ impl Loader {
     ) -> Result<Self, DataError> {
         let walked = options.lanes.streams();
         assert!(!walked.is_empty(), "an update has rows of every rank");
+        let in_blocks = documents.in_blocks().map(InBlocks::blocks);
         let epoch = match (documents.tokens(), documents.count()) {
+            _ if in_blocks.is_some() => Epoch::Blocks(in_blocks.unwrap_or_default()),
             (Some(TokenCount { tokens, is_exact: true }), Some(count)) if !order.is_mixed() => {
                 Epoch::Tokens(tokens + packing.frame.tokens() * count)
             }
@@ -196,7 +201,7 @@ impl Loader {
             queues.push(queue);
         }
         let (context, waited, failed) = (packing.context, Waited::default(), None);
-        Ok(Self { cursor, context, epoch, gauge, waited, queues, queue_of, threads, failed })
+        Ok(Self { documents, cursor, context, epoch, gauge, waited, queues, queue_of, threads, failed })
     }
 
     /// Tokens of a row.
@@ -233,16 +238,25 @@ impl Loader {
         self.waited += rows.waited;
         rows.epoch = match self.epoch {
             Epoch::Tokens(tokens) => self.cursor.row as f64 * self.context as f64 / tokens as f64,
-            Epoch::Documents(count) => {
-                // Other ranks are as far in their streams, which are as good a sample of the documents.
-                let walked = self.cursor.streams.iter().flatten();
-                let (begun, streams) =
-                    walked.fold((0, 0), |(begun, streams), stream| (begun + stream.document, streams + 1));
-                begun as f64 * (STREAMS as f64 / streams as f64) / count as f64
-            }
+            Epoch::Documents(count) => self.begun(|stream| stream.document) / count as f64,
+            Epoch::Blocks(count) => self.begun(|stream| stream.block) / count as f64,
             Epoch::Endless => 0.0,
         };
         Ok(rows)
+    }
+
+    /// The sum over all streams of what each has begun. Other ranks are as far in their streams, which are as good a sample of
+    /// the documents.
+    fn begun(&self, of: impl Fn(&StreamPosition) -> u64) -> f64 {
+        let walked = self.cursor.streams.iter().flatten();
+        let (begun, streams) =
+            walked.fold((0, 0), |(begun, streams), stream| (begun + of(stream), streams + 1));
+        begun as f64 * (STREAMS as f64 / streams as f64)
+    }
+
+    /// Sentences about documents that were left out while they were read, since this was last asked.
+    pub fn take_left_out(&self) -> Vec<String> {
+        self.documents.in_blocks().map(InBlocks::take_left_out).unwrap_or_default()
     }
 
     /// Where the row after the last one given begins, as far as this rank knows it.
@@ -338,7 +352,7 @@ mod tests {
     }
 
     fn start() -> Cursor {
-        let begin = StreamPosition { document: 0, offset: 0 };
+        let begin = StreamPosition::default();
         Cursor { row: 0, streams: [Some(begin); STREAMS], data: String::new() }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::documents::{Documents, Spent};
+use super::documents::{Documents, Spent, Walk};
 use super::permutation::Order;
 use crate::error::DataError;
 
@@ -67,22 +67,53 @@ impl Row {
 }
 
 /// Where a stream goes on: at token `offset` of the document at its place `document`. The stream's first document
-/// is at place 0; the frame's tokens count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// is at place 0; the frame's tokens count. Where documents come in blocks, places are those of blocks, and documents are
+/// counted within one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamPosition {
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub block: u64,
     pub document: u64,
     pub offset: u64,
 }
 
-/// Every `lanes`-th position of an order, beginning with `lane`, as one endless series of tokens.
-pub(crate) struct Stream {
-    documents: Arc<dyn Documents>,
-    order: Order,
-    packing: Packing,
+fn is_zero(block: &u64) -> bool {
+    *block == 0
+}
+
+/// The places of a stream: every `lanes`-th position of an order, beginning with `lane`.
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    pub order: Order,
     lane: u64,
     lanes: u64,
-    /// The place after the last document; `None` for a stream that never ends.
+    /// The place after the last; `None` for a stream that never ends.
     end: Option<u64>,
+}
+
+impl Places {
+    pub(crate) fn is_end(&self, place: u64) -> bool {
+        self.end == Some(place)
+    }
+
+    /// The position in the order of all streams.
+    pub(crate) fn position(&self, place: u64) -> u64 {
+        place * self.lanes + self.lane
+    }
+
+    /// The document or block at a place.
+    pub(crate) fn at(&self, place: u64) -> u64 {
+        self.order.document(self.position(place))
+    }
+}
+
+/// The documents at the places of a stream as one series of tokens.
+pub(crate) struct Stream {
+    documents: Arc<dyn Documents>,
+    places: Places,
+    /// Where documents come in blocks.
+    walk: Option<Box<dyn Walk>>,
+    packing: Packing,
     position: StreamPosition,
     /// The document at `position`, framed; empty until it is needed.
     current: Vec<u32>,
@@ -94,6 +125,9 @@ pub(crate) struct Stream {
 /// every stream until the end.
 const KEPT_TOKENS: usize = 64 << 10;
 
+/// Documents without any token one after another, where it is not known how many there are.
+const MOST_EMPTY: u64 = 1 << 20;
+
 impl Stream {
     /// Stream `lane` of the training rows, going on at `position`.
     pub(crate) fn training(
@@ -103,35 +137,25 @@ impl Stream {
         lane: usize,
         position: StreamPosition,
     ) -> Self {
-        let (lane, lanes) = (lane as u64, STREAMS as u64);
-        Self {
-            documents,
-            order,
-            packing,
-            lane,
-            lanes,
-            end: None,
-            position,
-            current: Vec::new(),
-            spent: Spent::default(),
-        }
+        let places = Places { order, lane: lane as u64, lanes: STREAMS as u64, end: None };
+        Self::new(documents, places, packing, position)
     }
 
     /// All documents once, in one stream.
     pub(crate) fn once(documents: Arc<dyn Documents>, order: Order, packing: Packing) -> Self {
-        let end = documents.count();
-        let position = StreamPosition { document: 0, offset: 0 };
-        Self {
-            documents,
-            order,
-            packing,
-            lane: 0,
-            lanes: 1,
-            end,
-            position,
-            current: Vec::new(),
-            spent: Spent::default(),
-        }
+        let end = documents.in_blocks().map_or_else(|| documents.count(), |blocks| Some(blocks.blocks()));
+        let places = Places { order, lane: 0, lanes: 1, end };
+        Self::new(documents, places, packing, StreamPosition::default())
+    }
+
+    fn new(
+        documents: Arc<dyn Documents>,
+        places: Places,
+        packing: Packing,
+        position: StreamPosition,
+    ) -> Self {
+        let walk = documents.in_blocks().map(|blocks| blocks.walk(places.clone(), position));
+        Self { documents, places, walk, packing, position, current: Vec::new(), spent: Spent::default() }
     }
 
     pub(crate) fn position(&self) -> StreamPosition {
@@ -199,14 +223,22 @@ impl Stream {
                 }
                 self.advance();
             }
-            if self.end == Some(self.position.document) {
+            if self.walk.is_none() && self.places.is_end(self.position.document) {
                 return Ok(false);
             }
             let Frame { bos, eos } = self.packing.frame;
-            let document = self.order.document(self.position.document * self.lanes + self.lane);
             self.current.extend(bos);
             let before = self.current.len();
-            self.documents.append(document, &mut self.current, &mut self.spent)?;
+            let (current, spent) = (&mut self.current, &mut self.spent);
+            match &mut self.walk {
+                None => self.documents.append(self.places.at(self.position.document), current, spent)?,
+                Some(walk) => {
+                    if !walk.next(&mut self.position, current, spent)? {
+                        self.current.clear();
+                        return Ok(false);
+                    }
+                }
+            }
             if self.current.len() > before {
                 // Growing by one would otherwise double the buffer of a long document.
                 self.current.reserve_exact(1);
@@ -214,7 +246,8 @@ impl Stream {
                 continue;
             }
             empty += 1;
-            if self.documents.count().is_some_and(|count| empty > count) {
+            let most = self.documents.count().filter(|_| self.walk.is_none()).unwrap_or(MOST_EMPTY);
+            if empty > most {
                 return Err(DataError::input(
                     "No document gives any token: check the tokeniser, or the field that is read.",
                 ));
@@ -224,7 +257,8 @@ impl Stream {
     }
 
     fn advance(&mut self) {
-        self.position = StreamPosition { document: self.position.document + 1, offset: 0 };
+        let StreamPosition { block, document, .. } = self.position;
+        self.position = StreamPosition { block, document: document + 1, offset: 0 };
         self.current.clear();
         self.current.shrink_to(KEPT_TOKENS);
     }
@@ -304,7 +338,7 @@ mod tests {
             (0..13).map(|index| vec![10 + index; 1 + index as usize % 5]).collect();
         let documents: Vec<&[u32]> = documents.iter().map(Vec::as_slice).collect();
         let order = Order::new(Some(13), 3);
-        let begin = StreamPosition { document: 0, offset: 0 };
+        let begin = StreamPosition::default();
         for mask in [false, true] {
             let make =
                 |position| Stream::training(table(&documents), order.clone(), packing(4, mask), 5, position);

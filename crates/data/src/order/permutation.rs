@@ -37,6 +37,10 @@ impl Order {
         matches!(self.series, Series::Mixed(_))
     }
 
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
     pub(crate) fn document(&self, position: u64) -> u64 {
         match &self.series {
             Series::Endless => position,

@@ -8,10 +8,11 @@ use serde::Serialize;
 use super::corpus::Spec;
 use super::shards::Shards;
 use super::source::{self, FoundSource, SourceKind};
+use super::streamed::Streamed;
 use super::token_files::{BinOptions, TokenFiles};
 use super::tokenizer::Vocabulary;
 use crate::error::DataError;
-use crate::formats::{self, OnError, ReadOptions, Skipped};
+use crate::formats::{self, Input, OnError, ReadOptions, Skipped};
 use crate::order::documents::{Documents, Spent};
 use crate::order::loader::Rows;
 use crate::random::fingerprint;
@@ -23,7 +24,11 @@ pub struct Inspection {
     pub kind: &'static str,
     pub files: usize,
     pub bytes: u64,
+    /// Estimated, where only a sample was read and files tell; of the sample, where they do not.
     pub documents: u64,
+    /// Documents of the sample, where not all were read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sampled: Option<u64>,
     /// Known where the source holds tokens.
     pub tokens: Option<u64>,
     pub lengths: LengthSummary,
@@ -97,38 +102,26 @@ pub fn inspect(spec: &Spec, samples: usize) -> Result<Inspection, DataError> {
     match source::find(&spec.path, &Spec { read, ..spec.clone() }, &mut |_| {})? {
         FoundSource::Shards(shards) => self::shards(&shards, samples),
         FoundSource::TokenFiles(paths) => token_files(spec, &paths, samples),
-        FoundSource::Raw(_) | FoundSource::Packed { .. } => unreachable!("text is looked into by itself"),
+        FoundSource::Raw(_) | FoundSource::Streamed(_) | FoundSource::Packed { .. } => {
+            unreachable!("text is looked into by itself")
+        }
     }
 }
 
 fn text(spec: &Spec, read: &ReadOptions, samples: usize) -> Result<Inspection, DataError> {
     let inputs = formats::find(&spec.path, read)?;
     let vocabulary = spec.tokenizer.as_deref().map(Vocabulary::load).transpose()?;
-    let bytes = inputs.iter().map(|input| input.bytes).sum();
-    let read = ReadOptions { text_document_bytes: formats::document_bytes(bytes), ..read.clone() };
-    let scanned = inputs.par_iter().map(|input| {
-        let mut reader = formats::read(input, &read)?;
-        let (mut lengths, mut taken) = (Vec::new(), Vec::new());
-        for document in &mut reader {
-            let document = document?;
-            lengths.push(document.text.len() as u64);
-            taken.push((fingerprint(document.text.as_bytes()), document));
-            if taken.len() > 2 * samples + 64 {
-                keep_least(&mut taken, samples);
-            }
+    let (files, bytes) = (inputs.len(), inputs.iter().map(|input| input.bytes).sum());
+    let is_remote = inputs.iter().any(|input| input.remote.is_some());
+    let (seen, documents) = match is_remote {
+        true => sampled(Streamed::open(inputs, read, 0.0, None), samples)?,
+        false => {
+            let cut = formats::document_bytes(bytes);
+            let seen = whole(&inputs, &ReadOptions { text_document_bytes: cut, ..read.clone() }, samples)?;
+            (seen, None)
         }
-        keep_least(&mut taken, samples);
-        Ok((lengths, taken, reader.skipped().clone()))
-    });
-    let scanned: Vec<_> = scanned.collect::<Result<_, DataError>>()?;
-    let (mut lengths, mut taken, mut skipped) = (Vec::new(), Vec::new(), Skipped::default());
-    for (more_lengths, more_taken, more_skipped) in scanned {
-        lengths.extend(more_lengths);
-        taken.extend(more_taken);
-        skipped.merge(&more_skipped);
-    }
-    // Those with the least hashes: a random choice that is the same every time.
-    keep_least(&mut taken, samples);
+    };
+    let Seen { lengths, taken, skipped } = seen;
     let sample = |(_, document): (u64, formats::Document)| -> Result<Sample, DataError> {
         let tokens =
             vocabulary.as_ref().map(|vocabulary| vocabulary.encode_document(&document.text)).transpose()?;
@@ -137,9 +130,10 @@ fn text(spec: &Spec, read: &ReadOptions, samples: usize) -> Result<Inspection, D
     };
     Ok(Inspection {
         kind: "text",
-        files: inputs.len(),
+        files,
         bytes,
-        documents: lengths.len() as u64,
+        documents: documents.unwrap_or(lengths.len() as u64),
+        sampled: is_remote.then_some(lengths.len() as u64),
         tokens: None,
         lengths: LengthSummary::of("bytes", lengths),
         samples: taken.into_iter().map(sample).collect::<Result<_, _>>()?,
@@ -149,6 +143,63 @@ fn text(spec: &Spec, read: &ReadOptions, samples: usize) -> Result<Inspection, D
             .collect(),
     })
 }
+
+/// The documents that were looked at: their lengths, some of them, and what could not be used.
+#[derive(Default)]
+struct Seen {
+    lengths: Vec<u64>,
+    /// Those with the least hashes: a random choice that is the same every time.
+    taken: Vec<(u64, formats::Document)>,
+    skipped: Skipped,
+}
+
+impl Seen {
+    fn take(&mut self, document: formats::Document, samples: usize) {
+        self.lengths.push(document.text.len() as u64);
+        self.taken.push((fingerprint(document.text.as_bytes()), document));
+        if self.taken.len() > 2 * samples + 64 {
+            keep_least(&mut self.taken, samples);
+        }
+    }
+}
+
+/// All documents.
+fn whole(inputs: &[Input], read: &ReadOptions, samples: usize) -> Result<Seen, DataError> {
+    let scanned = inputs.par_iter().map(|input| {
+        let mut reader = formats::read(input, read)?;
+        let mut seen = Seen::default();
+        for document in &mut reader {
+            seen.take(document?, samples);
+        }
+        keep_least(&mut seen.taken, samples);
+        Ok(Seen { skipped: reader.skipped().clone(), ..seen })
+    });
+    let scanned: Vec<Seen> = scanned.collect::<Result<_, DataError>>()?;
+    let mut all = Seen::default();
+    for seen in scanned {
+        all.lengths.extend(seen.lengths);
+        all.taken.extend(seen.taken);
+        all.skipped.merge(&seen.skipped);
+    }
+    keep_least(&mut all.taken, samples);
+    Ok(all)
+}
+
+/// A sample of files on servers, and how many documents there are by it, where the files tell.
+fn sampled(streamed: Streamed, samples: usize) -> Result<(Seen, Option<u64>), DataError> {
+    let mut seen = Seen::default();
+    let skipped = streamed.look(|document| {
+        seen.take(document, samples);
+        let count = seen.lengths.len();
+        Ok((count < SAMPLED).then_some(!count.is_multiple_of(SAMPLED / SAMPLED_BLOCKS)))
+    })?;
+    keep_least(&mut seen.taken, samples);
+    Ok((Seen { skipped, ..seen }, streamed.estimated_documents()))
+}
+
+/// Documents of a sample, and the blocks that they come from at least.
+const SAMPLED: usize = 1024;
+const SAMPLED_BLOCKS: usize = 8;
 
 fn keep_least(taken: &mut Vec<(u64, formats::Document)>, count: usize) {
     taken.sort_by_key(|(hash, _)| *hash);
@@ -174,6 +225,7 @@ fn shards(folders: &[Shards], samples: usize) -> Result<Inspection, DataError> {
         files: entries().count(),
         bytes: entries().map(|shard| shard.bytes).sum(),
         documents: lengths.len() as u64,
+        sampled: None,
         tokens: Some(lengths.iter().sum()),
         lengths: LengthSummary::of("tokens", lengths),
         samples: shown,
@@ -208,6 +260,7 @@ fn token_files(spec: &Spec, paths: &[PathBuf], samples: usize) -> Result<Inspect
         files: paths.len(),
         bytes: paths.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum(),
         documents: count,
+        sampled: None,
         tokens: Some(lengths.iter().sum()),
         samples: spread(&*documents, samples as u64, &vocabulary, place)?,
         lengths: LengthSummary::of("tokens", lengths),

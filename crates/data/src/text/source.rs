@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use flatout_settings::choice;
 
-use super::corpus::Spec;
+use super::corpus::{DocumentOrder, Spec};
 use super::prepare::folder::is_held;
 use super::prepare::{Preparation, SHARD_TOKENS, Tokenizer, prepare};
 use super::raw::{self, Raw};
 use super::shards::{Shards, folder_of};
+use super::streamed::{KeptPieces, Streamed};
 use super::token_files::{BinOptions, TokenFiles};
 use super::tokenizer::Vocabulary;
 use super::tokenizer::sample;
@@ -20,6 +21,7 @@ use crate::order::documents::Documents;
 use crate::order::mixture::Joined;
 use crate::order::split::{Sides, threshold};
 use crate::random::{fingerprint, key};
+use crate::remote::is_remote;
 
 choice! {
     /// The kinds of sources that rows come from.
@@ -77,6 +79,8 @@ pub(crate) enum FoundSource {
     Shards(Vec<Shards>),
     TokenFiles(Vec<PathBuf>),
     Raw(Box<Raw>),
+    /// Text that is read block by block while it is trained on.
+    Streamed(Box<Streamed>),
     /// Text that cannot be read from the middle: it is tokenised once into shards.
     Packed {
         patterns: Vec<String>,
@@ -147,12 +151,26 @@ pub(crate) fn find(
                 true => format!("{pattern}/**/*.bin"),
                 false => pattern.clone(),
             };
+            if let Some(word) = patterns.iter().find(|word| is_remote(word)) {
+                return Err(DataError::input(format!(
+                    "{word} would be token files, which are read from this machine only: download them, or name text with \
+                     data.source=text and data.format."
+                )));
+            }
             let patterns: Vec<String> = patterns.iter().map(inside).collect();
             let inputs = formats::find(&patterns, &spec.read)?;
             Ok(FoundSource::TokenFiles(inputs.into_iter().map(|input| input.path).collect()))
         }
         SourceKind::Text => {
             let inputs = formats::find(patterns, &spec.read)?;
+            if is_streamed(&inputs, spec)? {
+                let kept = spec.cache.as_deref().filter(|_| spec.stream_cache_bytes > 0);
+                let kept = kept.map(|cache| cache.join("stream"));
+                let most_bytes = spec.stream_cache_bytes;
+                let kept = kept.as_deref().map(|folder| KeptPieces { folder, most_bytes });
+                let streamed = Streamed::open(inputs, &spec.read, spec.held_out, kept);
+                return Ok(FoundSource::Streamed(Box::new(streamed)));
+            }
             if !inputs.iter().all(is_indexable) {
                 return Ok(FoundSource::Packed { patterns: patterns.to_vec(), inputs });
             }
@@ -165,6 +183,25 @@ pub(crate) fn find(
             Ok(FoundSource::Raw(Box::new(raw)))
         }
         SourceKind::Auto | SourceKind::Synthetic => unreachable!("the synthetic language has no path"),
+    }
+}
+
+/// Whether files are read block by block, as the user says or because they lie on a server.
+fn is_streamed(inputs: &[Input], spec: &Spec) -> Result<bool, DataError> {
+    let is_remote = inputs.iter().any(|input| input.remote.is_some());
+    match spec.order {
+        DocumentOrder::Shuffled if is_remote => Err(DataError::input(format!(
+            "data.order=shuffled reads any document at any time, which {} cannot give fast enough: leave it out, or download the \
+             files.",
+            raw::shown(inputs)
+        ))),
+        DocumentOrder::Streamed if inputs.iter().any(|input| input.path.as_os_str() == STDIN) => {
+            Err(DataError::input(
+                "data.order=streamed reads files from the middle, which standard input has none of: leave it out.",
+            ))
+        }
+        DocumentOrder::Streamed => Ok(true),
+        DocumentOrder::Auto | DocumentOrder::Shuffled => Ok(is_remote),
     }
 }
 
@@ -222,6 +259,7 @@ impl FoundSource {
     fn bytes(&self) -> u64 {
         match self {
             FoundSource::Raw(raw) => raw.bytes(),
+            FoundSource::Streamed(streamed) => streamed.bytes(),
             FoundSource::Packed { inputs, .. } => inputs.iter().map(|input| input.bytes).sum(),
             FoundSource::Shards(_) | FoundSource::TokenFiles(_) => 0,
         }
@@ -240,6 +278,7 @@ impl FoundSource {
     fn sample(&self, spec: &Spec, budget: u64) -> Result<Vec<String>, DataError> {
         match self {
             FoundSource::Raw(raw) => raw.sample(budget),
+            FoundSource::Streamed(streamed) => streamed.sample(budget),
             FoundSource::Packed { patterns, .. } if patterns.iter().any(|pattern| pattern == STDIN) => {
                 Err(DataError::input(
                     "Standard input can be read only once, so no tokeniser can be trained on it first: give \
@@ -262,6 +301,7 @@ impl FoundSource {
         let mut is_endless_text = false;
         let sides = match self {
             FoundSource::Raw(raw) => raw.tokenized(vocabulary, spec.in_memory_bytes)?,
+            FoundSource::Streamed(streamed) => streamed.tokenized(vocabulary)?,
             FoundSource::Shards(shards) => joined(shards, spec)?,
             FoundSource::Packed { patterns, inputs } => {
                 let folder = spool(spec, vocabulary, &patterns, &inputs, say)?;

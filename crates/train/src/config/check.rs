@@ -156,6 +156,7 @@ impl Config {
             }
         }
         self.validate_examples()?;
+        within("data.stream_cache_gb", data.stream_cache_gb, 0.0, 1e6)?;
         at_least_one("data.max_document_bytes", data.max_document_bytes)?;
         self.validate_lengths()?;
         let kind = self.model.kind();

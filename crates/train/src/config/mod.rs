@@ -33,10 +33,10 @@ pub use prompts::{Prompt, Prompts, SYSTEM};
 pub use schema::{SchemaKey, schema};
 pub use task::{Sight, Task, Unit};
 
-pub use flatout_data::SourceKind;
 pub use flatout_data::examples::{TooLong, TrainOn};
 pub use flatout_data::formats::{FileFormat, OnError};
 pub use flatout_data::images::Filter;
+pub use flatout_data::{DocumentOrder, SourceKind};
 use flatout_models::config::Model;
 use flatout_settings::{Kind, Section, Setting};
 use flatout_settings::{choice, section};
@@ -117,10 +117,14 @@ section! {
     pub struct Data {
         /// Where rows come from; auto is what the path holds, and without one the synthetic grammar.
         pub source: SourceKind = SourceKind::Auto,
-        /// Files, folders, patterns such as data/*.jsonl.zst, a folder of token shards, or - for standard input.
+        /// Files, folders, patterns such as data/*.jsonl.zst, a folder of token shards, a data set of the hub as hf://owner/set@revision/config:split, https:// addresses, or - for standard input.
         pub path: Option<Paths>,
         /// Several sources with weights, which are shares of the training tokens, or of the samples with frames, instead of path.
         pub mix: Mix = Mix::default(),
+        /// How documents of text are shuffled: among all of them, which are found first, or streamed in shuffled blocks, which reads nothing beforehand; auto streams what lies on a server.
+        pub order: DocumentOrder = DocumentOrder::Auto,
+        /// Gigabytes of streamed files that may be kept on disk, in the cache folder; 0 keeps none.
+        pub stream_cache_gb: f64 = 0.0,
         /// The JSON key or the column that holds the text.
         pub field: String = "text".into(),
         /// How files are read; auto goes by name and content, u16 and u32 are tokens without a header.
@@ -229,6 +233,12 @@ impl Data {
             SourceKind::Auto => SourceKind::Synthetic,
             given => given,
         }
+    }
+
+    /// Every word that names something to read.
+    pub fn words_mut(&mut self) -> impl Iterator<Item = &mut String> {
+        let paths = self.path.iter_mut().chain(&mut self.held_out_path);
+        paths.chain(self.mix.0.iter_mut().map(|part| &mut part.path)).flat_map(|paths| &mut paths.0)
     }
 
     /// What is read, for people.

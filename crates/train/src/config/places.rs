@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use flatout_data::remote::is_remote;
+
 use super::{Config, Paths};
 
 /// The path that stands for standard input.
@@ -12,7 +14,7 @@ impl Config {
     pub fn based_at(&self, folder: &Path) -> Config {
         let mut config = self.clone();
         let based = |path: &mut String| {
-            if path != STANDARD_INPUT && !path.is_empty() {
+            if path != STANDARD_INPUT && !path.is_empty() && !is_remote(path) {
                 *path = folder.join(&*path).display().to_string();
             }
         };
@@ -51,14 +53,15 @@ mod tests {
         std::fs::write(folder.path().join("chat.jinja"), "").unwrap();
         std::fs::create_dir(folder.path().join("base")).unwrap();
         let at = |name: &str| folder.path().join(name).display().to_string();
-        let words = ["data.path=a/*.txt,/b.txt", "data.held_out_path=v.txt,/w.txt", "data.tokenizer=t.json"];
+        let words =
+            ["data.path=a/*.txt,/b.txt,hf://a/b", "data.held_out_path=v.txt,/w.txt", "data.tokenizer=t.json"];
         let words = words.map(String::from);
         let mut config = resolve("pretrain-226m", &[], &words).unwrap();
         *config.model.from_mut() = Some("base@20".into());
         config.data.template = Some("chat.jinja".into());
         config.data.vision_cache = Some("features".into());
         let based = config.based_at(folder.path());
-        assert_eq!(based.data.path, Some(Paths(vec![at("a/*.txt"), "/b.txt".into()])));
+        assert_eq!(based.data.path, Some(Paths(vec![at("a/*.txt"), "/b.txt".into(), "hf://a/b".into()])));
         assert_eq!(based.data.held_out_path, Some(Paths(vec![at("v.txt"), "/w.txt".into()])));
         assert_eq!(based.data.tokenizer, Some(at("t.json")));
         assert_eq!(based.data.template, Some(at("chat.jinja")));

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use flatout_data::DataError;
+use flatout_data::remote::{self, location::is_of_hub};
 use flatout_ir::Recompute;
 use flatout_ir::attr::Attr;
 
@@ -69,6 +71,9 @@ pub struct Resolved {
     /// `model.vision.from` likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vision_from: Option<String>,
+    /// Data sets of the hub at the commits that the run began with, by the words that name them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub sets: BTreeMap<String, String>,
     /// Tokens of equal shares of the examples, shortest first.
     pub lengths: Option<Vec<usize>>,
     /// Learned tokens of these shares, in the mean; of the last the most of any example.
@@ -123,6 +128,11 @@ impl Resolved {
             tower.from = Some(from.clone());
         }
         let data = &mut config.data;
+        data.words_mut().for_each(|word| {
+            if let Some(pinned) = self.sets.get(word) {
+                word.clone_from(pinned);
+            }
+        });
         self.lengths.iter().for_each(|lengths| data.lengths.clone_from(lengths));
         self.learned.iter().for_each(|learned| data.learned.clone_from(learned));
         self.trees.iter().for_each(|trees| data.trees.clone_from(trees));
@@ -177,6 +187,30 @@ impl Resolved {
             // A name that is no text cannot be written down.
             self.folder = std::env::current_dir().ok().filter(|folder| folder.to_str().is_some());
         }
+    }
+
+    /// Whether the config names data sets of the hub whose commits are not known yet.
+    pub fn leaves_sets_open(&self, config: &Config) -> bool {
+        let mut config = config.clone();
+        config
+            .data
+            .words_mut()
+            .any(|word| is_of_hub(word) && !self.sets.contains_key(word) && !self.is_pin(word))
+    }
+
+    /// Asks the hub for the commits of data sets that the config names, and writes them down.
+    pub fn pin_sets(&mut self, config: &Config) -> Result<(), DataError> {
+        let mut config = config.clone();
+        for word in config.data.words_mut().filter(|word| is_of_hub(word)) {
+            if !self.sets.contains_key(word) && !self.is_pin(word) {
+                self.sets.insert(word.clone(), remote::pinned(word)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn is_pin(&self, word: &String) -> bool {
+        self.sets.values().any(|pinned| pinned == word)
     }
 
     pub fn to_toml(&self) -> String {

@@ -85,6 +85,8 @@ pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
         cache: cache_folder(),
         spool: run.map(|run| run.join("data")),
         workers: machine::threads(),
+        order: data.order,
+        stream_cache_bytes: (data.stream_cache_gb * 1e9) as u64,
         ..Spec::default()
     }
 }
@@ -142,7 +144,8 @@ impl Dataset for Corpus {
     fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure> {
         let Some(tokens) = self.describe().tokens else {
             return Err(Failure::User(UserError(
-                "`train.epochs` cannot be counted: the synthetic language has no end; give train.steps instead"
+                "`train.epochs` cannot be counted: the synthetic language has no end, and packed files that are streamed do not \
+                 tell how much they hold; give train.steps instead"
                     .into(),
             )));
         };
@@ -205,7 +208,8 @@ impl BatchSource for RowSource {
         let Some((lane, rows)) = self.batches.next(|count| Ok(loader.next_rows(count)?))? else {
             return Ok(None);
         };
-        Ok(Some(Batch { lane, ..batch(Role::GRAD, &rows, 0, self.micro_batch, &self.inputs) }))
+        let left_out = loader.take_left_out();
+        Ok(Some(Batch { lane, left_out, ..batch(Role::GRAD, &rows, 0, self.micro_batch, &self.inputs) }))
     }
 
     fn of_all_ranks(&self, own: [usize; 2]) -> [usize; 2] {

@@ -16,6 +16,7 @@ use std::time::UNIX_EPOCH;
 
 use rayon::prelude::*;
 
+use super::bytes::Bytes;
 use super::fault::{Skipped, Trouble};
 use super::find::{Input, is_indexable, unreadable};
 use super::parquet::{Column, Page};
@@ -206,7 +207,7 @@ impl Index {
                 let text_of = (reading.texts)(&file, &self.options)?;
                 Open::Stream(file, text_of)
             }
-            None => Open::Parquet(Column::open(file, &self.options.field)?),
+            None => Open::Parquet(Column::open(Bytes::File(file), &self.options.field)?),
         });
         let mut held = self.open.lock().expect("no reader panics");
         if held.len() >= MOST_OPEN_FILES {

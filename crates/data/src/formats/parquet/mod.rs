@@ -20,12 +20,12 @@ mod page;
 mod rows;
 mod thrift;
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::ReadOptions;
+use super::bytes::Bytes;
 use super::fault::{Fault, Reason, Trouble};
 use super::reading::{Documents, Piece};
 use footer::Chunk;
@@ -43,14 +43,31 @@ const MOST_HEADER_BYTES: u64 = 16 << 20;
 
 /// The column of a file, open.
 pub(super) struct Column {
-    file: Arc<File>,
+    file: Arc<Bytes>,
     chunks: Vec<Chunk>,
+}
+
+/// Where the parts of a column lie in a file, by row groups in order. What a file says of itself is read once for all of them.
+#[derive(Clone)]
+pub(super) struct RowGroups {
+    chunks: Arc<Vec<Chunk>>,
+}
+
+impl RowGroups {
+    pub fn read(file: Bytes, field: &str) -> Result<Self, Trouble> {
+        Ok(Self { chunks: Arc::new(Column::open(file, field)?.chunks) })
+    }
+
+    /// Rows of all of them.
+    pub fn rows(&self) -> u64 {
+        self.chunks.iter().map(|chunk| chunk.rows).sum()
+    }
 }
 
 /// The rows of a column in order.
 pub(super) struct Parquet {
     /// Until it is opened by the first `next`.
-    file: Option<File>,
+    file: Option<Bytes>,
     field: String,
     max_document_bytes: usize,
     column: Option<Column>,
@@ -110,9 +127,13 @@ impl Documents for Parquet {
 }
 
 impl Parquet {
-    pub fn new(file: File, options: &ReadOptions) -> Self {
+    pub fn new(file: Bytes, options: &ReadOptions) -> Self {
+        Self { file: Some(file), ..Self::empty(options) }
+    }
+
+    fn empty(options: &ReadOptions) -> Self {
         Self {
-            file: Some(file),
+            file: None,
             field: options.field.clone(),
             max_document_bytes: options.max_document_bytes,
             column: None,
@@ -125,6 +146,17 @@ impl Parquet {
             rows_before: 0,
             chunk_rows_before: 0,
         }
+    }
+
+    /// The rows of those row groups alone whose column begins within `extent`.
+    pub fn within(file: Bytes, groups: &RowGroups, extent: Range<u64>, options: &ReadOptions) -> Self {
+        let chunks = groups.chunks.iter();
+        let rows_before =
+            chunks.clone().filter(|chunk| chunk.start < extent.start).map(|chunk| chunk.rows).sum();
+        let chunks: Vec<Chunk> = chunks.filter(|chunk| extent.contains(&chunk.start)).cloned().collect();
+        let at = chunks.first().map_or(0, |chunk| chunk.start);
+        let column = Some(Column { file: Arc::new(file), chunks });
+        Self { file: None, column, at, rows_before, ..Self::empty(options) }
     }
 
     /// Decodes the next page with rows; false at the end of the file. Damage names the row it begins before.
@@ -184,7 +216,7 @@ impl Parquet {
 
 impl Column {
     /// Reads the footer and finds the column.
-    pub fn open(file: File, field: &str) -> Result<Self, Trouble> {
+    pub fn open(file: Bytes, field: &str) -> Result<Self, Trouble> {
         let mut column = Self { file: Arc::new(file), chunks: Vec::new() };
         if let Some((footer, data_end)) = column.footer()? {
             column.chunks = footer::chunks(&footer, field, data_end)?;
@@ -195,7 +227,7 @@ impl Column {
     /// The footer and where it begins; `None` in an empty file.
     fn footer(&self) -> Result<Option<(Vec<u8>, u64)>, Trouble> {
         let damaged = |said: &str| Fault::file(Reason::Damaged, said);
-        let size = self.file.metadata()?.len();
+        let size = self.file.len()?;
         if size == 0 {
             return Ok(None);
         }
@@ -266,7 +298,10 @@ impl Column {
 
     fn read(&self, at: u64, len: usize) -> Result<Vec<u8>, Trouble> {
         let mut bytes = vec![0; len];
-        match self.file.read_exact_at(&mut bytes, at) {
+        // The pages of a row group are read one after another.
+        let chunk = self.chunks.iter().find(|chunk| (chunk.start..chunk.end).contains(&at));
+        let until = chunk.map_or(at + len as u64, |chunk| chunk.end);
+        match self.file.read_exact_at(&mut bytes, at, until) {
             Ok(()) => Ok(bytes),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 Err(Fault::file(Reason::Damaged, "the parquet file ends too early").into())

@@ -3,13 +3,13 @@
 //! A column stores for each value how deep it is there (its definition) and the list it goes on with (its repetition).
 //! Reading walks the schema once a row: every leaf below a node moves on by what the node takes.
 
-use std::fs::File;
 use std::sync::Arc;
 
 use super::Column;
 use super::footer::{self, BYTE_ARRAY, Element, OPTIONAL, REPEATED};
 use super::leaf::{BOOLEAN, DOUBLE, FLOAT, INT32, INT64, Leaf};
 use crate::formats::ReadOptions;
+use crate::formats::bytes::Bytes;
 use crate::formats::fault::{Fault, Reason, Trouble};
 use crate::formats::field::{Field, Fields};
 use crate::formats::reading::{self, Row};
@@ -50,7 +50,7 @@ struct Node {
 /// The rows of a file in order.
 pub(in crate::formats) struct Rows {
     /// Until it is opened by the first `next`.
-    file: Option<File>,
+    file: Option<Bytes>,
     max_row_bytes: usize,
     max_image_bytes: usize,
     most_bytes: usize,
@@ -109,7 +109,7 @@ impl reading::Rows for Rows {
 }
 
 impl Rows {
-    pub fn new(file: File, options: &ReadOptions) -> Self {
+    pub fn new(file: Bytes, options: &ReadOptions) -> Self {
         Self {
             file: Some(file),
             max_row_bytes: options.max_document_bytes,
@@ -132,7 +132,7 @@ impl Rows {
         Ok(fields)
     }
 
-    fn open(&mut self, file: File) -> Result<(), Trouble> {
+    fn open(&mut self, file: Bytes) -> Result<(), Trouble> {
         let file = Column { file: Arc::new(file), chunks: Vec::new() };
         let Some((footer, data_end)) = file.footer()? else { return Ok(()) };
         let (schema, groups) = footer::schema_and_groups(&footer)?;

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use flatout_settings::choice;
+
 use crate::error::DataError;
 use crate::formats::ReadOptions;
 use crate::order::documents::{Documents, TokenCount};
@@ -12,7 +14,7 @@ use crate::order::pack::{Frame, Packing, STREAMS, Stream, StreamPosition};
 use crate::order::permutation::Order;
 use crate::random::key;
 use crate::text::raw::IN_MEMORY_BYTES;
-use crate::text::source::{self, OpenEvent, Opened, SourceKind};
+use crate::text::source::{self, FoundSource, OpenEvent, Opened, SourceKind};
 use crate::text::synthetic::{Language, Sampled};
 use crate::text::tokenizer::Vocabulary;
 
@@ -53,6 +55,22 @@ pub struct Spec {
     pub workers: usize,
     /// Text of at most this many bytes is tokenised at the start.
     pub in_memory_bytes: u64,
+    /// How documents of text files are shuffled.
+    pub order: DocumentOrder,
+    /// Bytes of files on servers that may be kept in `cache`.
+    pub stream_cache_bytes: u64,
+}
+
+choice! {
+    /// How documents are shuffled.
+    pub enum DocumentOrder {
+        /// Streamed where files lie on a server, otherwise shuffled.
+        Auto = "auto",
+        /// All documents are found first, and any of them may come next.
+        Shuffled = "shuffled",
+        /// Blocks of files come in a shuffled order and are shuffled by themselves: nothing is read before it is trained on.
+        Streamed = "streamed",
+    }
 }
 
 impl Default for Spec {
@@ -76,6 +94,8 @@ impl Default for Spec {
             spool: None,
             workers: 1,
             in_memory_bytes: IN_MEMORY_BYTES,
+            order: DocumentOrder::Auto,
+            stream_cache_bytes: 0,
         }
     }
 }
@@ -164,6 +184,12 @@ pub fn open_reporting(spec: &Spec, say: &mut dyn FnMut(OpenEvent)) -> Result<Cor
     }
     let found =
         parts.iter().map(|part| source::find(&part.path, spec, say)).collect::<Result<Vec<_>, _>>()?;
+    if parts.len() > 1 && found.iter().any(|found| matches!(found, FoundSource::Streamed(_))) {
+        return Err(DataError::input(
+            "data.mix has a part that is streamed, whose documents are not counted and so have no share: write it to token shards \
+             with `flatout data prepare`, or give it as data.path alone.",
+        ));
+    }
     let vocabulary = source::vocabulary(spec, &found, say)?;
     let apart = apart(spec, &vocabulary, say)?;
     let opened =
@@ -300,17 +326,16 @@ impl Corpus {
     fn order(&self, side: &Arc<dyn Documents>, mixture: usize, seed: u64) -> Order {
         match &self.mixtures[mixture] {
             Some(mixture) => Order::mixed(mixture.clone(), seed),
-            None => Order::new(side.count(), seed),
+            None => {
+                let blocks = side.in_blocks().map(|blocks| Some(blocks.blocks()));
+                Order::new(blocks.unwrap_or_else(|| side.count()), seed)
+            }
         }
     }
 
     /// The cursor of a run that begins.
     pub fn start(&self) -> Cursor {
-        Cursor {
-            row: 0,
-            streams: [Some(StreamPosition { document: 0, offset: 0 }); STREAMS],
-            data: self.mark.clone(),
-        }
+        Cursor { row: 0, streams: [Some(StreamPosition::default()); STREAMS], data: self.mark.clone() }
     }
 
     /// Training rows from a cursor on. A cursor of other data, another tokeniser or another seed is refused.

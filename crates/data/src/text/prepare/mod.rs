@@ -24,6 +24,7 @@ use self::pipeline::{Counts, Reading, tokenize};
 use crate::error::DataError;
 use crate::formats::{self, Document, Input, ReadOptions, Skipped};
 use crate::order::split::threshold;
+use crate::random::fingerprint;
 use crate::text::shards::manifest::{
     Manifest, Options, ShardEntry, SourceEntry, TokenizerEntry, Totals, hexadecimal,
 };
@@ -291,6 +292,11 @@ fn source_entry(input: &Input) -> Result<SourceEntry, DataError> {
     let path = input.path.display().to_string();
     if path == STDIN {
         return Ok(SourceEntry { path, bytes: 0, modified_ns: 0 });
+    }
+    if let Some(object) = &input.remote {
+        // The version that the server names stands for the time of a file.
+        let version = fingerprint(object.tag().unwrap_or_default().as_bytes());
+        return Ok(SourceEntry { path, bytes: input.bytes, modified_ns: version });
     }
     let modified = std::fs::metadata(&input.path).and_then(|metadata| metadata.modified());
     let modified = modified.map_err(|error| DataError::input(format!("{path} cannot be read: {error}.")))?;

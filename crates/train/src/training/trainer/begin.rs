@@ -69,6 +69,13 @@ pub fn train_among(
     let Worker { ranks, run, device } = *worker;
     let mut laps = device.laps();
     let mut resolved = run.resolved()?;
+    // A branch of a data set may move while the run lasts, or between two ranks that ask.
+    if resolved.leaves_sets_open(asked) {
+        if ranks.is_first() {
+            resolved.pin_sets(asked)?;
+        }
+        resolved = ranks.of_first(resolved)?;
+    }
     let config = &resolved.over(asked);
     // What cannot run is refused before data is opened.
     let early = match early {

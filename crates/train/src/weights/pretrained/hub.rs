@@ -17,6 +17,8 @@ use super::folder::{self, INDEX, SINGLE};
 use crate::UserError;
 use crate::refuse;
 use flatout_data::durable;
+use flatout_data::remote::access::{Access, variable};
+use flatout_data::remote::location::is_commit;
 
 /// Files beside the weights, each of which a model may lack.
 pub const SMALL: [&str; 9] = [
@@ -110,25 +112,12 @@ pub struct Hub {
 impl Hub {
     /// As the variables that all tools of the hub read say it.
     pub fn from_environment() -> Result<Hub, UserError> {
-        let said = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
-        let under_home = || {
-            let caches = said("XDG_CACHE_HOME").map(PathBuf::from);
-            let caches = caches.or_else(|| said("HOME").map(|home| Path::new(&home).join(".cache")));
-            caches.map(|caches| caches.join("huggingface"))
-        };
-        let Some(home) = said("HF_HOME").map(PathBuf::from).or_else(under_home) else {
+        let Access { endpoint, token, offline, home } = Access::from_environment();
+        let Some(home) = home else {
             refuse!("there is no folder for downloaded models: set HF_HOME to one");
         };
-        let kept = said("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
-        let token = said("HF_TOKEN").or_else(|| fs::read_to_string(kept).ok());
-        let endpoint = said("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
-        Ok(Hub {
-            endpoint: endpoint.trim_end_matches('/').to_string(),
-            cache: said("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
-            token: token.map(|token| token.trim().to_string()).filter(|token| !token.is_empty()),
-            offline: said("HF_HUB_OFFLINE")
-                .is_some_and(|value| ["1", "on", "yes", "true"].contains(&value.to_lowercase().as_str())),
-        })
+        let cache = variable("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from);
+        Ok(Hub { endpoint, cache, token, offline })
     }
 
     /// A folder with what is wanted of a model: from the cache where it is there, otherwise downloaded.
@@ -249,10 +238,6 @@ impl Cached {
         fs::create_dir_all(place.parent().expect("a marker lies in a folder"))?;
         fs::write(place, "")
     }
-}
-
-fn is_commit(text: &str) -> bool {
-    text.len() == 40 && text.chars().all(|c| c.is_ascii_hexdigit())
 }
 
 /// The commit and the files of a listing, as the hub answers it.

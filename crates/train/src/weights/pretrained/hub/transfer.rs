@@ -7,18 +7,16 @@ use std::time::Duration;
 
 use ring::digest;
 use ureq::http::{HeaderMap, Response};
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
 use super::{Fetching, Hub, Name, Watch, cannot_write, is_commit, parse_listing};
 use crate::UserError;
 use crate::refuse;
 use flatout_data::durable;
+use flatout_data::remote::http::{self, ContentRange, HOPS, header as text, location, same_host};
 
 /// How often a transfer that breaks off is taken up again.
 const ATTEMPTS: u32 = 6;
-/// Redirections that are followed.
-const HOPS: usize = 8;
 /// Bytes read at once, and between two reports.
 const CHUNK_BYTES: usize = 1 << 20;
 const REPORT_BYTES: u64 = 64 << 20;
@@ -43,17 +41,8 @@ struct Head {
 
 impl<'a> Transfer<'a> {
     pub fn new(hub: &'a Hub, name: &'a Name, folder: &'a Path) -> Result<Transfer<'a>, UserError> {
-        let tls = TlsConfig::builder().root_certs(root_certificates()?).build();
-        let config = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .timeout_connect(Some(Duration::from_secs(20)))
-            .timeout_recv_response(Some(SILENCE))
-            .timeout_per_read(Some(SILENCE))
-            .user_agent(concat!("flatout/", env!("CARGO_PKG_VERSION")))
-            .tls_config(tls)
-            .build();
-        Ok(Transfer { hub, name, folder, agent: Agent::new_with_config(config) })
+        let agent = http::agent(SILENCE).map_err(|error| UserError(error.to_string()))?;
+        Ok(Transfer { hub, name, folder, agent })
     }
 
     /// The commit that the revision is now, and its files.
@@ -308,65 +297,14 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// Who is believed to be the hub: the authorities that are built in, or those of a file the user names, as networks that
-/// open connections on their way need it.
-fn root_certificates() -> Result<RootCerts, UserError> {
-    let named = |name: &&str| std::env::var_os(name).is_some_and(|path| !path.is_empty());
-    let Some(name) = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"].into_iter().find(named) else {
-        return Ok(RootCerts::WebPki);
-    };
-    let path = PathBuf::from(std::env::var_os(name).expect("it was just there"));
-    let text = match fs::read(&path) {
-        Ok(text) => text,
-        Err(error) => refuse!("{name} names {}, which cannot be read: {error}", path.display()),
-    };
-    let certificates: Vec<Certificate<'static>> = parse_pem(&text)
-        .filter_map(|item| match item {
-            Ok(PemItem::Certificate(certificate)) => Some(certificate),
-            _ => None,
-        })
-        .collect();
-    if certificates.is_empty() {
-        refuse!("{name} names {}, which has no certificates", path.display());
-    }
-    Ok(RootCerts::new_with_certs(&certificates))
-}
-
 enum Received {
     Whole,
     Broken(String),
 }
 
-fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
-    headers.get(name).and_then(|value| value.to_str().ok())
-}
-
 /// Whether a partial answer begins where it was asked to: `bytes 5-9/10` at 5.
 fn begins_at(headers: &HeaderMap, first: u64) -> bool {
-    let range = text(headers, "content-range").and_then(|range| range.strip_prefix("bytes "));
-    range.and_then(|range| range.split('-').next()).and_then(|start| start.parse().ok()) == Some(first)
-}
-
-/// Where an answer redirects to.
-fn location(url: &str, response: &Response<Body>) -> Option<String> {
-    if !response.status().is_redirection() {
-        return None;
-    }
-    let next = text(response.headers(), "location")?;
-    if next.contains("://") {
-        return Some(next.to_string());
-    }
-    next.starts_with('/').then(|| format!("{}{next}", host(url)))
-}
-
-/// The part of an address before its path.
-fn host(url: &str) -> &str {
-    let after = url.find("://").map_or(0, |at| at + 3);
-    url[after..].find('/').map_or(url, |slash| &url[..after + slash])
-}
-
-fn same_host(one: &str, other: &str) -> bool {
-    host(one) == host(other)
+    ContentRange::of(headers).is_some_and(|range| range.first == first)
 }
 
 /// Links a place in a snapshot to a blob, at once.

@@ -1,0 +1,141 @@
+//! Inputs as blocks that can be read each by itself, known from the sizes of files alone.
+//!
+//! A block of a file is what begins in a range of its bytes: lines of JSONL, or row groups of parquet. Files that can only be
+//! read from their beginning, packed ones and those whose records may span lines, are one block each. So nothing has to be read to
+//! know how many blocks there are, and a block is found again without reading what lies before it.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::bytes::Bytes;
+use super::fault::Trouble;
+use super::find::{Input, unreadable};
+use super::parquet::RowGroups;
+use super::reader::Reader;
+use super::{Compression, Format, OnError, ReadOptions};
+use crate::error::DataError;
+
+/// Bytes of a block at the least and at the most.
+const LEAST_BYTES: u64 = 16 << 10;
+const MOST_BYTES: u64 = 8 << 20;
+/// As many blocks are aimed at, so that their order is a shuffle.
+const AIM: u64 = 512;
+/// Footers of parquet files that are kept: each takes some 50 bytes a row group.
+const KEPT_FOOTERS: usize = 256;
+
+pub(crate) struct Blocks {
+    inputs: Vec<Input>,
+    options: ReadOptions,
+    block_bytes: u64,
+    /// The first block of each input, and behind them all.
+    firsts: Vec<u64>,
+    /// Of the files that were read last, the latest first.
+    footers: Mutex<VecDeque<(usize, RowGroups)>>,
+    /// Of lines: how many were read, and their bytes. Of parquet: rows and bytes of the files whose footers were read.
+    seen: [AtomicU64; 2],
+}
+
+impl Blocks {
+    pub fn new(inputs: Vec<Input>, options: ReadOptions) -> Self {
+        let total: u64 = inputs.iter().map(|input| input.bytes).sum();
+        let block_bytes = (total / AIM).clamp(LEAST_BYTES, MOST_BYTES);
+        let mut firsts = vec![0];
+        for input in &inputs {
+            let count = if is_divisible(input) { input.bytes.div_ceil(block_bytes).max(1) } else { 1 };
+            firsts.push(firsts[firsts.len() - 1] + count);
+        }
+        let (footers, seen) = (Mutex::default(), Default::default());
+        Self { inputs, options, block_bytes, firsts, footers, seen }
+    }
+
+    pub fn count(&self) -> u64 {
+        self.firsts[self.inputs.len()]
+    }
+
+    pub fn inputs(&self) -> &[Input] {
+        &self.inputs
+    }
+
+    /// The documents of a block in order.
+    pub fn read(&self, block: u64) -> Result<Reader, DataError> {
+        let number = self.firsts.partition_point(|first| *first <= block) - 1;
+        let input = &self.inputs[number];
+        if !is_divisible(input) {
+            return Reader::whole(input, &self.options);
+        }
+        let unreadable = |error| unreadable(&input.path, &error);
+        let nth = block - self.firsts[number];
+        let extent = self.extent(number, nth);
+        if input.format != Format::Parquet {
+            return Reader::lines(input, &self.options, extent).map_err(unreadable);
+        }
+        match self.row_groups(number) {
+            Ok(groups) => Reader::row_groups(input, &self.options, &groups, extent).map_err(unreadable),
+            Err(Trouble::Wrong(fault)) => {
+                // A file that is left out is counted once.
+                let is_told = nth == 0 || self.options.on_error == OnError::Fail;
+                Ok(Reader::lost(input, &self.options, is_told.then_some(fault)))
+            }
+            Err(Trouble::Failed(error)) => {
+                let shown = input.path.display();
+                Err(DataError::environment(format!("{shown} cannot be read: {error}.")))
+            }
+        }
+    }
+
+    fn extent(&self, number: usize, nth: u64) -> Range<u64> {
+        let start = nth * self.block_bytes;
+        let is_last = self.firsts[number] + nth + 1 == self.firsts[number + 1];
+        start..if is_last { u64::MAX } else { start + self.block_bytes }
+    }
+
+    fn row_groups(&self, number: usize) -> Result<RowGroups, Trouble> {
+        let kept = |footers: &mut VecDeque<(usize, RowGroups)>| {
+            let found = footers.iter().position(|(of, _)| *of == number)?;
+            let footer = footers.remove(found)?;
+            footers.push_front(footer.clone());
+            Some(footer.1)
+        };
+        if let Some(groups) = kept(&mut self.footers.lock().expect("no reader panics")) {
+            return Ok(groups);
+        }
+        let input = &self.inputs[number];
+        let groups = RowGroups::read(Bytes::open(input, 1)?, &self.options.field)?;
+        let mut footers = self.footers.lock().expect("no reader panics");
+        if kept(&mut footers).is_none() {
+            footers.push_front((number, groups.clone()));
+            footers.truncate(KEPT_FOOTERS);
+            self.see(groups.rows(), input.bytes);
+        }
+        Ok(groups)
+    }
+
+    fn see(&self, documents: u64, bytes: u64) {
+        self.seen[0].fetch_add(documents, Ordering::Relaxed);
+        self.seen[1].fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Notes that a document was read whose line has as many bytes.
+    pub fn see_line(&self, bytes: u64) {
+        if self.inputs.iter().all(|input| input.format == Format::Jsonl) {
+            self.see(1, bytes);
+        }
+    }
+
+    /// How many documents there are, by what was seen so far; `None` where files do not tell before they are read whole.
+    pub fn estimated_documents(&self) -> Option<u64> {
+        if !self.inputs.iter().all(is_divisible) {
+            return None;
+        }
+        let total: u64 = self.inputs.iter().map(|input| input.bytes).sum();
+        let [documents, bytes] = self.seen.each_ref().map(|seen| seen.load(Ordering::Relaxed) as f64);
+        (bytes > 0.0).then(|| (total as f64 * documents / bytes) as u64)
+    }
+}
+
+/// Whether a file can be read from the middle.
+fn is_divisible(input: &Input) -> bool {
+    input.compression == Compression::None && matches!(input.format, Format::Jsonl | Format::Parquet)
+}

@@ -1,0 +1,44 @@
+//! Who asks the hub and where it answers, as the variables that all of its tools read say it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The hub as this user reaches it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Access {
+    /// Where it answers, without a slash at the end; `HF_ENDPOINT`.
+    pub endpoint: String,
+    /// Who asks; `HF_TOKEN`, or the file `token` in `HF_HOME`.
+    pub token: Option<String>,
+    /// Whether nothing may be asked for; `HF_HUB_OFFLINE`.
+    pub offline: bool,
+    /// The folder of the hub's tools; `HF_HOME`. `None` where the user has no home.
+    pub home: Option<PathBuf>,
+}
+
+impl Access {
+    pub fn from_environment() -> Self {
+        let under_home = || {
+            let caches = variable("XDG_CACHE_HOME").map(PathBuf::from);
+            let caches = caches.or_else(|| variable("HOME").map(|home| Path::new(&home).join(".cache")));
+            caches.map(|caches| caches.join("huggingface"))
+        };
+        let home = variable("HF_HOME").map(PathBuf::from).or_else(under_home);
+        let kept = variable("HF_TOKEN_PATH").map(PathBuf::from);
+        let kept = kept.or_else(|| home.as_ref().map(|home| home.join("token")));
+        let token = variable("HF_TOKEN").or_else(|| fs::read_to_string(kept?).ok());
+        let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
+        Self {
+            endpoint: endpoint.trim_end_matches('/').to_string(),
+            token: token.map(|token| token.trim().to_string()).filter(|token| !token.is_empty()),
+            offline: variable("HF_HUB_OFFLINE")
+                .is_some_and(|value| ["1", "on", "yes", "true"].contains(&value.to_lowercase().as_str())),
+            home,
+        }
+    }
+}
+
+/// A variable of the environment that has a value.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.trim().is_empty())
+}

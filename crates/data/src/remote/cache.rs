@@ -1,0 +1,134 @@
+//! Pieces of files on servers, kept on disk up to a bound: what was read longest ago goes first.
+//!
+//! A piece is a file of its own, renamed into place whole, with a hash behind its bytes. Damage, or a disk that cannot be
+//! written, costs a request and nothing else. Processes may share the folder.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::SystemTime;
+
+use super::object::Object;
+use crate::random::{fingerprint, key};
+
+/// Bytes of a piece. Pieces begin at multiples of it.
+const PIECE_BYTES: u64 = 1 << 20;
+const HASH_BYTES: usize = 8;
+/// How much of the bound is made free at once: the folder is listed for it.
+const FREED: f64 = 0.1;
+
+pub(crate) struct Cache {
+    folder: PathBuf,
+    most_bytes: u64,
+    /// Bytes in the folder, as far as this process knows.
+    held_bytes: Mutex<u64>,
+}
+
+impl Cache {
+    pub fn new(folder: &Path, most_bytes: u64) -> Self {
+        let held: u64 = pieces(folder).iter().map(|piece| piece.bytes).sum();
+        Self { folder: folder.to_path_buf(), most_bytes, held_bytes: Mutex::new(held) }
+    }
+
+    /// Bytes of a file, from the pieces that are here and from the server.
+    pub fn read(&self, object: &Object, at: u64, len: usize) -> io::Result<Vec<u8>> {
+        let Some(tag) = object.tag() else { return object.fetch(at, len) };
+        let (size, end) = (object.bytes(), at + len as u64);
+        let of_file = key(key(fingerprint(object.url().as_bytes()), fingerprint(tag.as_bytes())), size);
+        let path = |piece: u64| self.folder.join(format!("{of_file:016x}-{piece:06x}"));
+        let extent = |piece: u64| (piece * PIECE_BYTES, size.min((piece + 1) * PIECE_BYTES));
+        let mut out = Vec::with_capacity(len);
+        let take = |out: &mut Vec<u8>, bytes: &[u8], start: u64| {
+            let (from, to) = (at.max(start), end.min(start + bytes.len() as u64));
+            out.extend_from_slice(&bytes[(from - start) as usize..(to - start) as usize]);
+        };
+        let mut piece = at / PIECE_BYTES;
+        while piece * PIECE_BYTES < end {
+            let (start, stop) = extent(piece);
+            if let Some(bytes) = kept(&path(piece), (stop - start) as usize) {
+                take(&mut out, &bytes, start);
+                piece += 1;
+                continue;
+            }
+            // Neighbours that are missing too come with the same request.
+            let first = piece;
+            piece += 1;
+            while piece * PIECE_BYTES < end && !path(piece).exists() {
+                piece += 1;
+            }
+            let stop = extent(piece - 1).1;
+            let bytes = object.fetch(start, (stop - start) as usize)?;
+            take(&mut out, &bytes, start);
+            for number in first..piece {
+                let (from, to) = extent(number);
+                self.keep(&path(number), &bytes[(from - start) as usize..(to - start) as usize]);
+            }
+        }
+        Ok(out)
+    }
+
+    fn keep(&self, path: &Path, bytes: &[u8]) {
+        let size = (bytes.len() + HASH_BYTES) as u64;
+        if !self.make_room(size) {
+            return;
+        }
+        let written = crate::sealed::keep(path, |mut file| {
+            use io::Write;
+            file.write_all(bytes)?;
+            file.write_all(&fingerprint(bytes).to_le_bytes())
+        });
+        if written.is_ok() {
+            *self.held_bytes.lock().expect("no reader panics") += size;
+        }
+    }
+
+    /// Removes what was read longest ago until there is room; false where there can be none.
+    fn make_room(&self, bytes: u64) -> bool {
+        let mut held = self.held_bytes.lock().expect("no reader panics");
+        if *held + bytes <= self.most_bytes {
+            return true;
+        }
+        let mut all = pieces(&self.folder);
+        all.sort_by_key(|piece| piece.read);
+        *held = all.iter().map(|piece| piece.bytes).sum();
+        let wanted = (self.most_bytes as f64 * (1.0 - FREED)) as u64;
+        for piece in all {
+            if *held + bytes <= wanted {
+                break;
+            }
+            if fs::remove_file(&piece.path).is_ok() {
+                *held -= piece.bytes;
+            }
+        }
+        *held + bytes <= self.most_bytes
+    }
+}
+
+/// A piece that is here whole.
+fn kept(path: &Path, len: usize) -> Option<Vec<u8>> {
+    let mut bytes = fs::read(path).ok()?;
+    let hash = bytes.split_off(bytes.len().checked_sub(HASH_BYTES)?);
+    if bytes.len() != len || fingerprint(&bytes).to_le_bytes() != hash[..] {
+        return None;
+    }
+    if let Ok(file) = fs::File::open(path) {
+        let _ = file.set_modified(SystemTime::now());
+    }
+    Some(bytes)
+}
+
+struct Piece {
+    path: PathBuf,
+    bytes: u64,
+    read: SystemTime,
+}
+
+fn pieces(folder: &Path) -> Vec<Piece> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let piece = |entry: fs::DirEntry| {
+        let metadata = entry.metadata().ok().filter(fs::Metadata::is_file)?;
+        Some(Piece { path: entry.path(), bytes: metadata.len(), read: metadata.modified().ok()? })
+    };
+    entries.filter_map(piece).collect()
+}

@@ -1,0 +1,106 @@
+//! Reads at any place of a file on a server, by requests of some megabytes.
+
+use std::collections::VecDeque;
+use std::io::{self, Read};
+use std::sync::Mutex;
+
+use super::object::Object;
+
+/// Bytes of a request where as many follow that will be wanted.
+const REQUEST_BYTES: u64 = 2 << 20;
+/// The end of a file is asked for at once: parquet's footer is there, and mostly smaller than this.
+const TAIL_BYTES: u64 = 256 << 10;
+
+/// A file on a server with the parts of it that were read last.
+pub(crate) struct Ranged {
+    object: Object,
+    /// The latest first.
+    held: Mutex<VecDeque<Held>>,
+    most_held: usize,
+}
+
+struct Held {
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+impl Held {
+    fn end(&self) -> u64 {
+        self.at + self.bytes.len() as u64
+    }
+}
+
+impl Ranged {
+    /// `most_held` is how many places of the file are read in turns.
+    pub fn new(object: Object, most_held: usize) -> Self {
+        Self { object, held: Mutex::default(), most_held }
+    }
+
+    pub fn len(&self) -> u64 {
+        self.object.bytes()
+    }
+
+    /// Fills `out` with the bytes at `at`. What follows up to `until` is taken to be wanted next.
+    pub fn read_exact_at(&self, out: &mut [u8], at: u64, until: u64) -> io::Result<()> {
+        let (mut filled, size) = (0, self.len());
+        if at + out.len() as u64 > size {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut held = self.held.lock().expect("no reader panics");
+        while filled < out.len() {
+            let next = at + filled as u64;
+            if let Some(found) = held.iter().position(|held| (held.at..held.end()).contains(&next)) {
+                let part = held.remove(found).expect("it was just found");
+                let from = (next - part.at) as usize;
+                let count = (part.bytes.len() - from).min(out.len() - filled);
+                out[filled..filled + count].copy_from_slice(&part.bytes[from..from + count]);
+                filled += count;
+                held.push_front(part);
+                continue;
+            }
+            let needed = at + out.len() as u64;
+            let end = needed.max(until.min(next + REQUEST_BYTES)).min(size);
+            let start = match needed == size {
+                true => next.min(size.saturating_sub(TAIL_BYTES)),
+                false => next,
+            };
+            let bytes = self.object.read(start, (end - start) as usize)?;
+            held.push_front(Held { at: start, bytes });
+            held.truncate(self.most_held);
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of such a file from a place on, one after another.
+pub(crate) struct Sequential {
+    ranged: Ranged,
+    at: u64,
+    /// Where reading is expected to end; it may go on.
+    until: u64,
+}
+
+impl Sequential {
+    pub fn new(object: Object, at: u64, until: u64) -> Self {
+        Self { ranged: Ranged::new(object, 1), at, until }
+    }
+}
+
+impl Read for Sequential {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let left = self.ranged.len().saturating_sub(self.at);
+        let count = (out.len() as u64).min(left) as usize;
+        if count == 0 {
+            return Ok(0);
+        }
+        // Behind the expected end little is wanted: the rest of a line.
+        let until = if self.at < self.until { self.until } else { self.at };
+        let count = if self.at < until { count.min((until - self.at) as usize) } else { count.min(TAIL) };
+        self.ranged.read_exact_at(&mut out[..count], self.at, until)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+/// Bytes of a request behind the expected end.
+const TAIL: usize = 64 << 10;

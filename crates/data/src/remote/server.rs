@@ -1,0 +1,253 @@
+//! A server for tests that speaks the hub's protocol for data sets, on this machine: cards, listings in pages, files by commit,
+//! redirections to a store, ranges of bytes, and whatever a server may do wrong.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// The commit of `main` when a server starts.
+pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// Something that the store does wrong, once.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fault {
+    /// Half of the body comes, then the connection closes.
+    Short,
+    /// A range comes that was not asked for.
+    OtherRange,
+    /// The whole file comes where a part was asked for.
+    Whole,
+    /// Another status, with a header `Retry-After` where a number is given.
+    Status(u16, Option<u64>),
+    /// Nothing comes for a while.
+    Hang(Duration),
+    /// The file has another ETag.
+    OtherTag,
+}
+
+/// The content of the server.
+#[derive(Clone, Default)]
+pub struct Content {
+    /// The commit of `main`.
+    pub main: String,
+    /// Files of `org/set` by commit and path.
+    pub commits: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
+    /// The configurations of the card, as JSON.
+    pub configs: String,
+    /// Faults of the store in the order of requests.
+    pub faults: VecDeque<Fault>,
+}
+
+impl Content {
+    pub fn of(files: BTreeMap<String, Vec<u8>>) -> Self {
+        let commits = BTreeMap::from([(COMMIT.to_string(), files)]);
+        Self { main: COMMIT.into(), commits, configs: "null".into(), faults: VecDeque::new() }
+    }
+}
+
+pub struct SetServer {
+    pub endpoint: String,
+    store: String,
+    content: Arc<Mutex<Content>>,
+    /// `METHOD PATH range=... auth=...`, of both the hub and the store.
+    seen: Arc<Mutex<Vec<String>>>,
+}
+
+impl SetServer {
+    /// Two listeners, because the store is another host than the hub. They live as long as the test's process.
+    pub fn start(content: Content) -> Self {
+        let (content, seen) = (Arc::new(Mutex::new(content)), Arc::new(Mutex::new(vec![])));
+        let store = listen(content.clone(), seen.clone(), None);
+        let endpoint = listen(content.clone(), seen.clone(), Some(store.clone()));
+        Self { endpoint, store, content, seen }
+    }
+
+    /// The requests since the last call.
+    pub fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut self.seen.lock().unwrap())
+    }
+
+    pub fn change(&self, change: impl FnOnce(&mut Content)) {
+        change(&mut self.content.lock().unwrap());
+    }
+
+    /// The address of a file in the store, as one that needs no hub.
+    pub fn address(&self, file: &str) -> String {
+        format!("{}/{COMMIT}/{file}", self.store)
+    }
+}
+
+fn listen(content: Arc<Mutex<Content>>, seen: Arc<Mutex<Vec<String>>>, store: Option<String>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("http://{}", listener.local_addr().expect("an address"));
+    let own = address.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let (content, seen, store, own) = (content.clone(), seen.clone(), store.clone(), own.clone());
+            std::thread::spawn(move || answer(&stream, &content, &seen, &own, store.as_deref()));
+        }
+    });
+    address
+}
+
+struct Request {
+    method: String,
+    path: String,
+    headers: BTreeMap<String, String>,
+}
+
+fn request(stream: &TcpStream) -> Option<Request> {
+    let mut lines = BufReader::new(stream).lines();
+    let first = lines.next()?.ok()?;
+    let mut words = first.split(' ').map(String::from);
+    let (method, path) = (words.next()?, words.next()?);
+    let mut headers = BTreeMap::new();
+    for line in lines {
+        let line = line.ok()?;
+        let Some((name, value)) = line.split_once(':') else { break };
+        headers.insert(name.to_ascii_lowercase(), value.trim().to_string());
+    }
+    Some(Request { method, path, headers })
+}
+
+struct Reply {
+    status: u16,
+    headers: Vec<(&'static str, String)>,
+    body: Vec<u8>,
+    /// How much of the body is sent before the connection breaks.
+    sent: usize,
+}
+
+fn reply(status: u16, headers: Vec<(&'static str, String)>, body: &[u8]) -> Reply {
+    Reply { status, headers, body: body.to_vec(), sent: body.len() }
+}
+
+fn answer(
+    mut stream: &TcpStream,
+    content: &Mutex<Content>,
+    seen: &Mutex<Vec<String>>,
+    own: &str,
+    store: Option<&str>,
+) {
+    let Some(asked) = request(stream) else { return };
+    let header = |name: &str| asked.headers.get(name).map_or("-", String::as_str);
+    let line =
+        format!("{} {} range={} auth={}", asked.method, asked.path, header("range"), header("authorization"));
+    seen.lock().unwrap().push(line);
+    let Reply { status, headers, body, sent } = match store {
+        Some(store) => of_hub(&asked, &content.lock().unwrap(), own, store),
+        None => of_store(&asked, content),
+    };
+    let mut head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n", body.len());
+    headers.iter().for_each(|(name, value)| head += &format!("{name}: {value}\r\n"));
+    // Whoever went away does not want the rest.
+    let _ = stream
+        .write_all(head.as_bytes())
+        .and_then(|()| stream.write_all(b"\r\n"))
+        .and_then(|()| stream.write_all(&body[..sent]));
+}
+
+/// Files of a page of a listing.
+const PAGE: usize = 2;
+
+fn of_hub(asked: &Request, content: &Content, own: &str, store: &str) -> Reply {
+    let refused = |status: u16, code: &str| reply(status, vec![("X-Error-Code", code.to_string())], b"{}");
+    let (path, query) = asked.path.split_once('?').unwrap_or((&asked.path, ""));
+    if let Some(rest) = path.strip_prefix("/api/datasets/org/set/revision/") {
+        let commit = if rest == "main" { content.main.as_str() } else { rest };
+        if !content.commits.contains_key(commit) {
+            return refused(404, "RevisionNotFound");
+        }
+        let text = format!("{{\"sha\":\"{commit}\",\"cardData\":{{\"configs\":{}}}}}", content.configs);
+        return reply(200, vec![], text.as_bytes());
+    }
+    if let Some(rest) = path.strip_prefix("/api/datasets/org/set/tree/") {
+        let (commit, folder) = rest.split_once('/').unwrap_or((rest, ""));
+        let Some(files) = content.commits.get(commit) else { return refused(404, "RevisionNotFound") };
+        let below = |path: &&String| folder.is_empty() || path.starts_with(&format!("{folder}/"));
+        let all: Vec<&String> = files.keys().filter(below).collect();
+        let from = query.split("cursor=").nth(1).and_then(|from| from.parse().ok()).unwrap_or(0);
+        let entry = |path: &&String| {
+            let bytes = files[*path].len();
+            let lfs = format!("{{\"oid\":\"{}\",\"size\":{bytes}}}", tag(&files[*path]));
+            format!(
+                "{{\"type\":\"file\",\"path\":\"{path}\",\"size\":{bytes},\"oid\":\"git\",\"lfs\":{lfs}}}"
+            )
+        };
+        let page: Vec<String> = all.iter().skip(from).take(PAGE).map(entry).collect();
+        let mut headers = vec![];
+        if from + PAGE < all.len() {
+            let next = format!("<{own}{path}?recursive=true&cursor={}>; rel=\"next\"", from + PAGE);
+            headers.push(("Link", next));
+        }
+        return reply(200, headers, format!("[{}]", page.join(",")).as_bytes());
+    }
+    if let Some(rest) = path.strip_prefix("/datasets/org/set/resolve/") {
+        let found = rest.split_once('/').and_then(|(commit, path)| content.commits.get(commit)?.get(path));
+        let Some(bytes) = found else { return refused(404, "EntryNotFound") };
+        let headers = vec![
+            ("Location", format!("{store}/{rest}?signed=1")),
+            ("X-Linked-Etag", format!("\"{}\"", tag(bytes))),
+            ("X-Linked-Size", bytes.len().to_string()),
+        ];
+        return reply(302, headers, b"Found. Redirecting");
+    }
+    match path {
+        _ if path.contains("/org/gated/") => {
+            let has_token = asked.headers.contains_key("authorization");
+            refused(if has_token { 403 } else { 401 }, "GatedRepo")
+        }
+        _ if path.contains("/org/private/") => refused(401, "RepoNotFound"),
+        _ => refused(404, "RepoNotFound"),
+    }
+}
+
+fn of_store(asked: &Request, content: &Mutex<Content>) -> Reply {
+    let path = asked.path.split('?').next().unwrap_or_default().trim_start_matches('/');
+    let (found, fault) = {
+        let mut content = content.lock().unwrap();
+        let found = path.split_once('/').and_then(|(commit, path)| content.commits.get(commit)?.get(path));
+        let found = found.cloned();
+        (found, content.faults.pop_front())
+    };
+    let Some(bytes) = found else { return reply(404, vec![], b"") };
+    let mut etag = format!("\"{}\"", tag(&bytes));
+    match &fault {
+        Some(Fault::Status(status, wait)) => {
+            let wait = wait.map(|wait| ("Retry-After", wait.to_string()));
+            return reply(*status, wait.into_iter().collect(), b"");
+        }
+        Some(Fault::Hang(time)) => std::thread::sleep(*time),
+        Some(Fault::OtherTag) => etag = "\"other\"".into(),
+        _ => {}
+    }
+    let range = asked.headers.get("range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+    let range =
+        range.and_then(|(first, last)| Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?)));
+    let is_other = asked.headers.get("if-range").is_some_and(|tag| *tag != etag);
+    let tagged = ("ETag", etag);
+    let (first, last) = match range.filter(|_| !is_other && fault != Some(Fault::Whole)) {
+        Some((first, last)) => (first, last.min(bytes.len().saturating_sub(1))),
+        None => return reply(200, vec![tagged], &bytes),
+    };
+    if first >= bytes.len() {
+        return reply(416, vec![("Content-Range", format!("bytes */{}", bytes.len()))], b"");
+    }
+    let said = match fault {
+        Some(Fault::OtherRange) => format!("bytes {}-{last}/{}", first + 1, bytes.len()),
+        _ => format!("bytes {first}-{last}/{}", bytes.len()),
+    };
+    let mut made = reply(206, vec![("Content-Range", said), tagged], &bytes[first..=last]);
+    if fault == Some(Fault::Short) {
+        made.sent /= 2;
+    }
+    made
+}
+
+/// A name for a content.
+pub fn tag(bytes: &[u8]) -> String {
+    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    format!("{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix))
+}

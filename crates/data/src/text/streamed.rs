@@ -1,0 +1,355 @@
+//! Text that is read block by block while it is trained on: nothing is indexed or counted beforehand.
+//!
+//! Blocks are taken in a shuffled order, one after another in each stream. Within a block documents are shuffled in windows of
+//! some megabytes. A document's own hash says on which side it is, as for every other source, so both sides are known
+//! without reading anything. A stream's position is a block and a document in it, and going on reads that block again
+//! and nothing before it.
+//!
+//! Each stream has a thread that reads, unpacks and shuffles ahead, by two windows at most.
+
+use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use super::raw::shown;
+use super::tokenizer::Vocabulary;
+use crate::error::DataError;
+use crate::formats::{self, Blocks, Document, Input, ReadOptions, Reader, Skipped};
+use crate::order::documents::{Documents, InBlocks, Spent, TokenCount, Walk};
+use crate::order::pack::{Places, StreamPosition};
+use crate::order::permutation::{Order, Permutation};
+use crate::order::split::{Sides, threshold};
+use crate::random::{fingerprint, key};
+use crate::remote::cache::Cache;
+
+/// Text of the documents that are shuffled together.
+const WINDOW_BYTES: usize = 2 << 20;
+/// Windows that wait between a thread that reads and the one that tokenises. Each has one more in hand.
+const QUEUED_WINDOWS: usize = 1;
+/// Documents whose tokens are counted to estimate those of all, and from how many blocks at least.
+const ESTIMATED_BY: u64 = 256;
+const ESTIMATED_BLOCKS: u64 = 4;
+/// The sample that a tokeniser is trained on comes from as many blocks at least, where there are as many.
+const SAMPLED_BLOCKS: u64 = 32;
+/// Documents of a block are shuffled by this and the run's seed.
+const SHUFFLE: u64 = 0x7374_7265_616d_6564;
+
+/// Where pieces of files on servers may be kept, and how many bytes of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KeptPieces<'a> {
+    pub folder: &'a Path,
+    pub most_bytes: u64,
+}
+
+/// Text files as blocks, not tokenised.
+pub(crate) struct Streamed {
+    blocks: Blocks,
+    threshold: u64,
+    content: u64,
+}
+
+impl Streamed {
+    /// Reads nothing yet.
+    pub(crate) fn open(
+        mut inputs: Vec<Input>,
+        options: &ReadOptions,
+        held_out: f64,
+        kept: Option<KeptPieces<'_>>,
+    ) -> Self {
+        if let Some(KeptPieces { folder, most_bytes }) = kept {
+            let cache = Arc::new(Cache::new(folder, most_bytes));
+            for object in inputs.iter_mut().filter_map(|input| input.remote.as_mut()) {
+                *object = object.kept_in(cache.clone());
+            }
+        }
+        let bytes = inputs.iter().map(|input| input.bytes).sum();
+        let options = ReadOptions { text_document_bytes: formats::document_bytes(bytes), ..options.clone() };
+        let threshold = threshold(held_out);
+        let content = inputs.iter().fold(key(inputs.len() as u64, threshold), |hash, input| {
+            let version = match &input.remote {
+                Some(object) => object.tag().unwrap_or_default().to_string(),
+                None => input.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            };
+            key(key(hash, input.bytes), fingerprint(version.as_bytes()))
+        });
+        let content = key(content, fingerprint(options.field.as_bytes()));
+        Self { blocks: Blocks::new(inputs, options), threshold, content }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.blocks.inputs().iter().map(|input| input.bytes).sum()
+    }
+
+    /// Calls `take` with documents of the training side, block by block in an order that is always the same, until it gives
+    /// false: then the next block begins, or with `None` nothing more. Gives back what could not be used.
+    pub(crate) fn look(
+        &self,
+        mut take: impl FnMut(Document) -> Result<Option<bool>, DataError>,
+    ) -> Result<Skipped, DataError> {
+        let order = Order::new(Some(self.blocks.count()), 0);
+        let mut skipped = Skipped::default();
+        for place in 0..self.blocks.count() {
+            let mut reader = self.blocks.read(order.document(place))?;
+            let mut goes_on = Some(true);
+            while goes_on == Some(true)
+                && let Some((bytes, document)) = reader.next_with_bytes()?
+            {
+                self.blocks.see_line(bytes);
+                if fingerprint(document.text.as_bytes()) >= self.threshold {
+                    goes_on = take(document)?;
+                }
+            }
+            skipped.merge(reader.skipped());
+            if goes_on.is_none() {
+                break;
+            }
+        }
+        Ok(skipped)
+    }
+
+    /// How many documents there are, by those that were looked at; `None` where files do not tell.
+    pub(crate) fn estimated_documents(&self) -> Option<u64> {
+        self.blocks.estimated_documents()
+    }
+
+    /// Text to train a tokeniser on: at most `budget` bytes of the training side, and a document more.
+    pub(crate) fn sample(&self, budget: u64) -> Result<Vec<String>, DataError> {
+        let of_block = (budget / SAMPLED_BLOCKS.min(self.blocks.count())).max(1);
+        let (mut texts, mut bytes) = (Vec::new(), 0);
+        let mut of_next = of_block;
+        self.look(|document| {
+            bytes += document.text.len() as u64;
+            texts.push(document.text);
+            let goes_on = bytes < of_next;
+            if !goes_on {
+                of_next = bytes + of_block;
+            }
+            Ok((bytes < budget).then_some(goes_on))
+        })?;
+        Ok(texts)
+    }
+
+    /// Both sides, tokenised as they are read.
+    pub(crate) fn tokenized(self, vocabulary: &Vocabulary) -> Result<Sides, DataError> {
+        let (mut documents, mut tokens) = (0, 0);
+        self.look(|document| {
+            tokens += encoded(vocabulary, &document)?.len() as u64;
+            documents += 1;
+            Ok((documents < ESTIMATED_BY).then_some(documents % (ESTIMATED_BY / ESTIMATED_BLOCKS) != 0))
+        })?;
+        if documents == 0 {
+            return Err(DataError::input(format!(
+                "There is no text to learn from in {}: check data.path, data.field and data.held_out.",
+                shown(self.blocks.inputs())
+            )));
+        }
+        let held_out_share = self.threshold as f64 / 2f64.powi(64);
+        let all = self.blocks.estimated_documents();
+        let mean = tokens as f64 / documents as f64;
+        let content = self.content;
+        let shared = Arc::new(Shared {
+            threshold: self.threshold,
+            blocks: self.blocks,
+            vocabulary: vocabulary.clone(),
+            left_out: Mutex::default(),
+        });
+        let side = |is_held_out: bool| -> Arc<dyn Documents> {
+            let share = if is_held_out { held_out_share } else { 1.0 - held_out_share };
+            let least = u64::from(share > 0.0);
+            let count = match share > 0.0 {
+                true => all.map(|all| ((all as f64 * share) as u64).max(least)),
+                false => Some(0),
+            };
+            let tokens =
+                count.map(|count| TokenCount { tokens: (count as f64 * mean) as u64, is_exact: false });
+            Arc::new(Side { shared: shared.clone(), is_held_out, count, tokens })
+        };
+        Ok(Sides { train: side(false), held_out: side(true), content })
+    }
+}
+
+fn encoded(vocabulary: &Vocabulary, document: &Document) -> Result<Vec<u32>, DataError> {
+    let tokens = vocabulary.encode_document(&document.text);
+    tokens.map_err(|error| DataError { sentence: format!("{}: {error}", document.place), ..error })
+}
+
+/// The parts of a source that both of its sides read.
+struct Shared {
+    blocks: Blocks,
+    threshold: u64,
+    vocabulary: Vocabulary,
+    left_out: Mutex<LeftOut>,
+}
+
+/// Documents that were left out so far, and how many were told of.
+#[derive(Default)]
+struct LeftOut {
+    skipped: Skipped,
+    told: u64,
+}
+
+struct Side {
+    shared: Arc<Shared>,
+    is_held_out: bool,
+    count: Option<u64>,
+    tokens: Option<TokenCount>,
+}
+
+impl Documents for Side {
+    fn in_blocks(&self) -> Option<&dyn InBlocks> {
+        Some(self)
+    }
+
+    fn count(&self) -> Option<u64> {
+        self.count
+    }
+
+    fn tokens(&self) -> Option<TokenCount> {
+        self.tokens
+    }
+
+    fn is_tokenised_as_read(&self) -> bool {
+        true
+    }
+
+    fn append(&self, _: u64, _: &mut Vec<u32>, _: &mut Spent) -> Result<(), DataError> {
+        unreachable!("documents of blocks have no numbers")
+    }
+}
+
+impl InBlocks for Side {
+    fn blocks(&self) -> u64 {
+        self.shared.blocks.count()
+    }
+
+    fn walk(&self, places: Places, from: StreamPosition) -> Box<dyn Walk> {
+        let (sender, windows) = sync_channel(QUEUED_WINDOWS);
+        let (shared, is_held_out) = (self.shared.clone(), self.is_held_out);
+        let work = move || {
+            if let Err(error) = read_ahead(&shared, is_held_out, &places, from, &sender) {
+                // Whoever is gone does not want to know.
+                let _ = sender.send(Err(error));
+            }
+        };
+        // It ends when nobody takes its windows any more, and is not waited for: a server may keep it.
+        let begun = std::thread::Builder::new().name("stream".into()).spawn(work);
+        let windows = match begun {
+            Ok(_) => Ok(windows),
+            Err(error) => {
+                Err(DataError::environment(format!("A thread that reads cannot be started: {error}.")))
+            }
+        };
+        Box::new(BlockWalk { windows, shared: self.shared.clone(), window: Window::default(), next: 0 })
+    }
+
+    fn take_left_out(&self) -> Vec<String> {
+        let mut left_out = self.shared.left_out.lock().expect("no reader panics");
+        // Told when there are twice as many as the last time.
+        if left_out.skipped.total() < (2 * left_out.told).max(1) {
+            return Vec::new();
+        }
+        left_out.told = left_out.skipped.total();
+        vec![format!("left out of {} so far: {}", shown(self.shared.blocks.inputs()), left_out.skipped)]
+    }
+}
+
+/// Documents that were shuffled together.
+#[derive(Default)]
+struct Window {
+    /// The place of its block in the stream.
+    block: u64,
+    /// Documents of the block before the first of these.
+    first: u64,
+    documents: Vec<Document>,
+}
+
+/// Sends the windows of a stream from a position on, until nobody wants them.
+fn read_ahead(
+    shared: &Shared,
+    is_held_out: bool,
+    places: &Places,
+    from: StreamPosition,
+    sender: &SyncSender<Result<Window, DataError>>,
+) -> Result<(), DataError> {
+    for block in from.block.. {
+        if places.is_end(block) {
+            break;
+        }
+        let mut reader = shared.blocks.read(places.at(block))?;
+        let shuffle = key(key(places.order.seed(), SHUFFLE), places.position(block));
+        let (mut number, mut first) = (0, 0);
+        while let Some(read) = window(&mut reader)? {
+            let permutation = Permutation::new(read.len() as u64, key(shuffle, number));
+            number += 1;
+            let mut read: Vec<Option<Document>> = read.into_iter().map(Some).collect();
+            let shuffled =
+                (0..read.len() as u64).filter_map(|place| read[permutation.at(place) as usize].take());
+            let is_of_side = |document: &Document| {
+                (fingerprint(document.text.as_bytes()) < shared.threshold) == is_held_out
+            };
+            let mut documents: Vec<Document> = shuffled.filter(is_of_side).collect();
+            let end = first + documents.len() as u64;
+            let passed = if block == from.block { from.document.clamp(first, end) - first } else { 0 };
+            documents.drain(..passed as usize);
+            let window = Window { block, first: first + passed, documents };
+            first = end;
+            if !window.documents.is_empty() && sender.send(Ok(window)).is_err() {
+                return Ok(());
+            }
+        }
+        if reader.skipped().total() > 0 {
+            shared.left_out.lock().expect("no reader panics").skipped.merge(reader.skipped());
+        }
+    }
+    Ok(())
+}
+
+/// The next documents of a block, of as many bytes as a window has; `None` at its end.
+fn window(reader: &mut Reader) -> Result<Option<Vec<Document>>, DataError> {
+    let (mut documents, mut bytes) = (Vec::new(), 0);
+    while bytes < WINDOW_BYTES {
+        let Some(document) = reader.next().transpose()? else { break };
+        bytes += document.text.len();
+        documents.push(document);
+    }
+    Ok((!documents.is_empty()).then_some(documents))
+}
+
+/// The documents of a stream, read ahead by a thread.
+struct BlockWalk {
+    windows: Result<Receiver<Result<Window, DataError>>, DataError>,
+    shared: Arc<Shared>,
+    window: Window,
+    next: usize,
+}
+
+impl Walk for BlockWalk {
+    fn next(
+        &mut self,
+        position: &mut StreamPosition,
+        out: &mut Vec<u32>,
+        spent: &mut Spent,
+    ) -> Result<bool, DataError> {
+        let since = Instant::now();
+        while self.next == self.window.documents.len() {
+            let windows = self.windows.as_ref().map_err(DataError::clone)?;
+            let Ok(window) = windows.recv() else { return Ok(false) };
+            (self.window, self.next) = (window?, 0);
+        }
+        let read = Instant::now();
+        spent.reading += read - since;
+        let document = &self.window.documents[self.next];
+        let tokens = encoded(&self.shared.vocabulary, document)?;
+        position.block = self.window.block;
+        position.document = self.window.first + self.next as u64;
+        self.next += 1;
+        spent.tokenising += read.elapsed();
+        out.reserve_exact(tokens.len() + 1);
+        out.extend(tokens);
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests;
