@@ -258,11 +258,11 @@ pub struct Generate {
     /// Prompts are questions: the model's chat template is written around them, and only answers are printed.
     #[arg(long)]
     pub chat: bool,
-    /// A JPEG or PNG that every prompt asks about; repeatable. Prompts are then questions, as with --chat, and images stand
+    /// A JPEG, PNG or WebP that every prompt asks about; repeatable. Prompts are then questions, as with --chat, and images stand
     /// before the text, in their order, or where it says <image>.
     #[arg(long, value_name = "FILE")]
     pub image: Vec<PathBuf>,
-    /// Frames of a video that every prompt asks about, in the order of their names: a folder with JPEG or PNG files, a .tar archive,
+    /// Frames of a video that every prompt asks about, in the order of their names: a folder with JPEG, PNG or WebP files, a .tar archive,
     /// or one file. Prompts are then questions, as with --chat, and frames stand before the text.
     #[arg(long, value_name = "FOLDER", conflicts_with = "image")]
     pub frames: Option<PathBuf>,

@@ -39,7 +39,12 @@ fn the_images_of_a_recipe_are_shown() {
 #[test]
 fn folders_are_shown_with_what_is_broken() {
     let folder = tempfile::tempdir().expect("a folder");
-    for (name, picture) in [("a/1.jpg", "420.jpg"), ("a/2.png", "rgb16.png"), ("b/3.jpg", "cmyk.jpg")] {
+    for (name, picture) in [
+        ("a/1.jpg", "420.jpg"),
+        ("a/2.png", "rgb16.png"),
+        ("b/3.jpg", "cmyk.jpg"),
+        ("b/5.webp", "lossy.webp"),
+    ] {
         let path = folder.path().join("set").join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::copy(pictures().join(picture), path).unwrap();
@@ -50,8 +55,8 @@ fn folders_are_shown_with_what_is_broken() {
     assert_eq!(said.code, Some(0), "{}", said.err);
     let object: Value = serde_json::from_str(&said.out).expect("one object");
     assert_eq!(object["images"]["sets"]["kind"], "folder");
-    assert_eq!(object["images"]["kinds"], serde_json::json!([["JPEG", 2], ["PNG", 1]]));
-    assert_eq!(object["images"]["unusable"][0][0], "neither JPEG nor PNG");
+    assert_eq!(object["images"]["kinds"], serde_json::json!([["JPEG", 2], ["PNG", 1], ["WebP", 1]]));
+    assert_eq!(object["images"]["unusable"][0][0], "neither JPEG, PNG nor WebP");
     assert!(object["speed"]["fed"].as_f64().unwrap() > 0.0);
 }
 

@@ -55,6 +55,21 @@ fn questions_about_images_are_answered() {
     assert_eq!(found["images"].as_array().map(Vec::len), Some(2), "{found}");
 }
 
+/// The same pixels in another format are the same image: `lossless.webp` and `rgb.png` are of one scene.
+#[test]
+fn webp_is_answered_about_as_png_is() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    write(&scratch.path().join("model"));
+    let ask = |name: &str| {
+        let image = picture(name).display().to_string();
+        let words = [&["generate", "model", "--image", &image, "--prompt", "what"][..], &PLAIN].concat();
+        let said = say(scratch.path(), &words);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        serde_json::from_str::<Value>(&said.out).expect("JSON")["texts"].clone()
+    };
+    assert_eq!(ask("lossless.webp"), ask("rgb.png"));
+}
+
 #[test]
 fn wrong_images_are_refused_in_a_sentence() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -110,7 +125,7 @@ fn questions_about_frames_are_answered() {
     let dir = scratch.path();
     fovea_folder::write(&dir.join("model"));
     fs::create_dir(dir.join("clip")).expect("a folder");
-    for (at, name) in ["rgb.png", "420.jpg", "rgb.png", "grey.png"].into_iter().enumerate() {
+    for (at, name) in ["rgb.png", "420.jpg", "lossy.webp", "grey.png"].into_iter().enumerate() {
         let ending = name.rsplit('.').next().expect("an ending");
         fs::copy(picture(name), dir.join(format!("clip/{at:03}.{ending}"))).expect("a copy");
     }

@@ -370,8 +370,8 @@ fn bad_samples() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         ),
         (
             "another kind of image",
-            [member("x.webp", b"?"), json("x", "{}")].concat(),
-            "another kind than JPEG and PNG",
+            [member("x.gif", b"?"), json("x", "{}")].concat(),
+            "another kind than JPEG, PNG and WebP",
         ),
         ("broken JSON", with(r#"{"assistant":"#), "is no object"),
         ("a list", with("[1]"), "is no object"),

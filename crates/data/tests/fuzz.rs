@@ -466,6 +466,11 @@ fn png() {
     images("png");
 }
 
+#[test]
+fn webp() {
+    images("webp");
+}
+
 /// From bytes to patches: an image is refused, or its patches are all there and the same every time.
 fn patches(kind: &str) {
     let patching =
@@ -500,6 +505,11 @@ fn patches_of_jpeg() {
 #[test]
 fn patches_of_png() {
     patches("png");
+}
+
+#[test]
+fn patches_of_webp() {
+    patches("webp");
 }
 
 /// A damaged index of an archive changes nothing: it is not taken, and the archive is looked through.

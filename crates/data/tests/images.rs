@@ -47,10 +47,10 @@ fn every_form_decodes_to_what_pillow_decodes() {
     let mut names: Vec<String> = std::fs::read_dir(pictures())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .filter(|name| name.ends_with(".jpg") || name.ends_with(".png"))
+        .filter(|name| [".jpg", ".png", ".webp"].iter().any(|ending| name.ends_with(ending)))
         .collect();
     names.sort();
-    assert_eq!(names.len(), 21);
+    assert_eq!(names.len(), 29);
     let expected = picture("expected.bin");
     let mut rest = &expected[..];
     let mut wrong = Vec::new();
@@ -67,8 +67,8 @@ fn every_form_decodes_to_what_pillow_decodes() {
         let differences: Vec<u8> = batch.pixels.iter().zip(pixels).map(|(a, b)| a.abs_diff(*b)).collect();
         let most = differences.iter().max().unwrap();
         let mean = differences.iter().map(|one| f64::from(*one)).sum::<f64>() / differences.len() as f64;
-        // Decoders of JPEG may round coefficients and interpolate colours each in their own way; PNG leaves no choice.
-        let bound = if name.ends_with(".png") { (0, 0.0) } else { (8, 0.5) };
+        // Decoders of JPEG may round coefficients and interpolate colours each in their own way; PNG and WebP leave no choice.
+        let bound = if name.ends_with(".jpg") { (8, 0.5) } else { (0, 0.0) };
         if *most > bound.0 || mean > bound.1 {
             wrong.push(format!("{name}: a byte differs by {most}, the mean by {mean:.3}"));
         }
@@ -97,6 +97,20 @@ fn huge_jpeg() -> Vec<u8> {
     bytes
 }
 
+/// An image with some of its bytes set to 0xff.
+fn with_bytes(name: &str, at: usize, count: usize) -> Vec<u8> {
+    let mut bytes = picture(name);
+    bytes[at..at + count].fill(0xff);
+    bytes
+}
+
+/// A WebP whose header states 45 x 30 pixels, and its picture 16383 x 16383.
+fn inner_webp() -> Vec<u8> {
+    let bytes = picture("turned.webp");
+    let coded = bytes.windows(3).position(|three| three == [0x9d, 0x01, 0x2a]).unwrap();
+    with_bytes("turned.webp", coded + 3, 4)
+}
+
 fn cut(name: &str, share: f64) -> Vec<u8> {
     let bytes = picture(name);
     bytes[..(bytes.len() as f64 * share) as usize].to_vec()
@@ -109,7 +123,15 @@ fn broken_images_are_named_and_fatal_or_left_out() {
         (vec![], "no bytes", Reason::BrokenImage),
         (vec![0; 5000], "nothing but zeros", Reason::BrokenImage),
         (b"GIF89a-and-more".to_vec(), "a GIF image", Reason::NotAnImage),
-        (b"RIFF0000WEBPVP8 ".to_vec(), "a WebP image", Reason::NotAnImage),
+        (b"RIFF\0\0\0\0WEBPVP8 ".to_vec(), "cut short", Reason::BrokenImage),
+        (cut("lossy.webp", 0.7), "cut short", Reason::BrokenImage),
+        (cut("lossless.webp", 0.05), "cut short", Reason::BrokenImage),
+        (cut("moving.webp", 0.5), "cut short", Reason::BrokenImage),
+        (with_bytes("lossless.webp", 40, 40), "damaged", Reason::BrokenImage),
+        (with_bytes("moving.webp", 24, 6), "16777216 x 16777216 pixels", Reason::TooManyPixels),
+        (with_bytes("lossless.webp", 21, 4), "16384 x 16384 pixels", Reason::TooManyPixels),
+        (with_bytes("lossy_alpha.webp", 24, 1), "states two sizes", Reason::BrokenImage),
+        (inner_webp(), "states two sizes", Reason::BrokenImage),
         (b"<html>not found</html>".to_vec(), "no known kind", Reason::NotAnImage),
         (cut("420.jpg", 0.3), "cut short", Reason::BrokenImage),
         (cut("420.jpg", 0.8), "cut short", Reason::BrokenImage),
@@ -223,18 +245,18 @@ fn folders_of_parts_are_no_classes() {
 #[test]
 fn other_kinds_in_a_folder_are_named() {
     let scratch = Scratch::new("kinds");
-    for name in ["a/1.png", "b/1.png", "b/2.webp", "b/3.gif"] {
+    for name in ["a/1.png", "b/1.png", "b/2.tiff", "b/3.gif"] {
         scratch.write(name, &picture("rgb.png"));
     }
     std::os::unix::fs::symlink("/nowhere/x.jpg", scratch.path().join("b/4.jpg")).unwrap();
-    assert!(refused(&spec(&scratch.at(""))).contains("2.webp"));
+    assert!(refused(&spec(&scratch.at(""))).contains("2.tiff"));
     let mut said = Vec::new();
     let skip = ImageSpec { on_error: OnError::Skip, ..spec(&scratch.at("")) };
     let sets = open(&skip, &mut |line| said.push(line)).unwrap();
     assert_eq!(sets.train.count(), 2);
     assert_eq!(sets.description.unusable.iter().map(|(_, count, _)| count).sum::<u64>(), 3);
     assert!(
-        matches!(&said[..], [OpenEvent::LeftOut(said)] if said.contains("2 neither JPEG nor PNG")),
+        matches!(&said[..], [OpenEvent::LeftOut(said)] if said.contains("2 neither JPEG, PNG nor WebP")),
         "{said:?}"
     );
 }
@@ -444,7 +466,7 @@ fn flaws_of_archives_are_named_and_fatal_or_left_out() {
         ),
         (
             archive(
-                &[samples(), vec![member("x.webp", b"?"), member("x.png", b"?"), member("x.cls", b"")]]
+                &[samples(), vec![member("x.gif", b"?"), member("x.png", b"?"), member("x.cls", b"")]]
                     .concat(),
             ),
             "another kind",

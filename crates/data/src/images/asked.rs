@@ -48,7 +48,7 @@ pub fn asked(spec: &ImageSpec) -> Result<AskedImages, DataError> {
         (false, false) if first.is_dir() || holds(&ENDINGS)? => unlabelled(words, spec.on_error)?,
         (false, false) => {
             return Err(DataError::input(format!(
-                "{} holds no images: give .jpg or .png files, a folder with some, .tar archives, .bin files of CIFAR, or a \
+                "{} holds no images: give .jpg, .png or .webp files, a folder with some, .tar archives, .bin files of CIFAR, or a \
                  .jsonl, .csv or .parquet table that names images.",
                 words.join(", ")
             )));

@@ -26,7 +26,7 @@ pub struct ImageInspection {
     pub sets: ImageDescription,
     /// Images of both sides that were looked at, the same every time.
     pub looked_at: u64,
-    /// `JPEG`, `PNG` or `pixels`, and how many of those that were looked at.
+    /// `JPEG`, `PNG`, `WebP` or `pixels`, and how many of those that were looked at.
     pub kinds: Vec<(&'static str, u64)>,
     pub widths: LengthSummary,
     pub heights: LengthSummary,
@@ -100,6 +100,7 @@ fn header(set: &ImageSet, index: u64, buffer: &mut Vec<u8>) -> Result<(&'static 
             let kind = match header.kind {
                 ImageFormat::Jpeg => "JPEG",
                 ImageFormat::Png => "PNG",
+                ImageFormat::WebP => "WebP",
             };
             Ok((kind, header.width, header.height))
         }

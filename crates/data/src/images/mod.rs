@@ -16,7 +16,7 @@
 //! stored      what the loader needs to know of any source: pixels or encoded bytes, and a class
 //! flaw        what can be wrong with all of it
 //!    -> sets        a specification opened: classes, and training and held-out images by the hash of their index or name
-//!    -> decode      JPEG and PNG to pixels
+//!    -> decode      JPEG, PNG and WebP to pixels
 //!    -> view        which part of an image is seen, at what size
 //!    -> resample    that part, at that size, by one of the filters
 //!    -> seen        all three of an image, whatever it is stored as

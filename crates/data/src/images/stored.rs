@@ -30,7 +30,7 @@ pub(crate) trait Images: Send + Sync {
 #[derive(Debug)]
 pub(crate) enum Stored<'a> {
     Pixels(Picture<'a>),
-    /// The bytes of a JPEG or PNG file, or what pretends to be one.
+    /// The bytes of a JPEG, PNG or WebP file, or what pretends to be one.
     Encoded(&'a [u8]),
 }
 

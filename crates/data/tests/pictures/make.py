@@ -17,7 +17,8 @@ scene = np.stack([128 + 100 * np.sin(x / 7.0), 128 + 90 * np.cos(y / 5.0 + x / 1
 rgb = Image.fromarray(scene.clip(0, 255).astype(np.uint8))
 grey = rgb.convert("L")
 alpha = Image.fromarray((x * 255 // (W - 1)).astype(np.uint8))
-for old in [*here.glob("*.jpg"), *here.glob("*.png")]:
+FORMS = ("*.jpg", "*.png", "*.webp")
+for old in [path for form in FORMS for path in here.glob(form)]:
     old.unlink()
 
 
@@ -71,8 +72,26 @@ raw("grey16", 16, 0, [line.astype(">u2").tobytes() for line in wide[..., 0]])
 passes = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
 raw("interlaced", 8, 2, [line.tobytes() for left, top, dx, dy in passes for line in bytes8[top::dy, left::dx]], 1)
 
+
+
+def webp(name, image=rgb, **options):
+    image.save(here / f"{name}.webp", **options)
+
+
+rgba = Image.merge("RGBA", (*rgb.split(), alpha))
+webp("lossy", quality=90)
+webp("coarse", quality=10, method=6)
+webp("lossy_alpha", rgba, quality=80)
+webp("lossless", lossless=True)
+webp("lossless_alpha", rgba, lossless=True, exact=True)
+webp("few_colours", palette.convert("RGB"), lossless=True)
+webp("moving", rgba, save_all=True, append_images=[rgba.rotate(180)], duration=100, lossless=True)
+exif = Image.Exif()
+exif[0x0112] = 6
+webp("turned", exif=exif.tobytes(), quality=90)
+
 with open(here / "expected.bin", "wb") as out:
-    for path in sorted([*here.glob("*.jpg"), *here.glob("*.png")], key=lambda path: path.name):
+    for path in sorted([path for form in FORMS for path in here.glob(form)], key=lambda path: path.name):
         image = ImageOps.exif_transpose(Image.open(path))
         if path.name in ("rgb16.png", "grey16.png"):
             upper = np.asarray(wide) >> 8

@@ -60,8 +60,10 @@ impl Parts {
                 "txt" => parts.text = twice(&parts.text)?,
                 _ if VIDEOS.contains(&last) => return Err(uncut(&entry.name, key, side)),
                 _ if OTHER_ENDINGS.contains(&last) => {
-                    let said =
-                        format!("the member {} is of another kind than JPEG and PNG; convert it", entry.name);
+                    let said = format!(
+                        "the member {} is of another kind than JPEG, PNG and WebP; convert it",
+                        entry.name
+                    );
                     return wrong(Reason::NotAnImage, said);
                 }
                 _ if !ENDINGS.contains(&last) => {}
@@ -161,7 +163,7 @@ fn said(key: &str, json: Option<&str>, text: Option<String>, frames: usize) -> R
                 Some(count) => format!("the sample {key} says that it has {count} frames and has none"),
                 None => format!("the sample {key} has a caption and no frame"),
             };
-            return wrong(Reason::NoImage, format!("{said}; give it .jpg or .png members"));
+            return wrong(Reason::NoImage, format!("{said}; give it .jpg, .png or .webp members"));
         }
     }
     if frames > 0 && frame_count == Some(0) {
@@ -298,7 +300,7 @@ fn uncut(name: &str, key: &str, side: usize) -> Wrong {
     Wrong::new(
         Reason::Video,
         format!(
-            "{name} is a video, and frames are read from JPEG and PNG: make them, one a second, with `ffmpeg -i {file} -vf \
+            "{name} is a video, and frames are read from JPEG, PNG and WebP: make them, one a second, with `ffmpeg -i {file} -vf \
              \"fps=1,scale={side}:{side}:force_original_aspect_ratio=increase,crop={side}:{side}\" -start_number 0 -q:v 2 \
              {stem}.%03d.jpg`, and write the archive again"
         ),

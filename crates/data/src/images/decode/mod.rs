@@ -1,12 +1,12 @@
 //! Encoded images to pixels.
 //!
 //! JPEG: baseline and progressive, grey, YCbCr, RGB, and CMYK and YCCK as Adobe writes them (inverted). PNG: every colour
-//! type and depth; of 16 bits the upper 8 are taken, what is transparent is laid over white, and of an animation the
-//! still image is taken that viewers without animation show. Both are turned upright by their EXIF orientation. Colour
-//! profiles are not applied.
+//! type and depth; of 16 bits the upper 8 are taken, and of an animation the still image is taken that viewers without
+//! animation show. WebP: lossy and lossless; of an animation the first frame is taken. What is transparent is laid over
+//! white. All are turned upright by their EXIF orientation. Colour profiles are not applied.
 //!
 //! Of the usual kind of JPEG only what is seen is decoded, at a reduced scale where that is enough ([`Jpeg`]); all other
-//! images are decoded whole, JPEG of other kinds by `zune-jpeg`, PNG by `png`.
+//! images are decoded whole, JPEG of other kinds by `zune-jpeg`, PNG by `png`, WebP by `image-webp`.
 //!
 //! Nothing is allocated for an image before its header has been compared with the limit.
 
@@ -20,6 +20,7 @@ mod inverse_avx2;
 mod jpeg;
 mod png;
 mod progressive;
+mod webp;
 
 pub(super) use baseline::Plane;
 
@@ -33,9 +34,8 @@ use crate::formats::Reason;
 pub const MAX_PIXELS: u64 = 1 << 26;
 
 /// Kinds of images that are known by their first bytes and not read, for the sentence about them.
-const OTHERS: [(&[u8], usize, &str); 9] = [
+const OTHERS: [(&[u8], usize, &str); 8] = [
     (b"GIF8", 0, "a GIF image"),
-    (b"WEBP", 8, "a WebP image"),
     (b"BM", 0, "a BMP image"),
     (b"II*\0", 0, "a TIFF image"),
     (b"MM\0*", 0, "a TIFF image"),
@@ -58,6 +58,7 @@ pub(crate) struct Header {
 pub(crate) enum ImageFormat {
     Jpeg,
     Png,
+    WebP,
 }
 
 fn kind(bytes: &[u8]) -> Result<ImageFormat, Flaw> {
@@ -67,6 +68,9 @@ fn kind(bytes: &[u8]) -> Result<ImageFormat, Flaw> {
     if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
         return Ok(ImageFormat::Png);
     }
+    if bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP") {
+        return Ok(ImageFormat::WebP);
+    }
     if bytes.is_empty() {
         return Err(Flaw::new(Reason::BrokenImage, "the image has no bytes"));
     }
@@ -74,7 +78,7 @@ fn kind(bytes: &[u8]) -> Result<ImageFormat, Flaw> {
         OTHERS.iter().find(|(mark, at, _)| bytes.get(*at..).is_some_and(|rest| rest.starts_with(mark)));
     Err(match other {
         Some((_, _, name)) => {
-            Flaw::new(Reason::NotAnImage, format!("it is {name}, and only JPEG and PNG are read"))
+            Flaw::new(Reason::NotAnImage, format!("it is {name}, and only JPEG, PNG and WebP are read"))
         }
         None if bytes.iter().take(4096).all(|byte| *byte == 0) => {
             Flaw::new(Reason::BrokenImage, "the image is nothing but zeros")
@@ -89,6 +93,7 @@ pub(crate) fn header(bytes: &[u8], max_pixels: u64) -> Result<Header, Flaw> {
     let read = contained(|| match kind {
         ImageFormat::Jpeg => jpeg::size(bytes, max_pixels),
         ImageFormat::Png => png::size(bytes, max_pixels),
+        ImageFormat::WebP => webp::size(bytes, max_pixels),
     });
     let (width, height) = read.unwrap_or_else(|panic| Err(broken(&panic)))?;
     Ok(Header { kind, width, height })
@@ -101,12 +106,28 @@ pub(crate) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result
     let decoded = contained(|| match kind {
         ImageFormat::Jpeg => jpeg::decode(bytes, max_pixels, out),
         ImageFormat::Png => png::decode(bytes, max_pixels, out),
+        ImageFormat::WebP => webp::decode(bytes, max_pixels, out),
     });
     decoded.unwrap_or_else(|panic| Err(broken(&panic)))
 }
 
 fn broken(why: &dyn std::fmt::Display) -> Flaw {
     Flaw::new(Reason::BrokenImage, format!("the image is damaged ({why})"))
+}
+
+/// A colour that is seen through to white.
+fn on_white(colour: u8, alpha: u8) -> u8 {
+    ((u32::from(colour) * u32::from(alpha) + 255 * (255 - u32::from(alpha)) + 127) / 255) as u8
+}
+
+/// Lays red, green, blue and alpha over white, in place.
+fn over_white(pixels: &mut Vec<u8>) {
+    let count = pixels.len() / 4;
+    for at in 0..count {
+        let [red, green, blue, alpha] = *pixels[4 * at..].first_chunk().expect("four bytes a pixel");
+        pixels[3 * at..][..3].copy_from_slice(&[red, green, blue].map(|colour| on_white(colour, alpha)));
+    }
+    pixels.truncate(3 * count);
 }
 
 /// A JPEG of which only what is seen needs to be decoded.

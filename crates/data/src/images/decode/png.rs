@@ -5,7 +5,7 @@ use std::io::Cursor;
 use png::{ColorType, Decoder, Limits, Reader, Transformations};
 
 use super::exif::Orientation;
-use super::{broken, check_size};
+use super::{broken, check_size, on_white, over_white};
 use crate::images::flaw::Flaw;
 
 /// For chunks beside the pixels, a profile or a palette.
@@ -50,19 +50,13 @@ pub(super) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result
     if (frame.width as usize, frame.height as usize) != (width, height) {
         return Err(broken(&"its first image is not of its size"));
     }
-    let white = |colour: u8, alpha: u8| {
-        ((u32::from(colour) * u32::from(alpha) + 255 * (255 - u32::from(alpha)) + 127) / 255) as u8
-    };
     match frame.color_type {
         ColorType::Rgb => out.truncate(width * height * 3),
         ColorType::Grayscale => *out = out.iter().flat_map(|grey| [*grey; 3]).collect(),
         ColorType::GrayscaleAlpha => {
-            *out = out.chunks_exact(2).flat_map(|two| [white(two[0], two[1]); 3]).collect()
+            *out = out.chunks_exact(2).flat_map(|two| [on_white(two[0], two[1]); 3]).collect()
         }
-        ColorType::Rgba => {
-            *out =
-                out.chunks_exact(4).flat_map(|four| [0, 1, 2].map(|at| white(four[at], four[3]))).collect();
-        }
+        ColorType::Rgba => over_white(out),
         ColorType::Indexed => unreachable!("palettes are expanded"),
     }
     Ok(orientation.upright(width, height, out))

@@ -14,9 +14,8 @@ use crate::random::fingerprint;
 use crate::text::source::OpenEvent;
 
 /// Endings of images that are read, and of others that are not.
-pub(crate) const ENDINGS: [&str; 3] = ["jpg", "jpeg", "png"];
-pub(crate) const OTHER_ENDINGS: [&str; 9] =
-    ["gif", "webp", "bmp", "tif", "tiff", "avif", "heic", "jxl", "jp2"];
+pub(crate) const ENDINGS: [&str; 4] = ["jpg", "jpeg", "png", "webp"];
+pub(crate) const OTHER_ENDINGS: [&str; 8] = ["gif", "bmp", "tif", "tiff", "avif", "heic", "jxl", "jp2"];
 /// Names of folders that are parts of a set, not classes.
 const PARTS: [&str; 6] = ["train", "training", "val", "valid", "validation", "test"];
 /// How deep folders of a class may lie in each other.
@@ -139,7 +138,7 @@ fn below(
             }
         } else if has_ending(&path, &OTHER_ENDINGS) {
             ledger.note(
-                &Flaw::new(Reason::NotAnImage, "its ending is of another kind than JPEG and PNG"),
+                &Flaw::new(Reason::NotAnImage, "its ending is of another kind than JPEG, PNG and WebP"),
                 at(&path),
             )?;
         }

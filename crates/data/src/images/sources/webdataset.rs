@@ -196,7 +196,7 @@ impl Sample {
             "txt" => self.text = Some(entry),
             _ if ENDINGS.contains(&last) => self.images.push(entry),
             _ if OTHER_ENDINGS.contains(&last) => {
-                let said = format!("the member {} is of another kind than JPEG and PNG", entry.name);
+                let said = format!("the member {} is of another kind than JPEG, PNG and WebP", entry.name);
                 return Some(Flaw::new(Reason::NotAnImage, said));
             }
             // Members of other kinds are for other programs.
