@@ -19,7 +19,7 @@ use flatout_data::formats::{
     Records, Skipped, find, read,
 };
 use flatout_data::images::{
-    Augment, Filter, ImageSet, ImageSpec, View, inspect, open as open_images, ordered,
+    Augment, Filter, ImageSet, ImageSource, ImageSpec, View, inspect, open as open_images, ordered,
 };
 use flatout_data::vision::{FeatureCache, FeatureIndex, Given, ImageReader, ImageStore, Patching};
 use flatout_fuzz::{Limits, feed};
@@ -469,6 +469,30 @@ fn png() {
 #[test]
 fn webp() {
     images("webp");
+}
+
+/// Files of CIFAR in their Python form: there is a set or a sentence, whatever the bytes would do in Python.
+#[test]
+fn cifar_python() {
+    let scratch = Scratch::new("fuzz-cifar-python");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cifar");
+    let names = ["ten-old", "hundred-old", "ten-2", "ten-4", "ten-5", "turned-old", "meta-old", "harm"];
+    let seeds = names.map(|name| std::fs::read(folder.join(name)).unwrap());
+    let path = scratch.write("data_batch_1", b"");
+    let spec = ImageSpec {
+        source: ImageSource::Cifar,
+        path: vec![scratch.at("data_batch_1")],
+        held_out: 0.0,
+        ..ImageSpec::default()
+    };
+    feed("cifar-python", &seeds, Limits::default(), |bytes| {
+        std::fs::write(&path, bytes).unwrap();
+        scratch.write("meta", bytes);
+        match open_images(&spec, &mut |_| {}) {
+            Ok(sets) => decoded(&sets.train),
+            Err(error) => assert!(error.is_input(), "{error}"),
+        }
+    });
 }
 
 /// From bytes to patches: an image is refused, or its patches are all there and the same every time.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::set::ImageSet;
 use super::sets::{ImageSpec, TABLES};
-use super::sources::cifar::{Cifar, Label};
+use super::sources::cifar::{self, Cifar, Label};
 use super::sources::folder::{ENDINGS, unlabelled};
 use super::sources::found::{FoundImages, Wanted};
 use super::sources::paths::{entries, files, has_ending};
@@ -34,8 +34,8 @@ pub fn asked(spec: &ImageSpec) -> Result<AskedImages, DataError> {
             false => has_ending(first, endings),
         })
     };
-    if holds(&["bin"])? && !holds(&["tar"])? {
-        let images = Cifar::read(&files(words, &["bin"])?, Label::Fine)?;
+    if !holds(&["tar"])? && cifar::is_cifar(first)? {
+        let images = Cifar::read(&cifar::files(words)?, Label::Fine)?;
         let hash = images.hash;
         return Ok(opened(ImageSet::whole(Arc::new(images), hash), vec![], None, spec));
     }
@@ -48,7 +48,7 @@ pub fn asked(spec: &ImageSpec) -> Result<AskedImages, DataError> {
         (false, false) if first.is_dir() || holds(&ENDINGS)? => unlabelled(words, spec.on_error)?,
         (false, false) => {
             return Err(DataError::input(format!(
-                "{} holds no images: give .jpg, .png or .webp files, a folder with some, .tar archives, .bin files of CIFAR, or a \
+                "{} holds no images: give .jpg, .png or .webp files, a folder with some, .tar archives, files of CIFAR, or a \
                  .jsonl, .csv or .parquet table that names images.",
                 words.join(", ")
             )));

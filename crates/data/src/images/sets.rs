@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::decode::MAX_PIXELS;
 use super::set::ImageSet;
-use super::sources::cifar::{Cifar, Label};
+use super::sources::cifar::{self, Cifar, Label};
 use super::sources::folder::folder;
 use super::sources::found::{self, FoundImages, Wanted};
 use super::sources::paths::{self, has_ending};
@@ -29,7 +29,7 @@ pub enum ImageSource {
     #[default]
     Auto,
     Synthetic,
-    /// `.bin` files of CIFAR-10 or CIFAR-100.
+    /// Files of CIFAR-10 or CIFAR-100, binary or in their Python form.
     Cifar,
     /// A folder with a folder a class.
     Folder,
@@ -159,20 +159,21 @@ pub(super) const TABLES: [&str; 8] = ["jsonl", "ndjson", "csv", "tsv", "parquet"
 fn settled(words: &[String]) -> Result<ImageSource, DataError> {
     let path = Path::new(&words[0]);
     if !path.is_dir() {
-        let source =
-            [(&["bin"][..], ImageSource::Cifar), (&["tar"], ImageSource::Tar), (&TABLES, ImageSource::Table)];
+        if cifar::is_cifar(path)? {
+            return Ok(ImageSource::Cifar);
+        }
+        let source = [(&["tar"][..], ImageSource::Tar), (&TABLES, ImageSource::Table)];
         let found = source.into_iter().find(|(endings, _)| has_ending(path, endings));
         return found.map(|(_, source)| source).ok_or_else(|| {
             DataError::input(format!(
-                "{} is no known source of images: give .tar archives, .bin files of CIFAR, a .jsonl, .csv or .parquet \
+                "{} is no known source of images: give .tar archives, files of CIFAR, a .jsonl, .csv or .parquet \
                  table that names images, or a folder with a folder a class.",
                 words[0]
             ))
         });
     }
-    let inside = paths::entries(path)?;
-    let has = |ending| inside.iter().any(|path| has_ending(path, &[ending]));
-    Ok(match (has("tar"), has("bin")) {
+    let has_archives = paths::entries(path)?.iter().any(|path| has_ending(path, &["tar"]));
+    Ok(match (has_archives, cifar::is_cifar(path)?) {
         (true, _) => ImageSource::Tar,
         (false, true) => ImageSource::Cifar,
         (false, false) => ImageSource::Folder,
@@ -271,7 +272,7 @@ fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, 
             )));
         }
     };
-    let mut paths = paths::files(&spec.path, &["bin"])?;
+    let mut paths = cifar::files(&spec.path)?;
     let is_test =
         |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"test"));
     // In a folder the test images lie beside the others. Named by themselves, they are what was asked for.
@@ -288,7 +289,7 @@ fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, 
     }
     if paths.is_empty() {
         return Err(DataError::input(format!(
-            "There is no .bin file of CIFAR to train on in {}: check data.path.",
+            "There is no file of CIFAR to train on in {}: check data.path.",
             spec.path.join(", ")
         )));
     }
@@ -309,7 +310,7 @@ fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, 
         )?;
         return Ok(sets("CIFAR", files, train, held_out, classes));
     }
-    let mut apart = Cifar::read(&paths::files(&spec.held_out_path, &["bin"])?, label)?;
+    let mut apart = Cifar::read(&cifar::files(&spec.held_out_path)?, label)?;
     if usize::from(apart.most) >= labels {
         return Err(DataError::input(format!(
             "{} has an image of class {}, and {shown} has the classes 0 to {}: give images of the same classes.",

@@ -1,6 +1,6 @@
-//! The binary files of CIFAR-10 and CIFAR-100, read into memory as pixels.
+//! The files of CIFAR-10 and CIFAR-100, binary or in their Python form, read into memory as pixels.
 //!
-//! A record is one label byte (or two: coarse and fine) and 3072 bytes of a 32 x 32 image, all red, then all green, then
+//! A record of the binary form, which the other one is brought to, is one label byte (or two: coarse and fine) and 3072 bytes of a 32 x 32 image, all red, then all green, then
 //! all blue.
 
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
+use super::{cifar_python, paths};
 use crate::error::DataError;
 use crate::formats::{Place, unreadable};
 use crate::images::stored::{Images, Picture, Stored, Trouble};
@@ -15,7 +16,7 @@ use crate::random::key;
 
 const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;
-const IMAGE: usize = 3 * PLANE;
+pub(super) const IMAGE: usize = 3 * PLANE;
 
 pub(in crate::images) struct Cifar {
     files: Vec<(Arc<PathBuf>, u64)>,
@@ -37,10 +38,39 @@ pub(in crate::images) enum Label {
     Coarse,
 }
 
+/// The files that words name. From a folder those with the ending `.bin` are taken, or those of the Python form.
+pub(in crate::images) fn files(words: &[String]) -> Result<Vec<PathBuf>, DataError> {
+    let mut found = Vec::new();
+    for word in words {
+        let folder = Path::new(word);
+        if folder.is_dir() && !has_binary(folder)? {
+            found.extend(cifar_python::files(folder)?);
+        } else {
+            found.extend(paths::files(std::slice::from_ref(word), &["bin"])?);
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a path is a file of CIFAR, or a folder of them.
+pub(in crate::images) fn is_cifar(path: &Path) -> Result<bool, DataError> {
+    if !path.is_dir() {
+        return Ok(paths::has_ending(path, &["bin"]) || cifar_python::is_python(path));
+    }
+    Ok(has_binary(path)? || !cifar_python::files(path)?.is_empty())
+}
+
+fn has_binary(folder: &Path) -> Result<bool, DataError> {
+    Ok(paths::entries(folder)?.iter().any(|path| paths::has_ending(path, &["bin"])))
+}
+
 impl Cifar {
     /// Reads files, one after another. All hold records of the same form.
     pub fn read(paths: &[PathBuf], label: Label) -> Result<Self, DataError> {
-        let contents = paths.iter().map(|path| std::fs::read(path).map_err(|error| unreadable(path, &error)));
+        let contents = paths.iter().map(|path| {
+            let bytes = std::fs::read(path).map_err(|error| unreadable(path, &error))?;
+            cifar_python::records(path, bytes)
+        });
         let contents: Vec<Vec<u8>> = contents.collect::<Result<_, _>>()?;
         let label_bytes = label_bytes(paths, &contents)?;
         if label == Label::Coarse && label_bytes == 1 {
@@ -86,12 +116,16 @@ impl Cifar {
 
     /// The names of classes where the set's own list lies beside the first file; otherwise their numbers.
     pub fn classes(&self, label: Label) -> Result<Vec<String>, DataError> {
-        let list = match (self.label_bytes, label) {
-            (1, _) => "batches.meta.txt",
-            (_, Label::Fine) => "fine_label_names.txt",
-            (_, Label::Coarse) => "coarse_label_names.txt",
+        let (list, key) = match (self.label_bytes, label) {
+            (1, _) => ("batches.meta.txt", "label_names"),
+            (_, Label::Fine) => ("fine_label_names.txt", "fine_label_names"),
+            (_, Label::Coarse) => ("coarse_label_names.txt", "coarse_label_names"),
         };
-        let list = self.files[0].0.parent().unwrap_or(Path::new("")).join(list);
+        let folder = self.files[0].0.parent().unwrap_or(Path::new(""));
+        if let Some(names) = cifar_python::names(folder, key)? {
+            return self.fitting(names, folder);
+        }
+        let list = folder.join(list);
         let names: Vec<String> = match std::fs::read_to_string(&list) {
             Ok(text) => {
                 text.lines().map(str::trim).filter(|name| !name.is_empty()).map(String::from).collect()
@@ -107,6 +141,11 @@ impl Cifar {
             }
             Err(error) => return Err(unreadable(&list, &error)),
         };
+        self.fitting(names, &list)
+    }
+
+    /// Names, where every label has one.
+    fn fitting(&self, names: Vec<String>, list: &Path) -> Result<Vec<String>, DataError> {
         match self.labels.iter().position(|label| usize::from(*label) >= names.len()) {
             None => Ok(names),
             Some(record) => Err(DataError::input(format!(
@@ -211,6 +250,88 @@ mod tests {
             (0..2).map(|at| images.class(at).unwrap()).collect::<Vec<_>>()
         };
         assert_eq!((class(Label::Fine), class(Label::Coarse)), (vec![77, 5], vec![1, 19]));
+    }
+
+    fn python(name: &str) -> Vec<u8> {
+        std::fs::read(format!("{}/tests/cifar/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+    }
+
+    /// The images of `tests/cifar/make.py` as binary records.
+    fn binary(labels: [&[u8]; 2]) -> Vec<u8> {
+        let byte = |image: usize, plane: usize, at: usize| (7 * at + 31 * image + 50 * plane) as u8;
+        let image = |image: usize| {
+            (0..3).flat_map(move |plane| (0..PLANE).map(move |at| byte(image, plane, at))).collect::<Vec<_>>()
+        };
+        (0..2).flat_map(|at| [labels[at], &image(at)].concat()).collect()
+    }
+
+    #[test]
+    fn the_python_form_is_the_binary_form_by_every_protocol() {
+        let scratch = Scratch::new("cifar-python");
+        let binary = [binary([&[3], &[9]]), binary([&[1, 77], &[19, 5]])];
+        let forms =
+            [("ten-old", 0), ("ten-2", 0), ("ten-4", 0), ("ten-5", 0), ("turned-old", 0), ("hundred-old", 1)];
+        for (name, set) in forms {
+            let one = Cifar::read(&[scratch.write("data_batch_1", &python(name))], Label::Fine).unwrap();
+            let other = Cifar::read(&[scratch.write("data_batch_1.bin", &binary[set])], Label::Fine).unwrap();
+            assert!(one.labels == other.labels && one.pixels == other.pixels, "{name}");
+            assert_eq!(
+                (one.hash, one.most),
+                (other.hash, other.most),
+                "{name}: a run may go on with the other form"
+            );
+        }
+        let path = scratch.write("train", &python("hundred-old"));
+        let coarse = Cifar::read(&[path], Label::Coarse).unwrap();
+        assert_eq!(coarse.labels, [1, 19]);
+    }
+
+    #[test]
+    fn a_folder_of_the_python_form_has_its_names() {
+        let scratch = Scratch::new("cifar-python-folder");
+        for (name, form) in [("data_batch_1", "ten-old"), ("data_batch_2", "ten-4"), ("test_batch", "ten-5")]
+        {
+            scratch.write(&format!("c/{name}"), &python(form));
+        }
+        scratch.write("c/batches.meta", &python("meta-old"));
+        scratch.write("c/readme.html", b"<html>");
+        let folder = scratch.path().join("c");
+        assert!(is_cifar(&folder).unwrap() && is_cifar(&folder.join("test_batch")).unwrap());
+        assert!(!is_cifar(&folder.join("readme.html")).unwrap() && !is_cifar(scratch.path()).unwrap());
+        let found = files(&[folder.to_str().unwrap().into()]).unwrap();
+        let images = Cifar::read(&found, Label::Fine).unwrap();
+        assert_eq!((images.count(), found.len()), (6, 3));
+        assert_eq!(images.classes(Label::Fine).unwrap()[..4], ["airplane", "automobile", "bird", "cat"]);
+        // Both forms side by side are read once.
+        scratch.write("c/data_batch_1.bin", &binary([&[3], &[9]]));
+        assert_eq!(files(&[folder.to_str().unwrap().into()]).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_pickle_is_never_called_and_what_is_unknown_is_refused() {
+        let scratch = Scratch::new("cifar-harm");
+        let old = python("ten-old");
+        let replaced = |from: &[u8], to: &[u8]| {
+            let at = old.windows(from.len()).position(|bytes| bytes == from).unwrap();
+            [&old[..at], to, &old[at + from.len()..]].concat()
+        };
+        for (bytes, why) in [
+            (python("harm"), "no array of numpy's"),
+            (old[..3000].to_vec(), "cut short"),
+            (replaced(b"U\x04data", b"U\x04DATA"), "no `data`"),
+            (replaced(b"u1", b"i1"), "no array of rows of 3072 bytes"),
+            (replaced(b"labels", b"labelt"), "no `coarse_labels`"),
+            (replaced(b"_reconstruct", b"_reconstrucd"), "no array of numpy's"),
+            (b"\x80\x02N.".to_vec(), "no dictionary"),
+            (b"\x80\x02}0.".to_vec(), "the instruction 0x30"),
+            (b"\x80\x02(.".to_vec(), "what it has not made"),
+            (b"\x80\x02h\x07.".to_vec(), "what it has not kept"),
+            (b"\x80\x02K\x01a.".to_vec(), "what it has not made"),
+        ] {
+            let error = Cifar::read(&[scratch.write("data_batch_1", &bytes)], Label::Fine).err().unwrap();
+            assert!(error.is_input() && error.sentence.contains(why), "{why}: {error}");
+            assert!(error.sentence.contains("cifar-10-binary.tar.gz"), "{error}");
+        }
     }
 
     #[test]
