@@ -319,7 +319,8 @@ fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> 
             let (OpenEvent::Note(said) | OpenEvent::LeftOut(said)) = said;
             screen.note(format!("data     {said}"));
         })?;
-        images::show(&sets, args.samples, args.time, screen)?;
+        let changes = flatout_train::tasks::augmentation::changes(&config);
+        images::show(&sets, args.samples, args.time, changes, screen)?;
         return Ok(ExitCode::SUCCESS);
     }
     if config.data.task != Task::Text {

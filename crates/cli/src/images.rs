@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use flatout_data::OpenEvent;
 use flatout_data::formats::OnError;
 use flatout_data::images::{
-    Augment, Filter, ImageInspection, ImageSample, ImageSets, ImageSpec, View, inspect as look, open, time,
+    Augment, Changes, Filter, ImageInspection, ImageSample, ImageSets, ImageSpec, View, inspect as look,
+    open, time,
 };
 use flatout_train::Failure;
 use flatout_train::config;
@@ -14,13 +15,6 @@ use serde_json::json;
 use crate::args::Inspect;
 use crate::screen::{Screen, count, one_line};
 
-/// What images are timed as: the training view of most models.
-const TIMED: View = View {
-    width: 224,
-    height: 224,
-    augment: Augment::Train { scale: (0.08, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5 },
-    filter: Filter::Bilinear,
-};
 /// Characters of the bar of the largest class.
 const BAR: u64 = 40;
 
@@ -35,14 +29,23 @@ pub fn inspect(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
             screen.note(format!("data     {said}"));
         }
     })?;
-    show(&sets, args.samples, args.time, screen)?;
+    show(&sets, args.samples, args.time, Changes::NONE, screen)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows what sets hold, and with `seconds` how fast one core makes them ready.
-pub fn show(sets: &ImageSets, samples: usize, seconds: Option<f64>, screen: &Screen) -> Result<(), Failure> {
+/// Shows what sets hold, and with `seconds` how fast one core makes them ready, with the changes that training makes.
+pub fn show(
+    sets: &ImageSets,
+    samples: usize,
+    seconds: Option<f64>,
+    changes: Changes,
+    screen: &Screen,
+) -> Result<(), Failure> {
     let found = look(sets, samples)?;
-    let speed = seconds.map(|seconds| time(&sets.train, &TIMED, seconds)).transpose()?;
+    let augment = Augment::Train { scale: (0.08, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5, changes };
+    // The training view of most models.
+    let view = View { width: 224, height: 224, augment, filter: Filter::Bilinear };
+    let speed = seconds.map(|seconds| time(&sets.train, &view, seconds)).transpose()?;
     if screen.json {
         screen.object(&json!({ "images": found, "speed": speed }));
         return Ok(());
@@ -78,7 +81,7 @@ pub fn show(sets: &ImageSets, samples: usize, seconds: Option<f64>, screen: &Scr
     if let Some(speed) = speed {
         screen.result(format!(
             "one core reads and decodes {:.0} images a second, and makes {:.0} ready for a view of {} x {}",
-            speed.decoded, speed.fed, TIMED.width, TIMED.height
+            speed.decoded, speed.fed, view.width, view.height
         ));
     }
     Ok(())

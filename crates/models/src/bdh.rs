@@ -225,6 +225,10 @@ impl Family for BdhConfig {
         (self.head == Head::Classes).then(|| self.sides())
     }
 
+    fn normalisation(&self) -> Option<[[f64; 3]; 2]> {
+        (self.head == Head::Classes).then_some([MEAN, STD])
+    }
+
     fn from(&self) -> Option<&String> {
         self.from.as_ref()
     }

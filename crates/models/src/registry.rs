@@ -29,6 +29,11 @@ pub trait Family {
         self.image_sides().map(|[_, width]| width)
     }
 
+    /// The mean and the deviation that images are normalised by, of values from 0 to 1.
+    fn normalisation(&self) -> Option<[[f64; 3]; 2]> {
+        None
+    }
+
     /// Initial weights come from there.
     fn from(&self) -> Option<&String>;
 

@@ -327,6 +327,10 @@ impl Family for VitConfig {
         Some(self.sides())
     }
 
+    fn normalisation(&self) -> Option<[[f64; 3]; 2]> {
+        Some([self.mean, self.std])
+    }
+
     fn from(&self) -> Option<&String> {
         self.from.as_ref()
     }

@@ -63,6 +63,31 @@ fn a_run_goes_on_to_the_bit() {
     assert_eq!(unbroken.len(), 8);
 }
 
+/// RandAugment and erasing follow from the seed and the place of an image, whoever makes it and however often a run stops.
+#[test]
+fn changed_images_depend_on_nothing_but_their_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let changes = ["data.augment=randaugment", "data.erase=0.5", "data.erase_with=noise"];
+    let whole = config(&changes);
+    let unbroken = losses(&dir.path().join("whole"), &whole.with(&["loader.workers=1".into()]).unwrap());
+    assert_ne!(unbroken, losses(&dir.path().join("plain"), &config(&[])));
+    let (broken, threads) = (dir.path().join("broken"), whole.with(&["loader.workers=3".into()]).unwrap());
+    let mut first = losses(&broken, &threads.with(&["steps=3".into()]).unwrap());
+    first.extend(losses(&broken, &threads));
+    assert_eq!(first, unbroken);
+    for (word, sentence) in [
+        ("data.augment_magnitude=11", "`data.augment_magnitude` is 11 and must be from 0 to 10"),
+        ("data.augment_ops=0", "`data.augment_ops` is 0 and must be at least 1"),
+        ("data.erase=2", "`data.erase` is 2 and must be from 0 to 1"),
+        ("data.erase_area=[0.5,0.1]", "`data.erase_area` is [0.5, 0.1], and wants two numbers"),
+    ] {
+        let refused = recipes::resolve("vision-tiny", &[], &[word.into()]).unwrap_err().to_string();
+        assert!(refused.contains(sentence), "{refused}");
+    }
+    let refused = recipes::resolve("tiny", &[], &["data.erase=0.1".into()]).unwrap_err().to_string();
+    assert!(refused.contains("and `data.task` is text"), "{refused}");
+}
+
 /// Images of 16 rows and 24 columns, of every kind of model, mixed and cut; and other libraries have none such.
 #[test]
 fn images_need_not_be_square() {

@@ -343,12 +343,30 @@ mod tests {
     use super::*;
     use crate::Lanes;
     use crate::images::stored::Stored;
-    use crate::images::{Augment, Filter, ImageSpec, open};
+    use crate::images::{Augment, Changes, ErasedWith, Erasing, Filter, ImageSpec, RandAugment, open};
+
+    const CHANGES: Changes = Changes {
+        rand_augment: Some(RandAugment {
+            operations: 2,
+            probability: 0.7,
+            magnitude: 9.0,
+            noise: 0.5,
+            fill: [1, 2, 3],
+        }),
+        erasing: Some(Erasing {
+            probability: 0.5,
+            area: (0.02, 0.3),
+            ratio: (0.3, 3.0),
+            with: ErasedWith::Noise,
+            mean: [0.5; 3],
+            deviation: [0.25; 3],
+        }),
+    };
 
     const VIEW: View = View {
         width: 12,
         height: 10,
-        augment: Augment::Train { scale: (0.5, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5 },
+        augment: Augment::Train { scale: (0.5, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5, changes: CHANGES },
         filter: Filter::Bilinear,
     };
 

@@ -19,7 +19,8 @@
 //!    -> decode      JPEG, PNG and WebP to pixels
 //!    -> view        which part of an image is seen, at what size
 //!    -> resample    that part, at that size, by one of the filters
-//!    -> seen        all three of an image, whatever it is stored as
+//!    -> augment     RandAugment and random erasing of what training sees
+//!    -> seen        all four of an image, whatever it is stored as
 //!    -> loader      images in their global order, ahead of time, and the cursor
 //! asked       images of any of these sources whose classes nobody knows
 //! resident    a small set as one table of bytes, and what samples see of it
@@ -30,6 +31,7 @@
 //! threads, batches and where a run was stopped change nothing.
 
 mod asked;
+mod augment;
 mod decode;
 mod filter;
 mod flaw;
@@ -45,6 +47,7 @@ mod stored;
 mod view;
 
 pub use asked::{AskedImages, asked};
+pub use augment::{Changes, ErasedWith, Erasing, RandAugment};
 pub use decode::MAX_PIXELS;
 pub(crate) use decode::{decode, header};
 pub use filter::Filter;

@@ -69,7 +69,7 @@ pub struct PartLoader {
 }
 
 impl PartLoader {
-    /// Of a set that has a table. A cursor of other images or another seed is refused.
+    /// Of a set that has a table, and of a view that changes no pixels. A cursor of other images or another seed is refused.
     pub fn new(
         set: Arc<ImageSet>,
         view: View,
@@ -78,6 +78,7 @@ impl PartLoader {
         options: LoaderOptions,
     ) -> Result<Self, DataError> {
         accepted(&set, seed, &cursor)?;
+        assert!(view.changes().is_none(), "parts of a table are seen as they are");
         let [count, height, width] = ByteTable::extents(&set).expect("a set with a table");
         let order = Order::new(Some(count as u64), seed);
         Ok(Self { set, view, seed, size: [height, width], order, cursor, options })
@@ -116,7 +117,7 @@ mod tests {
     use super::*;
     use crate::images::resample::{Region, Scaling, resample};
     use crate::images::stored::Picture;
-    use crate::images::{Augment, Filter, ImageLoader, ImageSpec, open};
+    use crate::images::{Augment, Changes, Filter, ImageLoader, ImageSpec, open};
 
     #[test]
     fn parts_of_a_table_are_what_a_loader_gives() {
@@ -125,7 +126,8 @@ mod tests {
         let table = ByteTable::of(&set).unwrap().unwrap();
         assert_eq!(ByteTable::extents(&set), Some([40, 14, 16]));
         assert_eq!((table.width, table.height, table.pixels.len()), (16, 14, 40 * 16 * 14 * 3));
-        let augment = Augment::Train { scale: (0.3, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5 };
+        let changes = Changes::NONE;
+        let augment = Augment::Train { scale: (0.3, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5, changes };
         let view = View { width: 9, height: 11, augment, filter: Filter::Bilinear };
         let lanes = crate::Lanes { first: 1, count: 1, of: 2, together: 1, batch: 30 };
         let options = LoaderOptions { lanes, ..LoaderOptions::default() };

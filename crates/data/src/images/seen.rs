@@ -15,6 +15,20 @@ pub(crate) fn seen(
     pixels: &mut Vec<u8>,
     out: &mut [u8],
 ) -> Result<(), Flaw> {
+    cut(stored, view, key, max_pixels, pixels, out)?;
+    view.changes().apply(key, view.filter, view.width, out, pixels);
+    Ok(())
+}
+
+/// The part that a view sees, at its size.
+fn cut(
+    stored: Stored<'_>,
+    view: &View,
+    key: u64,
+    max_pixels: u64,
+    pixels: &mut Vec<u8>,
+    out: &mut [u8],
+) -> Result<(), Flaw> {
     let (filter, size) = (view.filter, (view.width, view.height));
     let is_whole = matches!(view.augment, Augment::Resized(_));
     let picture = match stored {
@@ -46,6 +60,7 @@ fn part(crop: Crop) -> Region {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::images::augment::Changes;
     use crate::images::filter::Filter;
 
     fn picture(name: &str) -> Vec<u8> {
@@ -76,7 +91,8 @@ mod tests {
 
     #[test]
     fn parts_decoded_by_themselves_are_those_of_the_whole() {
-        let augment = Augment::Train { scale: (0.1, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5 };
+        let changes = Changes::NONE;
+        let augment = Augment::Train { scale: (0.1, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5, changes };
         for name in ["420.jpg", "422.jpg", "444.jpg", "grey.jpg", "progressive.jpg"] {
             // Larger than the part, about as large, and smaller.
             for (width, height) in [(61, 50), (20, 20), (12, 9)] {

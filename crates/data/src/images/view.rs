@@ -1,5 +1,6 @@
 //! Which part of an image is seen, at what size.
 
+use super::augment::Changes;
 use super::filter::Filter;
 use super::resample::Region;
 use crate::random::Uniform;
@@ -25,8 +26,9 @@ pub enum Augment {
     /// of the result, whole pixels from its edges.
     Resized(Scaled),
     /// Another part for every sample: of an area drawn evenly from `scale` (shares of the whole), of a ratio of width
-    /// to height whose logarithm is drawn evenly from `ratio`, anywhere; mirrored left to right with probability `flip`.
-    Train { scale: (f64, f64), ratio: (f64, f64), flip: f64 },
+    /// to height whose logarithm is drawn evenly from `ratio`, anywhere; mirrored left to right with probability `flip`,
+    /// and changed.
+    Train { scale: (f64, f64), ratio: (f64, f64), flip: f64, changes: Changes },
 }
 
 /// The size that an image is scaled to before its middle is cut out.
@@ -60,12 +62,20 @@ impl View {
                 let part = self.left_of(width, height, to);
                 middle(width, height, part.width, part.height)
             }
-            Augment::Train { scale, ratio, flip } => {
+            Augment::Train { scale, ratio, flip, .. } => {
                 let mut uniform = Uniform::new(key);
                 let is_flipped = uniform.draw() < flip;
                 let part = drawn(width, height, scale, ratio, &mut uniform);
                 Crop { is_flipped, ..part.unwrap_or_else(|| widest(width, height, ratio)) }
             }
+        }
+    }
+
+    /// The changes that are made to what is seen.
+    pub(super) fn changes(&self) -> Changes {
+        match self.augment {
+            Augment::Train { changes, .. } => changes,
+            Augment::Centre { .. } | Augment::Resized(_) => Changes::NONE,
         }
     }
 
@@ -145,7 +155,8 @@ fn middle(width: usize, height: usize, w: f64, h: f64) -> Crop {
 mod tests {
     use super::*;
 
-    const TRAIN: Augment = Augment::Train { scale: (0.08, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5 };
+    const TRAIN: Augment =
+        Augment::Train { scale: (0.08, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5, changes: Changes::NONE };
 
     fn view(width: usize, height: usize, augment: Augment) -> View {
         View { width, height, augment, filter: Filter::Bilinear }

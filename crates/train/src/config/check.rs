@@ -6,7 +6,9 @@ use flatout_ir::passes::adapter::{EMBED, HEAD};
 use flatout_models::config::Head;
 
 use super::pattern::matches;
-use super::{AdapterKind, Config, Data, MixPart, Paths, ScheduleName, Sight, SourceKind, Task, Unit};
+use super::{
+    AdapterKind, Augmentation, Config, Data, MixPart, Paths, ScheduleName, Sight, SourceKind, Task, Unit,
+};
 use crate::UserError;
 use crate::refuse;
 use crate::switches::Choose;
@@ -17,6 +19,7 @@ const MAX_ROWS: usize = 1 << 24;
 const MAX_PREFETCH: usize = 1000;
 const MAX_WORKERS: usize = 1024;
 const MAX_PARTS: usize = 1000;
+const MOST_OPERATIONS: usize = 100;
 /// Tokens of an image that no context has.
 const MAX_IMAGE_TOKENS: usize = 1 << 20;
 /// Between these, the shares of a mixture have all their digits.
@@ -344,9 +347,12 @@ impl Config {
     /// What is seen of images.
     fn validate_views(&self) -> Result<(), UserError> {
         let data = &self.data;
-        for (key, [least, most], bound) in
-            [("crop_scale", data.crop_scale, 1.0), ("crop_ratio", data.crop_ratio, 100.0)]
-        {
+        for (key, [least, most], bound) in [
+            ("crop_scale", data.crop_scale, 1.0),
+            ("crop_ratio", data.crop_ratio, 100.0),
+            ("erase_area", data.erase_area, 1.0),
+            ("erase_ratio", data.erase_ratio, 100.0),
+        ] {
             if !(least > 0.0 && least <= most && most <= bound) {
                 refuse!(
                     "`data.{key}` is [{least}, {most}], and wants two numbers above 0, in order, up to {bound}"
@@ -362,6 +368,19 @@ impl Config {
             );
         }
         within("data.flip", data.flip, 0.0, 1.0)?;
+        at_least_one("data.augment_ops", data.augment_ops)?;
+        at_most("data.augment_ops", data.augment_ops, MOST_OPERATIONS)?;
+        within("data.augment_magnitude", data.augment_magnitude, 0.0, 10.0)?;
+        within("data.augment_noise", data.augment_noise, 0.0, 10.0)?;
+        within("data.augment_probability", data.augment_probability, 0.0, 1.0)?;
+        within("data.erase", data.erase, 0.0, 1.0)?;
+        let is_changed = data.augment != Augmentation::None || data.erase > 0.0;
+        if is_changed && data.task != Task::Images {
+            refuse!(
+                "`data.augment` and `data.erase` change the images of data.task=images, and `data.task` is {}: leave them out",
+                data.task
+            );
+        }
         within("data.centre_crop", data.centre_crop, 0.01, 1.0)?;
         self.validate_resize()
     }

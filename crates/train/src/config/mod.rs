@@ -35,7 +35,7 @@ pub use task::{Sight, Task, Unit};
 
 pub use flatout_data::examples::{TooLong, TrainOn};
 pub use flatout_data::formats::{FileFormat, OnError};
-pub use flatout_data::images::Filter;
+pub use flatout_data::images::{ErasedWith, Filter};
 pub use flatout_data::{DocumentOrder, SourceKind};
 use flatout_models::config::Model;
 use flatout_settings::{Kind, Section, Setting};
@@ -211,6 +211,24 @@ section! {
         pub crop_ratio: [f64; 2] = [0.75, 1.3333333333333333],
         /// Probability that training sees an image mirrored.
         pub flip: f64 = 0.5,
+        /// Operations that change training images after they were cut: none, or randaugment, with timm's operations and strengths.
+        pub augment: Augmentation = Augmentation::None,
+        /// Operations that RandAugment draws for an image, one after another.
+        pub augment_ops: usize = 2,
+        /// Mean magnitude of these operations, from 0 to 10.
+        pub augment_magnitude: f64 = 9.0,
+        /// Deviation of the magnitude, which is drawn anew for every operation.
+        pub augment_noise: f64 = 0.5,
+        /// Probability that an operation that was drawn is applied.
+        pub augment_probability: f64 = 0.5,
+        /// Probability that a rectangle of a training image is erased.
+        pub erase: f64 = 0.0,
+        /// Share of an image's area that is erased, from and to.
+        pub erase_area: [f64; 2] = [0.02, 0.3333333333333333],
+        /// Ratio of height to width of the erased rectangle, from and to.
+        pub erase_ratio: [f64; 2] = [0.3, 3.3333333333333335],
+        /// The pixels of an erased rectangle: the mean that images are normalised by, a colour around it, or noise around it.
+        pub erase_with: ErasedWith = ErasedWith::Mean,
         /// Share of both sides of an image, in its middle, that evaluation sees.
         pub centre_crop: f64 = 1.0,
         /// Pixels of the shorter side, or rows and columns, that evaluation scales to before cutting, instead of centre_crop.
@@ -218,6 +236,11 @@ section! {
         /// The filter that images are scaled with, with antialiasing.
         pub filter: Filter = Filter::Bilinear,
     }
+}
+
+choice! {
+    /// Operations that change training images.
+    pub enum Augmentation { None = "none", RandAugment = "randaugment" }
 }
 
 /// The least and the most tokens of an image beside a text, where neither a user nor a checkpoint says it: as published

@@ -4,6 +4,7 @@ use flatout_data::images::Filter;
 use flatout_ir::Target;
 use flatout_models::images::CHANNELS;
 
+use super::augmentation;
 use crate::UserError;
 use crate::config::{Config, SourceKind, Task};
 use crate::refuse;
@@ -40,7 +41,7 @@ pub fn kept(config: &Config) -> Option<[usize; 3]> {
 /// The config with the switch settled for a target, and what `auto` chose.
 pub(crate) fn settle(config: &Config, target: &Target) -> Result<(Config, Option<Chosen>), UserError> {
     let mut settled = config.clone();
-    let mut chosen = None;
+    let (mut chosen, changed) = (None, augmentation::words(config));
     settled.switches.data.image_table = match (config.switches.data.image_table, extents(config)) {
         (Choose::On, None) if config.data.task != Task::Images => {
             refuse!("`image_table=on` has nothing to keep: `data.task` is {}", config.data.task)
@@ -50,8 +51,15 @@ pub(crate) fn settle(config: &Config, target: &Target) -> Result<(Config, Option
             config.data.filter
         ),
         (asked, None) => asked,
+        (Choose::On, Some(_)) if changed.is_some() => refuse!(
+            "`image_table=on` cuts images on the device, and {} needs their pixels in the loader: leave one of them out",
+            changed.unwrap_or_default()
+        ),
         (Choose::Auto, Some(extents)) => {
-            let (value, why) = choice(extents, target);
+            let (value, why) = match &changed {
+                Some(changed) => (Choose::Off, format!("{changed} needs pixels in the loader's threads")),
+                None => choice(extents, target),
+            };
             chosen = Some(Chosen { switch: IMAGE_TABLE.name, value: value.to_string(), why });
             value
         }
@@ -127,6 +135,15 @@ mod tests {
         let (value, why) = chosen(&["data.synthetic_rows=180000"], &gpu());
         assert!(value == "off" && why.contains("more than the 512 MiB"), "{why}");
         assert_eq!(chosen(&[], &crate::resolve::compile::target()).0, "off");
+        let (value, why) = chosen(&["data.synthetic_rows=1000", "data.augment=randaugment"], &gpu());
+        assert!(
+            value == "off" && why.starts_with("RandAugment (2 operations of magnitude 9) needs"),
+            "{why}"
+        );
+        let (value, why) = chosen(&["data.synthetic_rows=1000", "data.erase=0.25"], &gpu());
+        assert!(value == "off" && why.contains("random erasing (of 25% of images)"), "{why}");
+        let refused = settle(&config(&["data.erase=0.1", "image_table=on"]), &gpu()).unwrap_err().to_string();
+        assert!(refused.contains("leave one of them out"), "{refused}");
         // Nothing is known of files that are not open.
         let files = config(&["data.path=x", "image_table=on"]);
         assert_eq!(extents(&files), None);

@@ -17,6 +17,7 @@ use flatout_models::images::TABLE;
 use flatout_runtime::Session;
 use serde_json::Value;
 
+use super::augmentation;
 use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
 use super::dataset::{Dataset, Feeding, Share, loaded_by_threads, loader_threads, read_cursor, updates};
 use super::examples::check_names;
@@ -84,7 +85,12 @@ pub fn view(config: &Config, training: bool) -> View {
         true => {
             // Parts of the view's own ratio are not stretched, whatever it is.
             let ratio = data.crop_ratio.map(|ratio| ratio * (width as f64 / height as f64));
-            Augment::Train { scale: pair(data.crop_scale), ratio: pair(ratio), flip: data.flip }
+            Augment::Train {
+                scale: pair(data.crop_scale),
+                ratio: pair(ratio),
+                flip: data.flip,
+                changes: augmentation::changes(config),
+            }
         }
         false => match data.resize[..] {
             [shorter] => Augment::Resized(Scaled::Shorter(shorter)),
@@ -182,7 +188,10 @@ impl Dataset for ImageSets {
     fn loading(&self, config: &Config, feeding: Feeding<'_>) -> String {
         match feeding.plans.slot(TABLE) {
             Some(_) => "all images lie on the device".into(),
-            None => loaded_by_threads(config),
+            None => match augmentation::words(config) {
+                Some(words) => format!("{}, {words}", loaded_by_threads(config)),
+                None => loaded_by_threads(config),
+            },
         }
     }
 

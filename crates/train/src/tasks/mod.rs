@@ -2,6 +2,7 @@
 //!
 //! The loop, evaluation and measurement know batches of named tensors and no kinds of data: a task is its file and its row.
 
+pub mod augmentation;
 pub mod batch;
 pub mod capacities;
 pub mod dataset;

@@ -1,0 +1,63 @@
+//! Training images changed at random, after they were cut, scaled and mirrored: RandAugment, then random erasing.
+//!
+//! What is drawn follows from the key of a sample alone, in streams apart from the one that draws its part: threads, ranks
+//! and resumed runs change no bit, and a run without these has the bits it had before there were any.
+
+mod canvas;
+mod colours;
+mod erasing;
+mod geometry;
+mod rand_augment;
+#[cfg(test)]
+mod tests;
+
+pub use erasing::{ErasedWith, Erasing};
+pub use rand_augment::RandAugment;
+
+use canvas::Canvas;
+
+use super::filter::Filter;
+use crate::random::{Uniform, key};
+
+/// The changes that training makes to an image.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Changes {
+    pub rand_augment: Option<RandAugment>,
+    pub erasing: Option<Erasing>,
+}
+
+/// Streams of random numbers of a sample: that of its part has no number.
+const OPERATIONS: u64 = 1;
+const ERASED: u64 = 2;
+
+impl Changes {
+    pub const NONE: Self = Self { rand_augment: None, erasing: None };
+
+    pub fn is_none(&self) -> bool {
+        *self == Self::NONE
+    }
+
+    /// Changes pixels of rows of `width`. `spare` is worked in.
+    pub(super) fn apply(
+        &self,
+        sample: u64,
+        filter: Filter,
+        width: usize,
+        pixels: &mut [u8],
+        spare: &mut Vec<u8>,
+    ) {
+        if let Some(rand_augment) = &self.rand_augment {
+            let mut canvas = Canvas { width, pixels, spare, filter, fill: rand_augment.fill };
+            rand_augment.apply(&mut canvas, key(sample, OPERATIONS));
+        }
+        if let Some(erasing) = &self.erasing {
+            erasing.apply(pixels, width, key(sample, ERASED));
+        }
+    }
+}
+
+/// A normal number of mean 0 and deviation 1.
+fn normal(uniform: &mut Uniform) -> f64 {
+    let (radius, angle) = (1.0 - uniform.draw(), uniform.draw());
+    (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
+}
