@@ -510,7 +510,8 @@ pub struct Inspect {
 
 #[derive(Parser)]
 pub struct Schema {
-    /// Only keys whose name or line has this word.
+    /// A key, which is shown with all that is known of it; or a word: only keys whose name or line has it.
+    #[arg(value_name = "KEY | WORD")]
     pub word: Option<String>,
 }
 

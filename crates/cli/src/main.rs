@@ -5,8 +5,10 @@
 
 mod ablate;
 mod args;
+mod cache;
 mod calibrate;
 mod claims;
+mod completions;
 mod data;
 mod doctor;
 mod eval;
@@ -41,7 +43,7 @@ mod watch;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use flatout_train::Failure;
 use flatout_train::device::{self, kernels};
 
@@ -106,6 +108,15 @@ enum Command {
     Doctor(args::Doctor),
     /// Tokenise text into shards, or look into data and what the loss sees of it.
     Data(args::Data),
+    /// Show what is kept between runs and how large it is; `cache clean` removes what can be made again.
+    Cache(cache::Cache),
+    /// Print a script by which a shell completes commands, options, recipes, runs, keys and their values.
+    Completions(completions::Completions),
+    /// Write manual pages of all commands to a folder.
+    Man(completions::Man),
+    /// Print what the last word of a command line may be, for the scripts of `completions`.
+    #[command(hide = true)]
+    Complete(completions::Complete),
     /// Check that ranks find one another however they are started, and time what they exchange.
     #[command(hide = true)]
     Ranks(ranks::CheckRanks),
@@ -168,6 +179,10 @@ fn run(command: &Command, screen: &Screen) -> Result<ExitCode, Failure> {
         Command::Schema(args) => recipes::schema(args, screen),
         Command::Doctor(args) => doctor::doctor(args, screen),
         Command::Data(args) => data::data(args, screen),
+        Command::Cache(args) => cache::cache(args, screen),
+        Command::Completions(args) => completions::completions(args, screen),
+        Command::Man(args) => completions::man(args, Args::command(), screen),
+        Command::Complete(args) => completions::complete(args, Args::command(), screen),
         Command::Ranks(args) => ranks::ranks(args, screen),
     }
 }

@@ -40,10 +40,20 @@ pub fn recipes(args: &Recipes, screen: &Screen) -> Result<ExitCode, Failure> {
 pub fn schema(args: &Schema, screen: &Screen) -> Result<ExitCode, Failure> {
     let mut keys = config::schema();
     if let Some(word) = &args.word {
+        let is_named =
+            |key: &config::SchemaKey| key.path.strip_prefix("switches.").unwrap_or(&key.path) == word;
+        if word.contains('.') && keys.iter().any(|key| is_named(key) || key.path == *word) {
+            keys.retain(|key| is_named(key) || key.path == *word);
+        }
         let (name, words) = (word.to_lowercase(), word.to_lowercase().replace('_', " "));
+        let all = keys.clone();
         keys.retain(|key| key.path.contains(&name) || key.doc.to_lowercase().contains(&words));
         if keys.is_empty() {
-            let answer = config::answer(word).unwrap_or("flatout schema lists them all".into());
+            let paths: Vec<&str> = all.iter().map(|key| key.path.as_str()).collect();
+            let names: Vec<&str> = paths.iter().map(|path| path.rsplit('.').next().unwrap_or(path)).collect();
+            let nearest = || config::suggestion(word, &paths).or_else(|| config::suggestion(word, &names));
+            let answer =
+                config::answer(word).or_else(nearest).unwrap_or("flatout schema lists them all".into());
             return Err(UserError(format!("no key has `{word}` in its name or its line; {answer}")).into());
         }
     }
@@ -51,9 +61,46 @@ pub fn schema(args: &Schema, screen: &Screen) -> Result<ExitCode, Failure> {
         screen.object(&keys);
         return Ok(ExitCode::SUCCESS);
     }
+    if let [only] = &keys[..] {
+        detailed(only, screen);
+        return Ok(ExitCode::SUCCESS);
+    }
     for key in keys {
         let default = key.default.unwrap_or_default();
         screen.result(format!("{:28} {default:22} {} Takes {}.", key.path, key.doc, key.wants));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A key with everything that is known of it.
+fn detailed(key: &config::SchemaKey, screen: &Screen) {
+    screen.result(&key.path);
+    screen.result(format!("  {}", key.doc));
+    let default = key.default.clone().unwrap_or_else(|| match key.required {
+        true => "none: it must be given".into(),
+        false => "none: it may be left out".into(),
+    });
+    screen.result(format!("  Takes {}.", key.wants));
+    if let Some(range) = range(&key.path) {
+        screen.result(format!("  range    {range}"));
+    }
+    screen.result(format!("  default  {default}"));
+    if let [first, ..] = key.values[..] {
+        screen.result(format!("  as in    {}={first}", key.path.trim_start_matches("switches.")));
+    }
+}
+
+/// The bounds of a number, in the words in which values beyond them are refused.
+fn range(path: &str) -> Option<String> {
+    let mut said: Vec<String> = vec![];
+    for value in ["-1", "0", "1e30", "1000000000000000"] {
+        let refused = embedded::list().iter().find_map(|recipe| {
+            let refused =
+                embedded::resolve(recipe.name, &[], &[format!("{path}={value}")]).err()?.to_string();
+            let (_, bounds) = refused.strip_prefix(&format!("`{path}` is "))?.split_once(" and m")?;
+            Some(format!("m{bounds}"))
+        });
+        said.extend(refused.filter(|bounds| !said.contains(bounds)));
+    }
+    (!said.is_empty()).then(|| said.join(", "))
 }

@@ -363,6 +363,16 @@ fn the_schema_tells_values_and_takes_a_word() {
     let refused = say(folder.path(), &["schema", "max_grad_norm"]);
     assert_eq!(refused.code, Some(2));
     assert!(refused.err.contains("here that is `optimizer.clip`"), "{}", refused.err);
+    let one = said(&["data.flip"]);
+    for line in ["data.flip", "  Takes a number.", "  range    must be from 0 to 1", "  default  0.5"] {
+        assert!(one.lines().any(|said| said == line), "{one} lacks {line}");
+    }
+    let prefetch = said(&["loader.prefetch"]);
+    assert!(prefetch.contains("must be at least 1, may be 1000 at most"), "{prefetch}");
+    assert!(said(&["data.filter"]).contains("  Takes one of bilinear, bicubic, lanczos."));
+    let refused = say(folder.path(), &["schema", "data.flpi"]);
+    assert_eq!((refused.code, refused.out.as_str()), (Some(2), ""));
+    assert!(refused.err.contains("did you mean `data.flip`?"), "{}", refused.err);
 }
 
 /// `docs/guides/coming-from.md`: the whole page, or what follows a heading.

@@ -13,6 +13,7 @@ mod examples;
 mod exports;
 #[path = "../../train/tests/fovea_folder/mod.rs"]
 mod fovea_folder;
+mod habits;
 #[path = "../../train/tests/hub_server/mod.rs"]
 mod hub_server;
 mod images;

@@ -30,6 +30,7 @@ impl Config {
     pub fn validate(&self) -> Result<(), UserError> {
         self.model.validate()?;
         self.validate_data()?;
+        self.validate_changes()?;
         self.validate_train()?;
         self.validate_preference()?;
         self.adapter.validate()?;
@@ -374,6 +375,13 @@ impl Config {
         within("data.augment_noise", data.augment_noise, 0.0, 10.0)?;
         within("data.augment_probability", data.augment_probability, 0.0, 1.0)?;
         within("data.erase", data.erase, 0.0, 1.0)?;
+        within("data.centre_crop", data.centre_crop, 0.01, 1.0)?;
+        self.validate_resize()
+    }
+
+    /// Changes of images are for a model of images.
+    fn validate_changes(&self) -> Result<(), UserError> {
+        let data = &self.data;
         let is_changed = data.augment != Augmentation::None || data.erase > 0.0;
         if is_changed && data.task != Task::Images {
             refuse!(
@@ -381,8 +389,7 @@ impl Config {
                 data.task
             );
         }
-        within("data.centre_crop", data.centre_crop, 0.01, 1.0)?;
-        self.validate_resize()
+        Ok(())
     }
 
     /// Whether the model's images can be cut out of what images are scaled to.

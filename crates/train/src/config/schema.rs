@@ -17,6 +17,8 @@ pub struct SchemaKey {
     pub path: String,
     /// What it accepts, in words.
     pub wants: String,
+    /// The values it takes by name; empty where it takes any number or text.
+    pub values: Vec<&'static str>,
     /// Its default as it would be written in a recipe; `None` where it must be given or may be absent.
     pub default: Option<String>,
     pub required: bool,
@@ -52,6 +54,7 @@ pub fn schema() -> Vec<SchemaKey> {
         let default = of_kinds.into_iter().find_map(|(_, values)| values.get(&found.path));
         SchemaKey {
             wants: found.key.kind.to_string(),
+            values: names(&found.key.kind),
             default: default.filter(|_| !found.key.required).map(text::value),
             required: found.key.required,
             doc: doc(&kinds, found.key.doc),
@@ -59,6 +62,16 @@ pub fn schema() -> Vec<SchemaKey> {
         }
     };
     all().into_iter().map(row).collect()
+}
+
+/// The values of a kind that have names.
+fn names(kind: &Kind) -> Vec<&'static str> {
+    match kind {
+        Kind::Bool => vec!["true", "false"],
+        Kind::Choice(values) | Kind::WordOrNumbers(values) => values.to_vec(),
+        Kind::WholeOrAuto => vec!["auto"],
+        _ => vec![],
+    }
 }
 
 /// The kinds of models that have a key with this meaning; every kind has the keys of other sections.
