@@ -60,7 +60,7 @@ class Terminal:
         os.write(self.file, keys if isinstance(keys, bytes) else keys.encode())
 
     def read(self, until, seconds):
-        """What is shown until some text is there or the time is up, without what moves the cursor or colours."""
+        """The bytes that are shown until some text is there or the time is up."""
         shown, end = b"", time.monotonic() + seconds
         while time.monotonic() < end:
             if select.select([self.file], [], [], 0.05)[0]:
@@ -70,7 +70,7 @@ class Terminal:
                     break
             if until in plain(shown):
                 break
-        return plain(shown)
+        return shown
 
     def close(self):
         os.close(self.file)
@@ -78,6 +78,7 @@ class Terminal:
 
 
 def plain(shown):
+    """Bytes as text, without what colours, and with the cursor's steps back taken."""
     text = re.sub(rb"\x1b(\[[0-9;?<=>]*[a-zA-Z]|\][^\x07\x1b]*(\x07|\x1b\\)|[()][A-Z0-9]|[=>])", b"", shown)
     text = text.decode(errors="replace").replace("\r", "").replace("\a", "")
     while "\b" in text:
@@ -124,7 +125,7 @@ def main():
                 # What was typed is shown as it is typed, and what Tab adds behind it. A sign behind that shows where the word ends.
                 shown = terminal.read(wanted.rstrip() if wanted.endswith(" ") else wanted, 6.0)
                 terminal.type("~")
-                shown += terminal.read("~", 3.0)
+                shown = plain(shown + terminal.read("~", 3.0))
                 good = wanted + "~" in shown.replace("\n", "")
                 print(f"{'PASS' if good else 'FAIL'} {shell}: {typed!r} + Tab is {wanted!r}" + ("" if good else f", shown {shown[-200:]!r}"))
                 failed |= not good

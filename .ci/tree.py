@@ -21,7 +21,7 @@ PAGE = ROOT / "docs/tree.md"
 COMMENT = {".rs": "//!", ".cu": "//", ".cuh": "//", ".js": "//", "": "#"}
 SOURCES = {".rs", ".cu", ".cuh", ".js", ".py"}
 SPEAKS_FOR_ITS_FOLDER = ("mod.rs", "lib.rs", "main.rs")
-TOP = ("crates", "bench", "recipes", ".ci")
+TOP = ("crates", "bench", "recipes", "examples", ".ci")
 # The description of a file begins in this column, or behind a longer name.
 COLUMN = 38
 
