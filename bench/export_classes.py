@@ -196,7 +196,7 @@ def images(flatout, compare):
     for number, name in enumerate(TIMM):
         torch.manual_seed(number)
         sizes = dict(img_size=SIDE, patch_size=PATCH, embed_dim=24, depth=2, num_heads=3, num_classes=3)
-        model = timm.create_model(name, **sizes)
+        model = timm.create_model(name, pretrained_cfg_overlay=dict(crop_pct=1.0), **sizes)
         for parameter in model.parameters():
             parameter.data += 0.1 * torch.randn(parameter.shape)
         timm.models.save_for_hf(model, folder / name, model_args=sizes, safe_serialization=True)

@@ -174,8 +174,10 @@ pub fn embed<'g>(
         b.scope("positions", || b.read(table).gather(pass.positions.reshape(&[tokens.dims()[0]])))
     });
     let typed = w.types.map(|table| {
-        let table = b.scope("types", || b.read(table));
-        pass.types.map_or(table, |types| b.scope("types", || table.gather(types)))
+        b.scope("types", || {
+            let table = b.read(table);
+            pass.types.map_or(table, |types| table.gather(types))
+        })
     });
     // After the gathers, so that scale and sums are neighbours.
     let x = b.scope("embed", || {

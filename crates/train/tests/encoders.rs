@@ -128,6 +128,11 @@ fn a_body_is_read_under_every_name_its_tensors_have() {
         assert_eq!(dense == pooler, has_pooler, "{name}");
         assert_eq!(session.read_f32("score.weight").expect("a head").len(), 5 * 12);
     }
+    let words = [format!("model.from={}", at("bare").display()), "model.classes=5".into()];
+    let tokenizer = format!("data.tokenizer={}", at("tokenizer.json").display());
+    let by_recipe =
+        recipes::resolve("text-classify", &[], &[&words[..], &[tokenizer]].concat()).expect("a config");
+    assert_eq!(by_recipe.model.decoder().pooling.name(), "cls", "the recipe's is another model's");
     let mean =
         config(scratch.path(), &at("bare"), &["model.classes=5", "model.pooling=mean", "train.steps=1"])
             .expect("a config");

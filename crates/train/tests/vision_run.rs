@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use flatout_data::images::Augment;
+use flatout_models::config::Model;
 use flatout_train::Config;
 use flatout_train::device::Device;
 use flatout_train::infer::images::classify;
@@ -253,6 +254,46 @@ fn models_go_out_and_come_back_as_the_same_bits() {
             "Dinov2ForImageClassification",
             "dinov2.encoder.layer.1.attention.attention.key.bias",
         ),
+        (
+            "deit",
+            &[
+                "model.library=transformers",
+                "model.pooling=cls",
+                "model.registers=1",
+                "model.prefix_positions=2",
+            ][..],
+            "DeiTForImageClassification",
+            "deit.embeddings.distillation_token",
+        ),
+        (
+            "clip",
+            &[
+                "model.library=transformers",
+                "model.input_norm=true",
+                "model.final_norm=none",
+                "model.activation=quick_gelu",
+            ][..],
+            "CLIPForImageClassification",
+            "vision_model.pre_layrnorm.weight",
+        ),
+        (
+            "siglip",
+            &["model.library=transformers", "model.class_token=false", "model.activation=gelu_tanh"][..],
+            "SiglipForImageClassification",
+            "vision_model.post_layernorm.bias",
+        ),
+        (
+            "timm-registers",
+            &["model.grid=3", "model.class_token=false", "model.registers=2", "model.final_norm=pooled"][..],
+            "VisionTransformer",
+            "fc_norm.weight",
+        ),
+        (
+            "timm-clip",
+            &["model.input_norm=true", "model.norm_eps=1e-5", "model.pooling=cls"][..],
+            "VisionTransformer",
+            "norm_pre.weight",
+        ),
     ] {
         let (run, out, back, twice) =
             (at(name), at(&format!("{name}-out")), at(&format!("{name}-back")), at(&format!("{name}-twice")));
@@ -288,5 +329,41 @@ fn models_go_out_and_come_back_as_the_same_bits() {
                 fs::read_to_string(twice.join(file)).unwrap()
             );
         }
+    }
+}
+
+/// A tower without a head is given the one that its library has: what a recipe says of pooling is of another model.
+#[test]
+fn towers_without_a_head_pool_as_their_library_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let vision = serde_json::json!({
+        "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+        "image_size": 16, "patch_size": 4, "layer_norm_eps": 1e-6,
+    });
+    for (kind, class, pooling) in [
+        ("siglip_vision_model", "SiglipVisionModel", "mean"),
+        ("clip_vision_model", "CLIPVisionModel", "mean"),
+        ("deit", "DeiTForImageClassificationWithTeacher", "cls"),
+    ] {
+        let mut config = vision.clone();
+        config["model_type"] = kind.into();
+        config["architectures"] = serde_json::json!([class]);
+        fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        let from = format!("model.from={}", dir.path().display());
+        let resolved = |more: &[&str]| {
+            let words: Vec<String> =
+                [from.as_str(), "model.classes=10"].iter().chain(more).map(|w| w.to_string()).collect();
+            recipes::resolve("dinov2-s-classify", &[], &words)
+        };
+        let Model::Vit(vit) = resolved(&["model.image_size=16"]).expect("a config").model else {
+            panic!("{kind}")
+        };
+        assert_eq!(vit.pooling.name(), pooling, "{kind}");
+        let said = resolved(&["model.image_size=16", "model.pooling=cls_mean"]);
+        assert_eq!(
+            said.is_err(),
+            kind == "siglip_vision_model",
+            "{kind}: what is said counts, where it can be built"
+        );
     }
 }

@@ -92,8 +92,8 @@ fn read(f: &Fields<'_>) -> Result<Seen, String> {
         _ => return Err(format!("its `global_pool` is {pool:?}, and here there is only token and avg")),
     };
     let width = args.extent_or("embed_dim", named.width)?;
-    let patch = args.extent_or("patch_size", named.patch)?;
-    let image_size = args.extent_or("img_size", named.image_size)?;
+    let patch = side(&args, "patch_size", named.patch)?;
+    let image_size = side(&args, "img_size", named.image_size)?;
     if patch == 0 || !image_size.is_multiple_of(patch) {
         return Err(format!("its patches of {patch} do not divide its images of {image_size}"));
     }
@@ -156,6 +156,20 @@ fn read(f: &Fields<'_>) -> Result<Seen, String> {
     };
     let names = if classes > 0 { label_names(f, &cfg, classes)? } else { vec![] };
     Ok((vit, names, processor::read_timm(&cfg, image_size)?))
+}
+
+/// Pixels a side: one number, or rows and columns that are as many.
+fn side(args: &Fields<'_>, name: &str, default: usize) -> Result<usize, String> {
+    let Some(Value::Array(both)) = args.get(name) else { return args.extent_or(name, default) };
+    match &both[..] {
+        [height, width] if height == width => {
+            Fields(&Map::from_iter([(name.to_string(), height.clone())])).extent(name)
+        }
+        _ => Err(format!(
+            "its `{name}` is {}, and here images and patches are square",
+            Value::from(both.clone())
+        )),
+    }
 }
 
 /// The names of the classes, of the list that the library keeps beside the model or with its first weights.

@@ -286,6 +286,11 @@ mod tests {
         assert!(refused(json!({ "architecture": "resnet50" })).contains("resnet50"));
         let pooled = json!({ "architecture": "vit_tiny_patch16_224", "model_args": { "fc_norm": true } });
         assert!(refused(pooled).contains("`fc_norm`"));
+        let wide = json!({ "architecture": "vit_tiny_patch16_224", "model_args": { "img_size": [32, 16] } });
+        assert!(refused(wide).contains("here images and patches are square"));
+        let square =
+            json!({ "architecture": "vit_tiny_patch16_224", "model_args": { "img_size": [32, 32] } });
+        assert_eq!(read_vit(&square).image_size, 32, "as newer versions write it");
         let attending = json!({ "architecture": "vit_base_patch16_siglip_224", "global_pool": "map" });
         assert!(refused(attending).contains("vit_base_patch16_siglip_gap_224"));
         let args = json!({ "global_pool": "map", "fc_norm": false });
