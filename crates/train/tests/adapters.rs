@@ -196,7 +196,7 @@ fn ten_steps_with_new_tokens() {
     steps_as_peft_does("lora-tokens-tied", &[&tokens[..], &["adapter.also_train=embed"]].concat());
 }
 
-/// What begins from PEFT's adapters has PEFT's logits. The tables that the library writes with them must be the model's.
+/// A session that begins from PEFT's adapters has PEFT's logits. The tables that the library writes with them must be the model's.
 #[test]
 fn logits_with_adapters_at_both_ends() {
     for name in ["lora-ends", "lora-ends-tied"] {

@@ -169,7 +169,7 @@ fn tables_that_grew_go_out_with_adapters() {
     }
 }
 
-/// What a session begins with, or why not.
+/// Opens a session and writes the weights that the config begins with; the error is its sentence.
 fn begun(config: &flatout_train::Config) -> Result<(), String> {
     let target = flatout_runtime::cpu::target(2);
     let compiled = flatout_train::resolve::compile::compile(config, &target).expect("plans");

@@ -4,7 +4,7 @@
 use flatout_ir::passes::adapter::{is_end, slot_beside};
 use flatout_ir::passes::adapters::adaptable;
 use flatout_ir::{Adapter, Graph, Slot};
-use flatout_models::config::Model;
+use flatout_models::config::{Head, Model};
 use rayon::prelude::*;
 
 use crate::UserError;
@@ -87,7 +87,7 @@ fn names_weight(pattern: &str, weight: &str) -> bool {
 /// Refuses to make one of a model and its adapters where the embedding is also the head and one of the two has an adapter: merged,
 /// they would no longer be one.
 pub fn check_merge(model: &Model, adapters: &[Adapter], instead: &str) -> Result<(), UserError> {
-    let is_tied = model.as_decoder().is_some_and(|decoder| decoder.tied);
+    let is_tied = model.as_decoder().is_some_and(|decoder| decoder.tied && decoder.head == Head::Tokens);
     match adapters.iter().find(|adapter| is_tied && is_end(&adapter.weight)) {
         Some(Adapter { weight, .. }) => refuse!(
             "`{weight}` has an adapter, and the embedding is also the head of this model: merged, the two would differ; \

@@ -140,11 +140,13 @@ impl Peft {
                 places.push((stored.ours, theirs, within));
             }
         }
-        if model.tied && tensors.contains_key(EMBED) {
+        let own_head = head_module(&modules).filter(|_| model.tied && tensors.contains_key(EMBED));
+        if let Some(module) = own_head {
             let is_tied = described["ensure_weight_tying"] == true;
-            let head = head_module(&modules).map(|head| format!("{BASE}{}.weight", head.name));
-            match head.filter(|head| unused.remove(head.as_str())) {
+            let head = format!("{BASE}{}.weight", module.name);
+            match unused.remove(head.as_str()).then_some(head) {
                 Some(head) => {
+                    check(&path, &file, &head, &module.dims)?;
                     let copies = COPIES.map(|copy| head.replace(".weight", copy));
                     unused.retain(|name| !copies.iter().any(|copy| copy == name));
                     tables.push((EMBED.to_string(), head));

@@ -29,7 +29,7 @@ pub(crate) struct Module {
     pub parts: Vec<Part>,
 }
 
-/// What stands behind the name of a module, of A, B and DoRA's magnitudes.
+/// Ends of the names of A, B and DoRA's magnitudes, behind the name of a module.
 const LINEAR: [&str; 3] = ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"];
 /// The same of the table of tokens, where the first is looked up: B of ours.
 const TABLE: [&str; 2] = ["lora_embedding_A", "lora_embedding_B"];
