@@ -147,7 +147,7 @@ pub(crate) fn addresses(word: &str) -> Result<Vec<String>, DataError> {
         let (first, last) = range.split_once("..")?;
         let (from, to): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
         let is_right = from <= to && to - from < MOST_NUMBERED && !after.contains(['{', '}']);
-        is_right.then(|| (from..=to, first.len(), after))
+        is_right.then_some((from..=to, first.len(), after))
     };
     let Some((numbers, width, after)) = numbers() else {
         return Err(DataError::input(format!(
