@@ -3,7 +3,9 @@
 /** What all charts share: the place that is pointed at, and the part of the axis that is looked at. */
 const pointer = { x: null, zoom: null, charts: new Set() };
 
-const redrawAll = () => pointer.charts.forEach((chart) => chart.schedule());
+const redrawAll = () => pointer.charts.forEach((chart) => chart.schedule(true));
+/** Moves the cross-hair over charts that are otherwise as they were. */
+const pointAll = () => pointer.charts.forEach((chart) => chart.schedule(false));
 
 /** Ticks at round numbers between two ends. */
 const ticks = (low, high, most, isLog, isBytes) => {
@@ -71,16 +73,16 @@ class Chart {
     this.element = make('section', { class: wide ? 'chart wide' : 'chart' },
       make('header', {}, make('h3', {}, title), this.aside, this.reading), this.canvas);
     this.canvas.addEventListener('pointermove', (event) => this.point(event));
-    this.canvas.addEventListener('pointerleave', () => { pointer.x = null; tip.hide(); redrawAll(); });
+    this.canvas.addEventListener('pointerleave', () => { pointer.x = null; tip.hide(); pointAll(); });
     this.canvas.addEventListener('pointerdown', (event) => { if (event.pointerType === 'mouse') this.drag = event.offsetX; });
     this.canvas.addEventListener('pointerup', (event) => this.zoom(event));
     this.canvas.addEventListener('dblclick', () => { pointer.zoom = null; redrawAll(); });
     this.canvas.addEventListener('keydown', (event) => this.key(event));
-    this.canvas.addEventListener('blur', () => { pointer.x = null; tip.hide(); redrawAll(); });
-    this.observer = new ResizeObserver(() => this.schedule());
+    this.canvas.addEventListener('blur', () => { pointer.x = null; tip.hide(); pointAll(); });
+    this.observer = new ResizeObserver(() => this.schedule(true));
     this.observer.observe(this.canvas);
     pointer.charts.add(this);
-    this.schedule();
+    this.schedule(true);
   }
 
   remove() {
@@ -89,10 +91,18 @@ class Chart {
     this.element.remove();
   }
 
-  schedule() {
+  /** Draws with the next frame; charts that are out of sight wait until they are seen. */
+  schedule(isNew) {
+    this.isStale ||= isNew;
     if (this.waiting) return;
     this.waiting = true;
-    requestAnimationFrame(() => { this.waiting = false; if (this.element.isConnected) this.draw(); });
+    requestAnimationFrame(() => {
+      this.waiting = false;
+      const box = this.canvas.getBoundingClientRect();
+      if (!this.element.isConnected || box.bottom < 0 || box.top > innerHeight) return;
+      if (this.isStale) { this.isStale = false; this.draw(box); }
+      this.cross();
+    });
   }
 
   valueAt(pixel) {
@@ -105,7 +115,7 @@ class Chart {
     pointer.x = this.valueAt(event.offsetX);
     this.tell(event.clientX, event.clientY);
     this.dragTo = this.drag === undefined ? undefined : event.offsetX;
-    redrawAll();
+    pointAll();
   }
 
   /** The values under the cross-hair, beside it. */
@@ -143,7 +153,7 @@ class Chart {
     pointer.x = Math.min(high, Math.max(low, (pointer.x ?? (low + high) / 2) + steps * (high - low)));
     const box = this.canvas.getBoundingClientRect();
     this.tell(box.left + this.frame.left + (this.frame.width * (pointer.x - low)) / (high - low), box.top + 20);
-    redrawAll();
+    pointAll();
   }
 
   /** The ends of both axes. What the first steps of a run reach does not widen the axis of values. */
@@ -176,15 +186,17 @@ class Chart {
     return { x, y: [domain && low >= domain[0] ? Math.max(domain[0], low - room) : low - room, high + room] };
   }
 
-  draw() {
+  /** Everything but the cross-hair, which is laid over a picture of this. */
+  draw(box) {
     this.shown = this.data();
     const { curves, marks, isLog, format, formatX, floor, isArea } = this.shown;
-    const box = this.canvas.getBoundingClientRect();
     const ratio = window.devicePixelRatio || 1;
     const [wide, high] = [Math.round(box.width * ratio), Math.round(box.height * ratio)];
     if (!wide || !high) return;
     if (this.canvas.width !== wide || this.canvas.height !== high) { this.canvas.width = wide; this.canvas.height = high; }
-    const pen = this.canvas.getContext('2d');
+    this.picture ??= document.createElement('canvas');
+    this.picture.width = wide; this.picture.height = high;
+    const pen = this.picture.getContext('2d');
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, box.width, box.height);
     if (!curves.concat(marks ?? []).some((curve) => curve.x.length)) { this.frame = null; return; }
@@ -225,18 +237,32 @@ class Chart {
     }
     for (const curve of curves) this.curve(pen, curve, toX, toY, isArea, frame);
     for (const mark of marks ?? []) this.marks(pen, mark, toX, toY, ink('--page'));
+    pen.restore();
+  }
+
+  /** The picture of the curves, the part that is being chosen, and the cross-hair. */
+  cross() {
+    const pen = this.canvas.getContext('2d');
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    if (!this.picture?.width) return;
+    pen.drawImage(this.picture, 0, 0);
+    const frame = this.frame;
+    if (!frame) return;
+    const ratio = window.devicePixelRatio || 1;
+    const style = getComputedStyle(document.documentElement);
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     if (this.dragTo !== undefined) {
-      pen.fillStyle = ink('--accent'); pen.globalAlpha = 0.12;
+      pen.fillStyle = style.getPropertyValue('--accent'); pen.globalAlpha = 0.12;
       pen.fillRect(this.drag, frame.top, this.dragTo - this.drag, frame.height);
       pen.globalAlpha = 1;
     }
     if (pointer.x !== null && pointer.x >= frame.x[0] && pointer.x <= frame.x[1]) {
-      const x = Math.round(toX(pointer.x)) + 0.5;
-      pen.strokeStyle = ink('--faint'); pen.globalAlpha = 0.5;
+      const x = Math.round(frame.left + (frame.width * (pointer.x - frame.x[0])) / (frame.x[1] - frame.x[0] || 1)) + 0.5;
+      pen.strokeStyle = style.getPropertyValue('--faint'); pen.globalAlpha = 0.5; pen.lineWidth = 1;
       pen.beginPath(); pen.moveTo(x, frame.top); pen.lineTo(x, frame.top + frame.height); pen.stroke();
       pen.globalAlpha = 1;
     }
-    pen.restore();
   }
 
   /** The band of a curve, faintly, and its line. */

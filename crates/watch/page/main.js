@@ -129,6 +129,7 @@ byId('menu').addEventListener('click', () => {
 });
 byId('theme').addEventListener('click', () => theme.next());
 theme.dark.addEventListener('change', () => theme.set());
+addEventListener('scroll', pointAll, { passive: true });
 addEventListener('hashchange', () => { const name = location.hash.slice(1); if (VIEWS[name]) go(name); });
 
 theme.set();

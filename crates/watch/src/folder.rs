@@ -154,7 +154,7 @@ impl Search<'_> {
 
     fn id(&self, dir: &Path) -> String {
         let within = dir.strip_prefix(self.root).ok().filter(|path| path.components().next().is_some());
-        let path = within.map_or_else(|| dir.file_name().map(Path::new).unwrap_or(dir), |path| path);
+        let path = within.unwrap_or_else(|| dir.file_name().map_or(dir, Path::new));
         path.to_string_lossy().into_owned()
     }
 }
