@@ -58,7 +58,7 @@ def main():
     parser.add_argument("--vocab", type=int, help="of the tokeniser; the recipe's where not given")
     parser.add_argument("--most", type=float, default=0.02, help="the largest share of waiting that is accepted")
     parser.add_argument("--folder", type=Path, help="where the set is kept; otherwise a temporary folder")
-    parser.add_argument("override", nargs="*", help="key=value for both runs")
+    parser.add_argument("--override", nargs="*", default=[], help="key=value for both runs")
     a = parser.parse_args()
     binary = str(Path(a.binary).resolve())
     with tempfile.TemporaryDirectory() as place:
