@@ -84,7 +84,7 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code)
 
     def picture(self, path=None):
-        """What is seen, as PNG."""
+        """A picture of the page as it is seen, as PNG."""
         data = base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
         if path:
             Path(path).write_bytes(data)

@@ -1,6 +1,6 @@
 // A chart on a canvas: curves with the band they were thinned from, marks, axes, a cross-hair that all charts share.
 
-/** What all charts share: the place that is pointed at, and the part of the axis that is looked at. */
+/** Shared by all charts: the place that is pointed at, and the part of the axis that is looked at. */
 const pointer = { x: null, zoom: null, charts: new Set() };
 
 const redrawAll = () => pointer.charts.forEach((chart) => chart.schedule(true));

@@ -32,7 +32,7 @@ const compareView = {
     const differs = keys.filter((key) => configs.some((config) => config[key] !== configs[0][key]));
     replace(this.view,
       part('Results', null, table(head, rows)),
-      part('What differs', differs.length ? null : ids.length < 2 ? 'choose another run to compare with' : 'no setting does',
+      part('Settings that differ', differs.length ? null : ids.length < 2 ? 'choose another run to compare with' : 'none does',
         differs.length ? table([['key', false, 'key'], ...head.slice(1)], differs.map((key) => [key, ...configs.map((config) => config[key] ?? '–')])) : null));
   },
 

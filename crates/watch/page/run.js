@@ -90,7 +90,7 @@ const runView = {
     return part('Warnings', all, make('ul', { class: 'texts' }, [...record.warnings].reverse().map((text) => make('li', { class: 'warn' }, text))));
   },
 
-  /** What was (rows) and what was said (columns), under the classes' names. */
+  /** The confusion matrix under the names of the classes: a row a class, a column what it was taken for. */
   classes(details) {
     const confusion = details.record?.confusion;
     if (!confusion) return null;

@@ -14,7 +14,7 @@ const store = {
   source: null,
 };
 
-/** What this browser keeps: names, colours, the selection and how curves are drawn. */
+/** Kept by this browser: names, colours, the selection and how curves are drawn. */
 const kept = (() => {
   const defaults = { names: {}, colours: {}, shown: null, axis: 'step', log: false, smooth: 25, theme: 'auto', focus: null };
   let held;

@@ -45,7 +45,7 @@ pub struct Curves {
 }
 
 impl Curves {
-    /// Curves of these names in at most so many buckets, an even number.
+    /// Curves of these names in at most `most_buckets`, an even number.
     pub fn new(names: Vec<&'static str>, most_buckets: usize) -> Curves {
         let present = vec![false; names.len()];
         Curves { names, most_buckets, stride: 1, buckets: vec![], revision: 0, present }
@@ -183,7 +183,7 @@ fn number(value: f32) -> Value {
         .map_or(Value::Null, |value| json!(value))
 }
 
-/// Two bands of so many points each as one.
+/// Joins two bands, each with its number of points.
 fn joined((a, m): (Band, u32), (b, n): (Band, u32)) -> Band {
     if a.mean.is_nan() || m == 0 {
         return b;

@@ -88,7 +88,7 @@ impl Folder {
         }
     }
 
-    /// The content of a file of a run that has at most so many bytes.
+    /// The content of a file of a run; an error where it has more than `most` bytes.
     pub fn text(&self, dir: &Path, name: &str, most: u64) -> io::Result<String> {
         let mut text = String::new();
         let read = self.file(dir, name)?.take(most + 1).read_to_string(&mut text)?;

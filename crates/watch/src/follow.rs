@@ -41,7 +41,7 @@ impl Follower {
         if self.size == 0 { 1.0 } else { (self.offset as f64 / self.size as f64).min(1.0) }
     }
 
-    /// Reads on, by at most about so many bytes; gives whether more is there.
+    /// Reads on by about `most` bytes; gives whether more is there.
     pub fn advance(&mut self, file: &File, most: usize) -> io::Result<bool> {
         let meta = file.metadata()?;
         let identity = (meta.dev(), meta.ino());
@@ -104,7 +104,7 @@ impl Follower {
         }
     }
 
-    /// Takes the lines of so many bytes of the buffer. The very last of a log is left for later where it is no event: a run
+    /// Takes the lines in the first `bytes` of the buffer; gives how many bytes they had. The very last of a log is left for later where it is no event: a run
     /// that goes on removes what a crash left of it.
     fn lines(&mut self, bytes: usize, is_end: bool) -> usize {
         let buffer = std::mem::take(&mut self.buffer);
