@@ -129,7 +129,8 @@ fn operations_are_drawn_evenly_and_about_as_strong_as_asked_for() {
     for sample in 0..6000 {
         let mut uniform = Uniform::new(key(key(sample, OPERATIONS), 0));
         counts[(uniform.draw() * TABLE.len() as f64) as usize] += 1;
-        (uniform.draw(), uniform.draw());
+        // Whether it is applied, and its sign.
+        let _ = [uniform.draw(), uniform.draw()];
         levels.push(9.0 + 0.5 * normal(&mut uniform));
     }
     assert!(counts.iter().all(|count| (320..480).contains(count)), "{counts:?}");

@@ -276,7 +276,10 @@ impl<'a> Machine<'a> {
         let added = self.stack.split_off(from);
         let list = self.top()?;
         match &mut self.values[list] {
-            Value::List(list) => Ok(list.extend(added)),
+            Value::List(list) => {
+                list.extend(added);
+                Ok(())
+            }
             _ => Err("it appends to what is no list".into()),
         }
     }
@@ -285,7 +288,7 @@ impl<'a> Machine<'a> {
         let added = self.stack.split_off(from);
         let dictionary = self.top()?;
         match &mut self.values[dictionary] {
-            Value::Dictionary(pairs) if added.len() % 2 == 0 => {
+            Value::Dictionary(pairs) if added.len().is_multiple_of(2) => {
                 pairs.extend(added.chunks_exact(2).map(|pair| (pair[0], pair[1])));
                 Ok(())
             }
