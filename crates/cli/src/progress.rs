@@ -24,6 +24,8 @@ pub struct Progress {
     began: Instant,
     began_step: u64,
     last_line: Option<Instant>,
+    /// Columns of the terminal when the bar was last drawn.
+    drawn_width: usize,
 }
 
 impl Progress {
@@ -47,6 +49,7 @@ impl Progress {
             began: Instant::now(),
             began_step: done,
             last_line: None,
+            drawn_width: 0,
         }
     }
 
@@ -102,8 +105,18 @@ impl Progress {
             is_of_images: self.is_of_images,
         };
         if self.screen.live {
-            let (_, width) = Term::stderr().size_checked().unwrap_or((0, USUAL_WIDTH));
-            self.bar.set_message(status.bar(width as usize));
+            let terminal = Term::stderr();
+            let (_, width) = terminal.size_checked().unwrap_or((0, USUAL_WIDTH));
+            let width = usize::from(width).max(1);
+            // A terminal that became narrower has broken the bar's line in several, and the bar clears only the last.
+            let above = self.drawn_width.div_ceil(width).saturating_sub(1);
+            if above > 0 {
+                self.bar.suspend(|| {
+                    let _ = terminal.clear_last_lines(above);
+                });
+            }
+            self.drawn_width = width;
+            self.bar.set_message(status.bar(width));
         } else {
             self.last_line = Some(Instant::now());
             self.screen.note(status.line());

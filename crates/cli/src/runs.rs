@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -157,13 +156,7 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
         let points = history.smoothed_curve(args.by, |step| step.loss as f64, span);
         Curve { name: one_line(name).into_owned(), points }
     });
-    let (_, width) = Term::stdout().size_checked().unwrap_or((0, 80));
-    let paper = Paper {
-        width: (width as usize).clamp(40, 120),
-        height: 14,
-        log_x: args.log,
-        colours: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
-    };
+    let paper = Paper::of(&Term::stdout(), 14, args.log);
     for line in sketch(&curves.collect::<Vec<_>>(), paper) {
         screen.coloured(line);
     }

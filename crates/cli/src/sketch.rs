@@ -1,5 +1,6 @@
 //! Curves drawn with characters, for a terminal.
 
+use console::Term;
 use flatout_report::plot::Scale;
 
 pub struct Curve {
@@ -16,6 +17,20 @@ pub struct Paper {
     pub log_x: bool,
     /// Curves are told apart by colours; otherwise by letters.
     pub colours: bool,
+}
+
+impl Paper {
+    /// As wide as a terminal within bounds, and in colours where it is one and nobody asked for none.
+    pub fn of(terminal: &Term, height: usize, log_x: bool) -> Paper {
+        let (_, width) = terminal.size_checked().unwrap_or((0, 80));
+        let wants_colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Paper {
+            width: (width as usize).clamp(40, 120),
+            height,
+            log_x,
+            colours: terminal.is_term() && wants_colours,
+        }
+    }
 }
 
 /// A character holds two columns of four dots.

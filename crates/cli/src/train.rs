@@ -5,8 +5,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
+use console::Term;
 use flatout_measure::folds;
 use flatout_measure::forecast::kept;
+use flatout_report::history::{Axis, History, smoothing_span};
 use flatout_report::report::AtEnd;
 use flatout_report::tensorboard::Board;
 use flatout_train::Config;
@@ -34,6 +36,7 @@ use crate::many::{self, Advice, Part};
 use crate::model;
 use crate::progress::Progress;
 use crate::screen::{Screen, bytes, count, duration, short};
+use crate::sketch::{Curve, Paper, sketch};
 use crate::start::{self, Starting};
 
 pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
@@ -373,6 +376,22 @@ fn spent(laps: &Laps) -> String {
     }
 }
 
+/// Draws the loss over the steps, smoothed, on a terminal. A log that cannot be read is drawn by nobody.
+fn draw_loss(run: &Path) {
+    const HEIGHT: usize = 8;
+    let terminal = Term::stderr();
+    let Ok(history) = History::read(run) else { return };
+    let span = smoothing_span([&history]);
+    let points = history.smoothed_curve(Axis::Step, |step| step.loss as f64, span);
+    if points.len() < HEIGHT {
+        return;
+    }
+    for line in sketch(&[Curve { name: "loss".into(), points }], Paper::of(&terminal, HEIGHT, false)) {
+        // A terminal that is gone takes nothing from the run.
+        let _ = terminal.write_line(&line);
+    }
+}
+
 fn end_block(
     outcome: &Outcome,
     run: &Run,
@@ -410,6 +429,9 @@ fn end_block(
     });
     if let Some(why) = &outcome.early {
         screen.result(format!("early    {why}"));
+    }
+    if screen.live {
+        draw_loss(run.dir());
     }
     let (model, dir) = (&config.model, run.dir().display());
     let is_text = model.vocab().is_some();

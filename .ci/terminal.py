@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""Trains in a terminal under tmux, makes it narrower and wider while the bar runs, and looks at what is left on the screen.
+
+    python3 .ci/terminal.py target/debug/flatout
+
+It needs tmux and says that it skips where there is none. A line PASS or FAIL a claim."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+SMALL = ["model.width=64", "model.layers=2", "train.steps=400", "eval.every=0", "eval.rows=0", "checkpoint.every=0"]
+BAR = "\u2501"
+BRAILLE = [chr(code) for code in range(0x2801, 0x2900)]
+
+
+def main():
+    if shutil.which("tmux") is None:
+        print("SKIP tmux is not installed")
+        return
+    program = pathlib.Path(sys.argv[1]).resolve()
+    tmux = ["tmux", "-L", f"flatout-{os.getpid()}"]
+    failed = False
+
+    def claim(good, words, shown):
+        nonlocal failed
+        failed |= not good
+        print(f"{'PASS' if good else 'FAIL'} {words}" + ("" if good else "\n" + shown))
+
+    def screen(history=0):
+        return subprocess.run([*tmux, "capture-pane", "-p", "-S", f"-{history}"], check=True, capture_output=True, text=True).stdout
+
+    def wait(until, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not until():
+            time.sleep(0.2)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        command = f"LC_ALL=C.UTF-8 {program} train tiny {' '.join(SMALL)} --run run; echo finished-here; sleep 600"
+        env = {**os.environ, "TERM": "xterm-256color"}
+        subprocess.run([*tmux, "-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "50", command], cwd=scratch, env=env, check=True)
+        try:
+            wait(lambda: BAR in screen(), 60)
+            claim(BAR in screen(), "a bar is drawn", screen())
+            for width in ("80", "61", "100"):
+                subprocess.run([*tmux, "resize-window", "-x", width, "-y", "50"], check=True)
+                time.sleep(2)
+            bars = [line for line in screen(300).splitlines() if BAR in line or "tok/s" in line]
+            claim(len(bars) <= 1 or "finished-here" in screen(300), "one bar is left after the terminal became narrower and wider", "\n".join(bars))
+            wait(lambda: "finished-here" in screen(300), 120)
+            shown = screen(300)
+            left = [line for line in shown.splitlines() if BAR in line or "tok/s" in line]
+            claim(not left, "no bar is left at the end", "\n".join(left))
+            claim(sum(any(dot in line for dot in BRAILLE) for line in shown.splitlines()) >= 3, "the loss is drawn at the end", shown)
+        finally:
+            subprocess.run([*tmux, "kill-server"], check=False)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
