@@ -156,6 +156,7 @@ pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
     if part.ranks() == 1
         && let Some(sweep) = crate::sweep::begun(args)?
     {
+        let _page = args.watch.then(|| crate::watch::beside(&dir, screen));
         return crate::sweep::sweep(&sweep, screen);
     }
     let (stop, starting) = start::watch(args.max_time, screen)?;
@@ -164,6 +165,7 @@ pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
     } else if let Some(config) = folds::begun(&dir)? {
         let config = config.resumed(&args.overrides)?;
         let device = Device::open(config.switches.compute.backend)?;
+        let _page = args.watch.then(|| crate::watch::beside(&dir, screen));
         return crate::folds::train(&dir, Resume::Must, &config, &starting, &device, &stop, screen);
     }
     let advice = Advice::new(Some(&dir), &args.ranks, part.ranks());
