@@ -42,7 +42,7 @@ struct Part {
     holds: &'static str,
 }
 
-const PARTS: [Part; 9] = [
+const PARTS: [Part; 10] = [
     Part {
         name: "ablate",
         holds: "measurements that an `ablate` goes on from; without them it begins again",
@@ -68,6 +68,10 @@ const PARTS: [Part; 9] = [
         holds: "the fastest algorithms of GPUs' matrix products; without them they are timed again",
     },
     Part { name: "samples", holds: "tokenised samples with frames; without them shards are read again" },
+    Part {
+        name: "stream",
+        holds: "pieces of files on servers that runs read; without them they are asked for again",
+    },
     Part { name: "timings", holds: "what `doctor --calibrate` timed, which `plan` predicts by" },
     Part { name: "tune", holds: "settings that `tune` found, which `train` names" },
 ];
