@@ -15,7 +15,7 @@ ARG LIBRARIES="nvidia-cuda-nvrtc>=13,<14|nvidia-cublas>=13,<14|nvidia-cudnn-cu13
 RUN if [ -n "$LIBRARIES" ]; then echo "$LIBRARIES" | tr '|' '\n' > /tmp/wanted && pip install --no-cache-dir -r /tmp/wanted && rm /tmp/wanted; fi
 COPY --from=build /source/target/ship/flatout /usr/local/bin/flatout
 # Compiled kernels, timings and downloads: a volume, so that the next container starts warm.
-ENV FLATOUT_CACHE=/cache NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+ENV FLATOUT_CACHE=/cache HF_HOME=/cache/huggingface NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 VOLUME /cache
 WORKDIR /work
 ENTRYPOINT ["flatout"]

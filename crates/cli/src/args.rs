@@ -493,8 +493,7 @@ pub struct Inspect {
     pub eos: Option<u32>,
     /// The content of the files: text, chat (conversations, instructions), classes (texts or pairs with a label), visual_chat
     /// (conversations and questions about images), preference (two answers to each prompt), foveated (videos with a text, in .tar
-    /// shards) or images (a folder with a folder a class, .tar archives, .bin files of
-    /// CIFAR, a table; without files the drawn set).
+    /// shards) or images (a folder with a folder a class, .tar archives, CIFAR's files, a table; without files the drawn set).
     #[arg(long, value_name = "TASK", default_value_t = Task::Text)]
     pub task: Task,
     /// A chat template: a file, or chatml; otherwise the one beside the tokeniser.

@@ -176,7 +176,7 @@ fn names(histories: &[History], given: &[PathBuf]) -> Vec<String> {
 
 /// The keys whose values are not the same in all, with the value in each.
 fn differences(histories: &[History]) -> BTreeMap<String, Vec<Option<String>>> {
-    let values: Vec<BTreeMap<String, String>> = histories.iter().map(|h| h.config.values()).collect();
+    let values: Vec<BTreeMap<String, String>> = histories.iter().map(|h| h.config.shown_values()).collect();
     let keys: BTreeSet<&String> = values.iter().flat_map(BTreeMap::keys).collect();
     let of = |key: &String| values.iter().map(|held| held.get(key).cloned()).collect::<Vec<_>>();
     let all = keys.into_iter().map(|key| (key.clone(), of(key)));

@@ -94,6 +94,11 @@ impl Screen {
         }
     }
 
+    /// A line beside the result that was asked for by name, also where little is shown.
+    pub fn always(&self, line: impl Display) {
+        let _ = writeln!(io::stderr(), "{}", printable(&line.to_string()));
+    }
+
     /// A line beside the result.
     pub fn note(&self, line: impl Display) {
         if !self.quiet && !self.json {

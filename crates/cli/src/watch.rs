@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{TcpListener, ToSocketAddrs};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
@@ -70,7 +71,7 @@ pub fn beside(run: &Path, screen: &Screen) -> Option<Server> {
         Ok(server) => {
             let name = run.file_name().unwrap_or_default().to_string_lossy();
             let url = format!("{}#run={}", server.url(), encoded(&name));
-            screen.note(format!("watch    {url}"));
+            screen.always(format!("watch    {url}"));
             open(&url);
             Some(server)
         }
@@ -98,6 +99,8 @@ fn open(url: &str) -> bool {
         false => return false,
     };
     let mut command = Command::new(program);
+    // Ctrl-C in this terminal is for the run and not for the browser.
+    command.process_group(0);
     command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     match command.spawn() {
         // A thread waits for the program, so that it does not stay behind as a zombie.

@@ -87,8 +87,8 @@ fn follow(project: &str) -> tempfile::TempDir {
 fn last_evaluation(scratch: &tempfile::TempDir, run: &str) -> Value {
     let path = scratch.path().join("examples").join(run).join("events.jsonl");
     let events = fs::read_to_string(path).expect("events");
-    let events = events.lines().map(|line| serde_json::from_str::<Value>(line).expect("an event"));
-    events.filter(|event| event["event"] == "eval").last().expect("an evaluation")
+    let mut events = events.lines().rev().map(|line| serde_json::from_str::<Value>(line).expect("an event"));
+    events.find(|event| event["event"] == "eval").expect("an evaluation")
 }
 
 #[test]

@@ -298,7 +298,10 @@ impl Family for VitConfig {
     }
 
     fn brings_pooling(&self) -> bool {
-        let is_plain = self.class_token && self.prefix_positions.is_none() && !self.input_norm;
+        let is_plain = self.class_token
+            && self.prefix_positions.is_none()
+            && !self.input_norm
+            && self.final_norm == FinalNorm::Tokens;
         self.brings_head() || !is_plain
     }
 

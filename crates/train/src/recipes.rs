@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use flatout_data::Vocabulary;
-use flatout_models::config::DecoderConfig;
+use flatout_models::config::{DecoderConfig, Model};
 use flatout_runtime::cuda::gpus::{self, Gpu};
 use toml::{Table, Value};
 
 use crate::config::{Config, Layers, SourceKind, Task, parse, suggestion};
 use crate::refuse;
+use crate::resolve::groups;
 use crate::tasks;
 use crate::weights::peft::Peft;
 use crate::weights::pretrained::{self, Description};
@@ -127,12 +128,19 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     layers.name(&source.name);
     let Some(from) = layers.from().map(String::from) else { return with_adapter(layers) };
     let described = pretrained::describe(&pretrained::Source::parse(&from)?)?;
+    let grown = grown_vocab(&layers, &described)?;
+    // A run's own config has the vocabulary that its model grew to.
+    if let Some(vocab) = grown {
+        layers.leave_out_vocab(vocab);
+    }
     layers.model(&described.model, &from)?;
     if let Some(from) = layers.tower_from().map(String::from) {
         let tower = pretrained::describe(&pretrained::Source::parse(&from)?)?;
         layers.lay_tower(&tower.model, &from)?;
     }
-    lay_new_tokens(&mut layers, &described)?;
+    if let Some(vocab) = grown {
+        layers.lay_vocab(vocab);
+    }
     let mut config = with_adapter(layers)?;
     described.check_head(&config.model, &from)?;
     if config.model.classes().is_some() && described.model.classes() == config.model.classes() {
@@ -155,20 +163,17 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     Ok(config)
 }
 
-/// Lays the vocabulary that a model grows to where tokens are added to its tokeniser. Rows that a model has beyond its tokeniser
+/// The vocabulary that a model grows to where tokens are added to its tokeniser. Rows that a model has beyond its tokeniser
 /// are used first.
-fn lay_new_tokens(layers: &mut Layers, described: &Description) -> Result<(), UserError> {
+fn grown_vocab(layers: &Layers, described: &Description) -> Result<Option<usize>, UserError> {
     let (given, tokens) = layers.tokenizer();
     let path = given.map(PathBuf::from).or_else(|| described.tokenizer.clone());
     let (Some(path), Some(vocab), false) = (path, described.model.vocab(), tokens.is_empty()) else {
-        return Ok(());
+        return Ok(None);
     };
     let vocabulary = Vocabulary::load(&path).and_then(|loaded| loaded.with_tokens(&tokens));
     let size = vocabulary.map_err(|error| UserError(error.sentence))?.size();
-    if size > vocab {
-        layers.lay_vocab(size);
-    }
-    Ok(())
+    Ok((size > vocab).then_some(size))
 }
 
 /// Lays the number of classes that the data has, where it is the data's to say.
@@ -203,7 +208,14 @@ const LEAST_CLASSES: usize = 2;
 /// The config, with what the adapter of `adapter.from` says.
 fn with_adapter(mut layers: Layers) -> Result<Config, UserError> {
     lay_classes(&mut layers)?;
-    let Some(from) = layers.adapter_from().map(String::from) else { return layers.finish() };
+    let Some(from) = layers.adapter_from().map(String::from) else {
+        let has_embedded_groups = layers.has_embedded_groups();
+        let mut config = layers.finish()?;
+        if has_embedded_groups && matches!(config.model, Model::Vit(_)) {
+            groups::leave_out_absent(&mut config);
+        }
+        return Ok(config);
+    };
     let peft = Peft::open(Path::new(&from), text_model(&layers.sketch()?)?)?;
     layers.adapter(&peft.adapter, &from)?;
     let config = layers.finish()?;
@@ -227,6 +239,13 @@ struct Found {
     /// Where relative paths in it start.
     folder: Option<PathBuf>,
     text: String,
+}
+
+impl Found {
+    /// Whether it is part of the program: files have a folder.
+    fn is_embedded(&self) -> bool {
+        self.folder.is_none()
+    }
 }
 
 /// Looks among the embedded names first, then among files, beside `folder` where the name is written in a file.
@@ -305,7 +324,11 @@ fn lay(
         }
         Some(_) => refuse!("{origin}: `with` wants a table for each preset that the recipe adds to"),
     }
-    layers.table(table, &source.text, origin)
+    layers.table(table, &source.text, origin)?;
+    if source.is_embedded() {
+        layers.note_embedded();
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -200,6 +200,20 @@ fn models_of_classes_grow() {
     assert_eq!((config.model.vocab(), config.model.classes()), (Some(VOCAB + 2), Some(2)));
 }
 
+/// The config of a run has the vocabulary that its model grew to.
+#[test]
+fn a_run_with_new_tokens_starts_again_from_its_own_config() {
+    let scene = Scene::new(false);
+    scene.train("run", &scene.words("base", &[TOKENS, "train.steps=1"]));
+    let own = scene.at("run").join("config.toml");
+    let own = own.to_str().expect("a path");
+    let first = Loaded::open(&scene.at("run"), &[]).expect("a run").config;
+    let again = recipes::resolve(own, &[], &[]).expect("the same config");
+    assert_eq!((again.model.vocab(), again.model), (Some(VOCAB + 2), first.model));
+    let other = recipes::resolve(own, &[], &["model.vocab=310".into()]).expect_err("another vocabulary").0;
+    assert!(other.contains("`model.vocab` is 310 and the model of"), "{other}");
+}
+
 #[test]
 fn new_tokens_that_cannot_be_are_refused() {
     let scene = Scene::new(false);

@@ -255,9 +255,16 @@ fn models_go_out_and_come_back_as_the_same_bits() {
             "dinov2.encoder.layer.1.attention.attention.key.bias",
         ),
         (
+            "vit",
+            &["model.library=transformers", "model.grid=3", "model.pooling=cls"][..],
+            "ViTForImageClassification",
+            "vit.embeddings.cls_token",
+        ),
+        (
             "deit",
             &[
                 "model.library=transformers",
+                "model.grid=3",
                 "model.pooling=cls",
                 "model.registers=1",
                 "model.prefix_positions=2",
@@ -269,6 +276,7 @@ fn models_go_out_and_come_back_as_the_same_bits() {
             "clip",
             &[
                 "model.library=transformers",
+                "model.grid=3",
                 "model.input_norm=true",
                 "model.final_norm=none",
                 "model.activation=quick_gelu",
@@ -278,7 +286,12 @@ fn models_go_out_and_come_back_as_the_same_bits() {
         ),
         (
             "siglip",
-            &["model.library=transformers", "model.class_token=false", "model.activation=gelu_tanh"][..],
+            &[
+                "model.library=transformers",
+                "model.grid=3",
+                "model.class_token=false",
+                "model.activation=gelu_tanh",
+            ][..],
             "SiglipForImageClassification",
             "vision_model.post_layernorm.bias",
         ),
@@ -313,6 +326,21 @@ fn models_go_out_and_come_back_as_the_same_bits() {
         assert_eq!(made.files, ["config.json", "model.safetensors", "preprocessor_config.json"]);
         let of_out = tensors(&out.join("model.safetensors"));
         assert!(of_out.iter().any(|(name, ..)| name == tensor), "{tensor}");
+        // Positions that were learned for another grid are written for the images of the run, and said to be.
+        let said: serde_json::Value =
+            serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
+        let size = said.get("image_size").or(said.pointer("/vision_config/image_size"));
+        if let Some(size) = size.filter(|_| name != "dinov2") {
+            assert_eq!(*size, 16, "{name}");
+            let positions = |(name, ..): &&(String, Vec<usize>, Vec<u8>)| name.contains("position_embedding");
+            let (_, shape, _) = of_out.iter().find(positions).expect("positions");
+            let prefix = match name {
+                "deit" => 2,
+                "siglip" => 0,
+                _ => 1,
+            };
+            assert_eq!(shape[shape.len() - 2], prefix + 2 * 2, "{name}");
+        }
         // A run that begins from the folder and does not move has the same weights, and goes out as the same files.
         let from = format!("model.from={}", out.display());
         let still =
@@ -340,10 +368,12 @@ fn towers_without_a_head_pool_as_their_library_does() {
         "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
         "image_size": 16, "patch_size": 4, "layer_norm_eps": 1e-6,
     });
-    for (kind, class, pooling) in [
-        ("siglip_vision_model", "SiglipVisionModel", "mean"),
-        ("clip_vision_model", "CLIPVisionModel", "mean"),
-        ("deit", "DeiTForImageClassificationWithTeacher", "cls"),
+    let of_clip = &["cls", "patch", "positions", "input_norm", "input_norm_bias"][..];
+    let of_deit = &["cls", "patch", "positions", "registers"][..];
+    for (kind, class, pooling, named) in [
+        ("siglip_vision_model", "SiglipVisionModel", "mean", &["patch", "positions"][..]),
+        ("clip_vision_model", "CLIPVisionModel", "mean", of_clip),
+        ("deit", "DeiTForImageClassificationWithTeacher", "cls", of_deit),
     ] {
         let mut config = vision.clone();
         config["model_type"] = kind.into();
@@ -359,6 +389,9 @@ fn towers_without_a_head_pool_as_their_library_does() {
             panic!("{kind}")
         };
         assert_eq!(vit.pooling.name(), pooling, "{kind}");
+        let groups = resolved(&["model.image_size=16"]).expect("a config").train.groups.0;
+        let paths: Vec<Vec<String>> = groups.into_iter().map(|group| group.paths).collect();
+        assert_eq!(paths, [named, &["layers.0"]], "{kind}");
         let said = resolved(&["model.image_size=16", "model.pooling=cls_mean"]);
         assert_eq!(
             said.is_err(),
@@ -366,4 +399,18 @@ fn towers_without_a_head_pool_as_their_library_does() {
             "{kind}: what is said counts, where it can be built"
         );
     }
+    // A body of timm's with a class token whose norm is of the mean.
+    let pooled = serde_json::json!({
+        "architecture": "vit_tiny_patch16_224", "num_classes": 0, "global_pool": "avg", "model_args": { "img_size": 32 },
+    });
+    fs::write(dir.path().join("config.json"), pooled.to_string()).unwrap();
+    let words = [format!("model.from={}", dir.path().display()), "model.image_size=32".into()];
+    let resolved = |more: &[&str]| {
+        let words: Vec<String> = words.iter().cloned().chain(more.iter().map(|w| w.to_string())).collect();
+        recipes::resolve("dinov2-s-classify", &[], &words)
+    };
+    let Model::Vit(vit) = resolved(&[]).expect("a config").model else { panic!("timm's") };
+    assert_eq!((vit.pooling.name(), vit.class_token), ("mean", true));
+    let refused = resolved(&["model.pooling=cls"]).expect_err("it norms a mean").0;
+    assert!(refused.contains("give model.pooling=mean"), "{refused}");
 }

@@ -37,7 +37,7 @@ const PROFILE: [&str; 13] = [
 pub fn details(folder: &Folder, dir: &Path, recipe: Option<&str>) -> Value {
     let mut problems = vec![];
     let mut all = match config(folder, dir) {
-        Ok(config) => json!({ "config": config.values(), "classes": config.data.classes }),
+        Ok(config) => json!({ "config": config.shown_values(), "classes": config.data.classes }),
         Err(why) => {
             problems.push(format!("the settings cannot be read: {why}"));
             json!({})

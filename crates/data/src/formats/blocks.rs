@@ -54,6 +54,28 @@ impl Blocks {
         self.firsts[self.inputs.len()]
     }
 
+    /// How many blocks have documents, counted until there are `enough`. Footers of parquet files are read where that needs them.
+    pub fn filled(&self, enough: u64) -> u64 {
+        let mut filled = 0;
+        for (number, input) in self.inputs.iter().enumerate() {
+            // Every file that is left has one at least.
+            if filled + (self.inputs.len() - number) as u64 >= enough {
+                return enough;
+            }
+            filled += match input.format == Format::Parquet && is_divisible(input) {
+                true => self.row_groups(number).map_or(1, |groups| groups.ranges(self.block_bytes)),
+                false => self.firsts[number + 1] - self.firsts[number],
+            };
+        }
+        filled.min(enough)
+    }
+
+    /// Forgets what was seen, so that an estimate is made of what is read from now on.
+    pub fn forget(&self) {
+        self.footers.lock().expect("no reader panics").clear();
+        self.seen.iter().for_each(|seen| seen.store(0, Ordering::Relaxed));
+    }
+
     pub fn inputs(&self) -> &[Input] {
         &self.inputs
     }

@@ -62,7 +62,9 @@ pub fn find(patterns: &[String], options: &ReadOptions) -> Result<Vec<Input>, Da
         }
         if is_remote(pattern) {
             for input in remote::inputs(pattern, options)? {
-                if seen.insert(input.path.clone()) {
+                // Paths are shown, and leave out what stands behind a question mark.
+                let address = input.remote.as_ref().map(|object| PathBuf::from(object.url()));
+                if seen.insert(address.unwrap_or_else(|| input.path.clone())) {
                     inputs.push(input);
                 }
             }

@@ -34,6 +34,10 @@ pub(crate) trait InBlocks {
     /// How many blocks there are, some of which may have no documents.
     fn blocks(&self) -> u64;
 
+    /// Whether blocks with documents are too few to be dealt to the streams: each would read the same ones as its neighbours, and
+    /// pass over them at another time. Then every stream passes all of them, and takes its share of the documents.
+    fn are_few(&self) -> bool;
+
     /// The documents of a stream from a position on.
     fn walk(&self, places: Places, from: StreamPosition) -> Box<dyn Walk>;
 

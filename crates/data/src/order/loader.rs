@@ -131,7 +131,7 @@ enum Epoch {
     Tokens(u64),
     /// Where tokens are not counted beforehand.
     Documents(u64),
-    /// Where documents are not counted either.
+    /// Where documents are not counted either: as many as all streams together pass.
     Blocks(u64),
     Endless,
 }
@@ -157,7 +157,9 @@ impl Loader {
     ) -> Result<Self, DataError> {
         let walked = options.lanes.streams();
         assert!(!walked.is_empty(), "an update has rows of every rank");
-        let in_blocks = documents.in_blocks().map(InBlocks::blocks);
+        let passed =
+            |blocks: &dyn InBlocks| blocks.blocks() * if blocks.are_few() { STREAMS as u64 } else { 1 };
+        let in_blocks = documents.in_blocks().map(passed);
         let epoch = match (documents.tokens(), documents.count()) {
             _ if in_blocks.is_some() => Epoch::Blocks(in_blocks.unwrap_or_default()),
             (Some(TokenCount { tokens, is_exact: true }), Some(count)) if !order.is_mixed() => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::documents::{Documents, Spent, Walk};
+use super::documents::{Documents, InBlocks, Spent, Walk};
 use super::permutation::Order;
 use crate::error::DataError;
 
@@ -89,6 +89,8 @@ pub(crate) struct Places {
     lanes: u64,
     /// The place after the last; `None` for a stream that never ends.
     end: Option<u64>,
+    /// Of few blocks, which every stream passes: the share of their documents that this one takes.
+    share: Option<u64>,
 }
 
 impl Places {
@@ -99,6 +101,12 @@ impl Places {
     /// The position in the order of all streams.
     pub(crate) fn position(&self, place: u64) -> u64 {
         place * self.lanes + self.lane
+    }
+
+    /// Whether a document of the block at a place is one of this stream. Shares turn from place to place, so that a block with
+    /// fewer documents than there are streams leaves none empty for good.
+    pub(crate) fn takes(&self, place: u64, document: u64) -> bool {
+        self.share.is_none_or(|share| (place + document) % STREAMS as u64 == share)
     }
 
     /// The document or block at a place.
@@ -137,14 +145,18 @@ impl Stream {
         lane: usize,
         position: StreamPosition,
     ) -> Self {
-        let places = Places { order, lane: lane as u64, lanes: STREAMS as u64, end: None };
+        let lane = lane as u64;
+        let places = match documents.in_blocks().is_some_and(InBlocks::are_few) {
+            true => Places { order, lane: 0, lanes: 1, end: None, share: Some(lane) },
+            false => Places { order, lane, lanes: STREAMS as u64, end: None, share: None },
+        };
         Self::new(documents, places, packing, position)
     }
 
     /// All documents once, in one stream.
     pub(crate) fn once(documents: Arc<dyn Documents>, order: Order, packing: Packing) -> Self {
         let end = documents.in_blocks().map_or_else(|| documents.count(), |blocks| Some(blocks.blocks()));
-        let places = Places { order, lane: 0, lanes: 1, end };
+        let places = Places { order, lane: 0, lanes: 1, end, share: None };
         Self::new(documents, places, packing, StreamPosition::default())
     }
 

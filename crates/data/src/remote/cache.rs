@@ -17,18 +17,25 @@ const PIECE_BYTES: u64 = 1 << 20;
 const HASH_BYTES: usize = 8;
 /// How much of the bound is made free at once: the folder is listed for it.
 const FREED: f64 = 0.1;
+/// How much of the bound a process writes before it counts again: other processes write into the folder, too.
+const UNCOUNTED: f64 = 1.0 / 64.0;
 
 pub(crate) struct Cache {
     folder: PathBuf,
     most_bytes: u64,
-    /// Bytes in the folder, as far as this process knows.
-    held_bytes: Mutex<u64>,
+    held: Mutex<Held>,
+}
+
+/// Bytes in the folder as they were counted last, and those that this process has written since.
+struct Held {
+    bytes: u64,
+    since: u64,
 }
 
 impl Cache {
     pub fn new(folder: &Path, most_bytes: u64) -> Self {
-        let held: u64 = pieces(folder).iter().map(|piece| piece.bytes).sum();
-        Self { folder: folder.to_path_buf(), most_bytes, held_bytes: Mutex::new(held) }
+        let bytes = pieces(folder).iter().map(|piece| piece.bytes).sum();
+        Self { folder: folder.to_path_buf(), most_bytes, held: Mutex::new(Held { bytes, since: 0 }) }
     }
 
     /// Bytes of a file, from the pieces that are here and from the server.
@@ -79,29 +86,33 @@ impl Cache {
             file.write_all(&fingerprint(bytes).to_le_bytes())
         });
         if written.is_ok() {
-            *self.held_bytes.lock().expect("no reader panics") += size;
+            self.held.lock().expect("no reader panics").since += size;
         }
     }
 
     /// Removes what was read longest ago until there is room; false where there can be none.
     fn make_room(&self, bytes: u64) -> bool {
-        let mut held = self.held_bytes.lock().expect("no reader panics");
-        if *held + bytes <= self.most_bytes {
+        let mut held = self.held.lock().expect("no reader panics");
+        let has_room = held.bytes + held.since + bytes <= self.most_bytes;
+        if has_room && held.since <= (self.most_bytes as f64 * UNCOUNTED) as u64 {
             return true;
         }
         let mut all = pieces(&self.folder);
+        *held = Held { bytes: all.iter().map(|piece| piece.bytes).sum(), since: 0 };
+        if held.bytes + bytes <= self.most_bytes {
+            return true;
+        }
         all.sort_by_key(|piece| piece.read);
-        *held = all.iter().map(|piece| piece.bytes).sum();
         let wanted = (self.most_bytes as f64 * (1.0 - FREED)) as u64;
         for piece in all {
-            if *held + bytes <= wanted {
+            if held.bytes + bytes <= wanted {
                 break;
             }
             if fs::remove_file(&piece.path).is_ok() {
-                *held -= piece.bytes;
+                held.bytes -= piece.bytes;
             }
         }
-        *held + bytes <= self.most_bytes
+        held.bytes + bytes <= self.most_bytes
     }
 }
 
@@ -127,6 +138,13 @@ struct Piece {
 fn pieces(folder: &Path) -> Vec<Piece> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let piece = |entry: fs::DirEntry| {
+        let name = entry.file_name();
+        let (file, number) = name.to_str()?.split_once('-')?;
+        let is_hex = |part: &str| part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        // Whatever else lies there is somebody else's.
+        if file.len() != 16 || !is_hex(file) || !is_hex(number) {
+            return None;
+        }
         let metadata = entry.metadata().ok().filter(fs::Metadata::is_file)?;
         Some(Piece { path: entry.path(), bytes: metadata.len(), read: metadata.modified().ok()? })
     };

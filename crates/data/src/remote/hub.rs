@@ -43,7 +43,10 @@ struct Listed {
 struct Configuration {
     name: String,
     is_default: bool,
+    /// Patterns by split.
     files: Vec<(String, Vec<String>)>,
+    /// A folder in place of patterns, whose files are told apart by their names.
+    folder: Option<String>,
 }
 
 /// The word of a data set with the commit that its revision is now. Words that name no data set stay as they are.
@@ -188,18 +191,15 @@ fn configurations(configs: &Value) -> Vec<Configuration> {
     let configs = configs.as_array().map(Vec::as_slice).unwrap_or_default().iter();
     configs
         .filter_map(|config| {
-            let files = match &config["data_files"] {
-                // A folder alone: its files are told apart by their names.
-                Value::Null => {
-                    let folder = config["data_dir"].as_str()?.trim_matches('/').to_string();
-                    vec![("train".into(), vec![format!("{folder}/**")])]
-                }
-                given => files(given),
+            let (files, folder) = match &config["data_files"] {
+                Value::Null => (vec![], Some(config["data_dir"].as_str()?.trim_matches('/').to_string())),
+                given => (files(given), None),
             };
             Some(Configuration {
                 name: config["config_name"].as_str()?.to_string(),
                 is_default: config["default"] == Value::Bool(true),
                 files,
+                folder,
             })
         })
         .collect()
@@ -217,13 +217,15 @@ enum Wanted {
 impl Wanted {
     fn of(name: &SetName, configurations: &[Configuration]) -> Result<Self, DataError> {
         let split = name.split.as_deref().unwrap_or("train");
-        let of_card = |configuration: &Configuration| match configuration
-            .files
-            .iter()
-            .find(|(named, _)| named == split)
-        {
-            Some((_, patterns)) => Ok(Wanted::Patterns(patterns.clone())),
-            None => {
+        let below = |folder: &str| Wanted::Below { folder: folder.into(), split: split.into() };
+        let of_split = |configuration: &Configuration| {
+            let found = configuration.files.iter().find(|(named, _)| named == split);
+            found.map(|(_, patterns)| Wanted::Patterns(patterns.clone()))
+        };
+        let of_card = |configuration: &Configuration| match (&configuration.folder, of_split(configuration)) {
+            (Some(folder), _) => Ok(below(folder)),
+            (None, Some(wanted)) => Ok(wanted),
+            (None, None) => {
                 let splits: Vec<&str> = configuration.files.iter().map(|(split, _)| split.as_str()).collect();
                 Err(DataError::input(format!(
                     "The configuration {} of hf://{} has no split `{split}`: it has {}, which is written behind a colon as in \
@@ -237,7 +239,6 @@ impl Wanted {
                 )))
             }
         };
-        let below = |folder: &str| Wanted::Below { folder: folder.into(), split: split.into() };
         match &name.within {
             Some(within) if within.contains(['*', '[']) => Ok(Wanted::Patterns(vec![within.clone()])),
             Some(within) => match configurations.iter().find(|one| one.name == *within) {
@@ -405,7 +406,9 @@ mod tests {
         assert_eq!(chosen("hf://o/s/en", &configs, &paths).unwrap(), ["en/a-1.parquet", "en/b.parquet"]);
         assert_eq!(chosen("hf://o/s/en:test", &configs, &paths).unwrap(), ["en/test.parquet"]);
         assert_eq!(chosen("hf://o/s", &configs, &paths).unwrap().len(), 4);
-        assert_eq!(chosen("hf://o/s/bare", &configs, &paths).unwrap().len(), 4);
+        let named = ["en/train-0.parquet", "en/test.parquet", "de/train-0.parquet"];
+        assert_eq!(chosen("hf://o/s/bare", &configs, &named).unwrap(), ["en/train-0.parquet"]);
+        assert_eq!(chosen("hf://o/s/bare:test", &configs, &named).unwrap(), ["en/test.parquet"]);
         assert_eq!(chosen("hf://o/s/de", &configs, &paths).unwrap(), ["de/c.parquet"]);
         assert_eq!(chosen("hf://o/s/en/*.parquet", &configs, &paths).unwrap().len(), 3);
         assert_eq!(chosen("hf://o/s/en/b.parquet", &configs, &paths).unwrap(), ["en/b.parquet"]);

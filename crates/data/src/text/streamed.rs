@@ -17,7 +17,7 @@ use super::tokenizer::Vocabulary;
 use crate::error::DataError;
 use crate::formats::{self, Blocks, Document, Input, ReadOptions, Reader, Skipped};
 use crate::order::documents::{Documents, InBlocks, Spent, TokenCount, Walk};
-use crate::order::pack::{Places, StreamPosition};
+use crate::order::pack::{Places, STREAMS, StreamPosition};
 use crate::order::permutation::{Order, Permutation};
 use crate::order::split::{Sides, threshold};
 use crate::random::{fingerprint, key};
@@ -30,6 +30,10 @@ const QUEUED_WINDOWS: usize = 1;
 /// Documents whose tokens are counted to estimate those of all, and from how many blocks at least.
 const ESTIMATED_BY: u64 = 256;
 const ESTIMATED_BLOCKS: u64 = 4;
+/// Blocks with documents below which streams share each of them: eight a stream.
+const FEW_BLOCKS: u64 = 8 * STREAMS as u64;
+/// Documents that cannot be used, one after another, behind which nothing is expected any more.
+const MOST_USELESS: u64 = 10_000;
 /// The sample that a tokeniser is trained on comes from as many blocks at least, where there are as many.
 const SAMPLED_BLOCKS: u64 = 32;
 /// Documents of a block are shuffled by this and the run's seed.
@@ -89,6 +93,7 @@ impl Streamed {
     ) -> Result<Skipped, DataError> {
         let order = Order::new(Some(self.blocks.count()), 0);
         let mut skipped = Skipped::default();
+        let mut is_useful = false;
         for place in 0..self.blocks.count() {
             let mut reader = self.blocks.read(order.document(place))?;
             let mut goes_on = Some(true);
@@ -101,7 +106,8 @@ impl Streamed {
                 }
             }
             skipped.merge(reader.skipped());
-            if goes_on.is_none() {
+            is_useful |= goes_on != Some(true);
+            if goes_on.is_none() || (!is_useful && skipped.total() >= MOST_USELESS) {
                 break;
             }
         }
@@ -132,6 +138,8 @@ impl Streamed {
 
     /// Both sides, tokenised as they are read.
     pub(crate) fn tokenized(self, vocabulary: &Vocabulary) -> Result<Sides, DataError> {
+        // The estimate is the same in every life of a run, also where another one trained the tokeniser before it.
+        self.blocks.forget();
         let (mut documents, mut tokens) = (0, 0);
         self.look(|document| {
             tokens += encoded(vocabulary, &document)?.len() as u64;
@@ -148,7 +156,9 @@ impl Streamed {
         let all = self.blocks.estimated_documents();
         let mean = tokens as f64 / documents as f64;
         let content = self.content;
+        let are_few = self.blocks.filled(FEW_BLOCKS) < FEW_BLOCKS;
         let shared = Arc::new(Shared {
+            are_few,
             threshold: self.threshold,
             blocks: self.blocks,
             vocabulary: vocabulary.clone(),
@@ -177,6 +187,7 @@ fn encoded(vocabulary: &Vocabulary, document: &Document) -> Result<Vec<u32>, Dat
 /// The parts of a source that both of its sides read.
 struct Shared {
     blocks: Blocks,
+    are_few: bool,
     threshold: u64,
     vocabulary: Vocabulary,
     left_out: Mutex<LeftOut>,
@@ -223,6 +234,10 @@ impl InBlocks for Side {
         self.shared.blocks.count()
     }
 
+    fn are_few(&self) -> bool {
+        self.shared.are_few
+    }
+
     fn walk(&self, places: Places, from: StreamPosition) -> Box<dyn Walk> {
         let (sender, windows) = sync_channel(QUEUED_WINDOWS);
         let (shared, is_held_out) = (self.shared.clone(), self.is_held_out);
@@ -259,9 +274,8 @@ impl InBlocks for Side {
 struct Window {
     /// The place of its block in the stream.
     block: u64,
-    /// Documents of the block before the first of these.
-    first: u64,
-    documents: Vec<Document>,
+    /// Each with the number of documents before it in the block.
+    documents: Vec<(u64, Document)>,
 }
 
 /// Sends the windows of a stream from a position on, until nobody wants them.
@@ -288,12 +302,11 @@ fn read_ahead(
             let is_of_side = |document: &Document| {
                 (fingerprint(document.text.as_bytes()) < shared.threshold) == is_held_out
             };
-            let mut documents: Vec<Document> = shuffled.filter(is_of_side).collect();
-            let end = first + documents.len() as u64;
-            let passed = if block == from.block { from.document.clamp(first, end) - first } else { 0 };
-            documents.drain(..passed as usize);
-            let window = Window { block, first: first + passed, documents };
-            first = end;
+            let of_side: Vec<(u64, Document)> = (first..).zip(shuffled.filter(is_of_side)).collect();
+            first += of_side.len() as u64;
+            let begin = if block == from.block { from.document } else { 0 };
+            let is_own = |(at, _): &(u64, Document)| *at >= begin && places.takes(block, *at);
+            let window = Window { block, documents: of_side.into_iter().filter(is_own).collect() };
             if !window.documents.is_empty() && sender.send(Ok(window)).is_err() {
                 return Ok(());
             }
@@ -339,10 +352,10 @@ impl Walk for BlockWalk {
         }
         let read = Instant::now();
         spent.reading += read - since;
-        let document = &self.window.documents[self.next];
+        let (at, document) = &self.window.documents[self.next];
         let tokens = encoded(&self.shared.vocabulary, document)?;
         position.block = self.window.block;
-        position.document = self.window.first + self.next as u64;
+        position.document = *at;
         self.next += 1;
         spent.tokenising += read.elapsed();
         out.reserve_exact(tokens.len() + 1);

@@ -29,6 +29,7 @@ pub(crate) const ENCODER: Encoder = Encoder {
     architecture: &BERT,
     base: "bert",
     unread: &["cls."],
+    never_read: &[],
     brought: &["bert.pooler."],
     poolings: &[Pooling::Cls],
 };
@@ -250,6 +251,7 @@ mod tests {
         let model = &described.model;
         assert_eq!((model.classes, model.pooling, model.token_types), (Some(3), Pooling::Cls, 2));
         assert_eq!(model.parameters(), 109_482_240 + 3 * 769);
+        assert!(!encoder::is_redundant(model, "bert.pooler.dense.weight"), "its head reads it");
         let written = huggingface::write(model, "float32", &[], &[]).unwrap();
         assert_eq!(written["architectures"][0], "BertForSequenceClassification");
         assert_eq!(&huggingface::read(&written).unwrap().model, model);

@@ -13,7 +13,7 @@ use super::fields::Fields;
 use super::layer_kinds::object;
 use super::processor::Processor;
 use super::stored::{Stored, Within};
-use super::vision::{Files, Seen};
+use super::vision::{Files, Seen, of_its_images};
 use crate::config::{Activation, FinalNorm, Pooling, VitConfig, VitLibrary};
 use crate::images::CHANNELS;
 
@@ -28,7 +28,7 @@ pub(crate) const CLIP: Files = Files {
         of_text(name)
             || ["post_layernorm.", "embeddings.position_ids"].iter().any(|part| name.starts_with(part))
     },
-    resampled: |_| None,
+    resampled: |c| of_its_images(c, POSITIONS),
     label_fields: class_heads::label_fields,
 };
 
@@ -43,6 +43,9 @@ pub(crate) const SIGLIP: Files = Files {
     },
     ..CLIP
 };
+
+/// The tensor of positions.
+const POSITIONS: &str = "vision_model.embeddings.position_embedding.weight";
 
 /// Whether a tensor is of the part that reads text, or compares the two.
 fn of_text(name: &str) -> bool {
@@ -204,7 +207,7 @@ fn write(c: &VitConfig, dtype: &str, tower: &Tower) -> Result<Value, String> {
         "hidden_act": named.map(|(name, _)| name),
         "layer_norm_eps": c.norm_eps,
         "attention_dropout": 0.0,
-        "image_size": c.grid() * c.patch,
+        "image_size": c.image_size,
         "patch_size": c.patch,
         "num_channels": CHANNELS,
         // SigLIP's attention that pools is not among the tensors.
@@ -235,8 +238,6 @@ fn stored(c: &VitConfig, tower: &Tower) -> Result<Vec<Stored>, String> {
     if c.class_token {
         add("cls".into(), "embeddings.class_embedding".into(), &[d]);
     }
-    let positions = c.prefix_positions() + c.grid() * c.grid();
-    add("positions.weight".into(), "embeddings.position_embedding.weight".into(), &[positions, d]);
     if !c.input_norm {
         add("patch.bias".into(), "embeddings.patch_embedding.bias".into(), &[d]);
     }
@@ -265,6 +266,8 @@ fn stored(c: &VitConfig, tower: &Tower) -> Result<Vec<Stored>, String> {
     if c.final_norm == FinalNorm::Tokens {
         both("norm".into(), "post_layernorm".into(), &[d]);
     }
+    let positions = c.prefix_positions() + c.grid() * c.grid();
+    all.push(Stored::whole("positions.weight", POSITIONS, vec![positions, d]));
     let dims = vec![d, CHANNELS, c.patch, c.patch];
     let patch = Stored::whole("patch.weight", "vision_model.embeddings.patch_embedding.weight", dims);
     all.push(Stored { within: Within::ChannelsLast, ..patch });

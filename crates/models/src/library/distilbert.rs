@@ -26,6 +26,7 @@ pub(crate) const ENCODER: Encoder = Encoder {
     architecture: &DISTILBERT,
     base: "distilbert",
     unread: &["vocab_transform.", "vocab_layer_norm.", "vocab_projector."],
+    never_read: &[],
     brought: &[],
     poolings: &[Pooling::Cls],
 };

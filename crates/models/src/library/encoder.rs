@@ -12,6 +12,8 @@ pub(crate) struct Encoder {
     pub base: &'static str,
     /// Beginnings of the names of tensors, behind the base, that no head of classes reads.
     pub unread: &'static [&'static str],
+    /// Beginnings of the names of tensors, behind the base, that are not read even where they lie beside a head of classes.
+    pub never_read: &'static [&'static str],
     /// Beginnings of the names of tensors of the head that a body may bring, and may be without.
     pub brought: &'static [&'static str],
     /// The poolings that the library's head of classes has, the first where no field says it.
@@ -62,9 +64,11 @@ pub(crate) fn other_names(name: &str) -> Vec<String> {
 pub(crate) fn is_redundant(c: &DecoderConfig, name: &str) -> bool {
     let Some(known) = encoder(c) else { return false };
     let bare = name.strip_prefix(known.base).and_then(|rest| rest.strip_prefix('.')).unwrap_or(name);
+    let is_of = |starts: &[&str]| starts.iter().any(|start| bare.starts_with(start));
     // Positions counted from 0, which old versions stored.
     bare == "embeddings.position_ids"
-        || (c.head == Head::Tokens && known.unread.iter().any(|start| bare.starts_with(start)))
+        || is_of(known.never_read)
+        || (c.head == Head::Tokens && is_of(known.unread))
 }
 
 /// Whether a tensor may be absent: part of a head that a model without a head of classes may bring.

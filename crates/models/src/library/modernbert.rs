@@ -29,6 +29,7 @@ pub(crate) const ENCODER: Encoder = Encoder {
     architecture: &MODERNBERT,
     base: "model",
     unread: &["head.", "decoder."],
+    never_read: &[],
     brought: &[],
     poolings: &[Pooling::Cls, Pooling::Mean],
 };

@@ -32,7 +32,8 @@ pub(crate) const XLM_ROBERTA: Architecture = Architecture {
 pub(crate) const ENCODER: Encoder = Encoder {
     architecture: &ROBERTA,
     base: "roberta",
-    unread: &["lm_head.", "pooler."],
+    unread: &["lm_head."],
+    never_read: &["pooler."],
     brought: &[],
     poolings: &[Pooling::Cls],
 };
@@ -76,7 +77,7 @@ fn stored(c: &DecoderConfig, shape: Shape<'_>) -> Vec<Stored> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::library::huggingface;
+    use crate::library::{encoder, huggingface};
 
     /// The published files of roberta-base and xlm-roberta-base, shortened to what is read.
     #[test]
@@ -105,6 +106,17 @@ mod tests {
             );
             assert_eq!(written["max_position_embeddings"], 514);
             assert_eq!(huggingface::read(&written).unwrap(), described);
+            // Some classifiers keep the pooler of the body they were made from, which their head does not read.
+            let mut body = config.clone();
+            body["architectures"] = json!([class.replace("ForSequenceClassification", "Model")]);
+            let body = huggingface::read(&body).unwrap().model;
+            for (of, is_body) in [(model, false), (&body, true)] {
+                for name in ["roberta.pooler.dense.weight", "pooler.dense.bias"] {
+                    assert!(encoder::is_redundant(of, name), "{name}");
+                }
+                assert_eq!(encoder::is_redundant(of, "lm_head.bias"), is_body);
+                assert!(!encoder::is_redundant(of, "classifier.dense.weight"));
+            }
             let mut padded = config.clone();
             padded["pad_token_id"] = json!(0);
             assert!(huggingface::read(&padded).unwrap_err().contains("`pad_token_id` is 0"));

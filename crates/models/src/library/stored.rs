@@ -88,7 +88,7 @@ impl Stored {
     }
 }
 
-/// A tensor of positions, `[1, prefix + grid, width]`, that is written for another grid than it was learned for.
+/// A tensor of positions, `[..., prefix + grid, width]`, that is written for another grid than it was learned for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resampled {
     pub theirs: &'static str,
@@ -100,9 +100,12 @@ pub struct Resampled {
 }
 
 impl Resampled {
-    /// The extents of the tensor as it is written.
-    pub fn dims(&self, width: usize) -> Vec<usize> {
-        vec![1, self.prefix + self.to[0] * self.to[1], width]
+    /// The extents of the tensor as it is written, from those it was learned with.
+    pub fn dims(&self, learned: &[usize]) -> Vec<usize> {
+        let mut dims = learned.to_vec();
+        let rows = dims.len() - 2;
+        dims[rows] = self.prefix + self.to[0] * self.to[1];
+        dims
     }
 
     /// The positions of the other grid.

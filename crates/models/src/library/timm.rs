@@ -8,8 +8,8 @@ use super::class_heads;
 use super::clip::OF_CLIP;
 use super::fields::Fields;
 use super::processor;
-use super::stored::{Resampled, Stored, Within};
-use super::vision::{Files, Seen};
+use super::stored::{Stored, Within};
+use super::vision::{Files, Seen, of_its_images};
 use crate::config::{Activation, FinalNorm, Pooling, VitConfig};
 use crate::images::CHANNELS;
 
@@ -21,7 +21,7 @@ pub(crate) const TIMM: Files = Files {
     stored,
     bases: &[],
     is_redundant: |_| false,
-    resampled,
+    resampled: |c| of_its_images(c, POSITIONS),
     label_fields,
 };
 
@@ -334,14 +334,6 @@ fn write(c: &VitConfig) -> Result<Value, String> {
         more.into_iter().filter(|(_, is_said, _)| *is_said).map(|(name, _, value)| (name.to_string(), value)),
     );
     Ok(config)
-}
-
-/// The positions, where they are of another grid than the images: a model of this library has those of its own images, and
-/// resamples them when it is made for others.
-fn resampled(c: &VitConfig) -> Option<Resampled> {
-    let (from, to) = ([c.grid(); 2], c.patches());
-    let prefix = c.prefix_positions();
-    (from != to).then_some(Resampled { theirs: POSITIONS, prefix, from, to, antialias: c.antialias })
 }
 
 /// Where every weight lies.

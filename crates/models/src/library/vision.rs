@@ -68,6 +68,14 @@ impl Files {
     }
 }
 
+/// The positions, by the name of their tensor, where they are of another grid than the images: a model of these libraries has
+/// those of its own images.
+pub(super) fn of_its_images(c: &VitConfig, theirs: &'static str) -> Option<Resampled> {
+    let (from, to) = ([c.grid(); 2], c.patches());
+    let prefix = c.prefix_positions();
+    (from != to).then_some(Resampled { theirs, prefix, from, to, antialias: c.antialias })
+}
+
 impl Published for VitConfig {
     fn stored(&self, _shape: &dyn Fn(&str) -> Vec<usize>) -> Result<Vec<Stored>, String> {
         (Files::of(self).stored)(self)
@@ -234,6 +242,33 @@ mod tests {
                 ..vit
             };
             assert_eq!(read_vit(&odd.write("", &[], &[]).unwrap()), odd);
+        }
+    }
+
+    /// The library has the positions of a model's own images, and takes no others: ViT, DeiT, CLIP and SigLIP go out with theirs.
+    #[test]
+    fn models_trained_at_another_size_go_out_with_positions_of_that_size() {
+        for (kind, class) in [
+            ("vit", "ViTForImageClassification"),
+            ("deit", "DeiTForImageClassification"),
+            ("clip", "CLIPForImageClassification"),
+            ("siglip", "SiglipForImageClassification"),
+        ] {
+            let read = read_vit(&json!({
+                "model_type": kind, "architectures": [class], "id2label": { "0": "a", "1": "b" },
+            }));
+            assert_eq!(read.resampled(), None, "{kind}");
+            let run = VitConfig { image_size: 8 * read.patch, ..read.clone() };
+            let back = read_vit(&run.write("float32", &[], &[]).unwrap());
+            assert_eq!(back, VitConfig { grid: Some(8), ..run.clone() }, "{kind}");
+            let resampled = run.resampled().expect(kind);
+            let positions = |vit: &VitConfig| {
+                let table = vit.stored(&|_| vec![]).unwrap();
+                table.into_iter().find(|at| at.ours == "positions.weight").expect("positions")
+            };
+            assert_eq!(resampled.theirs, positions(&run).theirs, "{kind}");
+            assert_eq!(resampled.dims(&positions(&run).dims), positions(&back).dims, "{kind}");
+            assert_eq!((resampled.from, resampled.to), ([read.grid(); 2], [8; 2]), "{kind}");
         }
     }
 

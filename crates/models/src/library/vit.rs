@@ -12,7 +12,7 @@ use super::dinov2::{Names, patches, stored_as};
 use super::fields::Fields;
 use super::processor::Processor;
 use super::stored::Stored;
-use super::vision::{Files, Seen};
+use super::vision::{Files, Seen, of_its_images};
 use crate::config::{Activation, FinalNorm, Pooling, VitConfig, VitLibrary};
 use crate::images::CHANNELS;
 
@@ -24,7 +24,7 @@ pub(crate) const VIT: Files = Files {
     stored: |c| stored(c, &OF_VIT),
     bases: &[OF_VIT.model_type],
     is_redundant: |name| name.starts_with("pooler."),
-    resampled: |_| None,
+    resampled: |c| of_its_images(c, "vit.embeddings.position_embeddings"),
     label_fields: class_heads::label_fields,
 };
 
@@ -39,6 +39,7 @@ pub(crate) const DEIT: Files = Files {
         let unread = ["pooler.", "cls_classifier.", "distillation_classifier.", "embeddings.mask_token"];
         unread.iter().any(|part| name.starts_with(part))
     },
+    resampled: |c| of_its_images(c, "deit.embeddings.position_embeddings"),
     ..VIT
 };
 
@@ -136,7 +137,7 @@ fn write(c: &VitConfig, dtype: &str, kind: &Kind) -> Result<Value, String> {
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
         "layer_norm_eps": c.norm_eps,
-        "image_size": c.grid() * c.patch,
+        "image_size": c.image_size,
         "patch_size": c.patch,
         "num_channels": CHANNELS,
         "qkv_bias": true,

@@ -192,7 +192,8 @@ impl VitConfig {
         }
         if self.final_norm == FinalNorm::Pooled && self.pooling != Pooling::Mean {
             return Err(format!(
-                "`model.final_norm` is pooled, and `model.pooling` is {}: only a mean is normed after it is taken",
+                "`model.final_norm` is pooled, and `model.pooling` is {}: only a mean is normed after it is taken, so give \
+                 model.pooling=mean",
                 self.pooling
             ));
         }
@@ -302,6 +303,7 @@ mod tests {
         refused(|c| c.activation = Activation::Relu2, "`model.activation` is relu2");
         refused(|c| (c.swiglu, c.activation) = (true, Activation::GeluTanh), "`model.swiglu` is true");
         refused(|c| c.final_norm = FinalNorm::Pooled, "`model.final_norm` is pooled");
+        refused(|c| c.final_norm = FinalNorm::Pooled, "give model.pooling=mean");
         refused(|c| c.drop_path = 1.0, "`model.drop_path` is 1");
         refused(|c| c.head_dropout = -0.1, "`model.head_dropout` is -0.1");
     }

@@ -38,6 +38,7 @@ const KIND: &str = "model.kind";
 const TOWER: &str = "model.vision.kind";
 const TOWER_FROM: &str = "model.vision.from";
 const CLASSES: &str = "model.classes";
+const VOCAB: &str = "model.vocab";
 
 /// What `flatout resume` may change. Ranks divide their state anew at every start, and another number of them may need to divide more.
 const MAY_CHANGE: [&str; 10] = [
@@ -63,6 +64,8 @@ pub(crate) struct Layers {
     values: BTreeMap<String, Held>,
     /// Number of the layer being laid.
     layer: usize,
+    /// Number of the last layer that is a recipe of the program.
+    embedded: usize,
     recipe: String,
     description: String,
 }
@@ -308,6 +311,16 @@ impl Layers {
 
     fn put(&mut self, path: String, value: Value) {
         self.values.insert(path, Held { value, layer: self.layer });
+    }
+
+    /// Says that the layer laid last is a recipe of the program, as are those below it.
+    pub fn note_embedded(&mut self) {
+        self.embedded = self.layer;
+    }
+
+    /// Whether `train.groups` is a recipe's of the program, which serves models with other parameters, too.
+    pub fn has_embedded_groups(&self) -> bool {
+        self.values.get("train.groups").is_some_and(|held| held.layer <= self.embedded)
     }
 
     /// Names the recipe, whatever its files say.

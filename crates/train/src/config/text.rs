@@ -31,12 +31,27 @@ impl Config {
         keys.chain([("recipe".to_string(), self.recipe.clone())]).collect()
     }
 
+    /// The same, to be shown: addresses without what is signed into them.
+    pub fn shown_values(&self) -> BTreeMap<String, String> {
+        self.values().into_iter().map(|(key, value)| (key, without_signatures(&value))).collect()
+    }
+
     /// Reads what `to_toml` wrote. `origin` is the file, for sentences.
     pub fn parse(text: &str, origin: &str) -> Result<Config, UserError> {
         let mut layers = Layers::default();
         layers.file(text, origin)?;
         layers.finish()
     }
+}
+
+/// Addresses in a value up to their question marks: a signature behind one is a secret for as long as it is good.
+fn without_signatures(value: &str) -> String {
+    let is_address = |part: &&str| part.starts_with("https://") || part.starts_with("http://");
+    let quoted = value.split('"').map(|part| match is_address(&part) {
+        true => part.split('?').next().unwrap_or(part),
+        false => part,
+    });
+    quoted.collect::<Vec<&str>>().join("\"")
 }
 
 /// A section's values in the order of its keys, then those of each table within it.
@@ -108,6 +123,12 @@ mod tests {
     use super::*;
     use crate::config::{Count, Group, Groups, SourceKind};
     use crate::recipes;
+
+    #[test]
+    fn addresses_are_shown_without_their_signatures() {
+        let given = r#"["https://a.example/x.parquet?sig=1", "b?.jsonl"]"#;
+        assert_eq!(without_signatures(given), r#"["https://a.example/x.parquet", "b?.jsonl"]"#);
+    }
 
     #[test]
     fn every_recipe_reads_back_equal() {

@@ -13,6 +13,7 @@ use crate::config::pattern::matches;
 use crate::config::{AdapterKind, Config, Word};
 use crate::refuse;
 use crate::weights::adapters::also_trains;
+use crate::weights::pretrained::parameters;
 
 /// How one parameter is trained.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,13 +69,25 @@ pub fn of_part(config: &Config, part: &Graph) -> Config {
     };
     let mut config = config.clone();
     config.train.freeze.retain(is_there);
-    for group in &mut config.train.groups.0 {
-        group.paths.retain(is_there);
-    }
-    config.train.groups.0.retain(|group| !group.paths.is_empty());
+    retain_groups(&mut config, is_there);
     // The part may have none of the matrices that another optimiser wants some of.
     config.optimizer.name = Word(Name::AdamW);
     config
+}
+
+/// Leaves out patterns of groups that name no parameter of the model. A recipe of the program has those of several models;
+/// a pattern that a user writes stays, and is refused where it matches nothing.
+pub fn leave_out_absent(config: &mut Config) {
+    let parameters = parameters(&config.model);
+    retain_groups(config, |pattern| parameters.keys().any(|path| matches(pattern, path)));
+}
+
+/// Keeps patterns of groups, and groups that still have one.
+fn retain_groups(config: &mut Config, is_kept: impl Fn(&String) -> bool) {
+    for group in &mut config.train.groups.0 {
+        group.paths.retain(&is_kept);
+    }
+    config.train.groups.0.retain(|group| !group.paths.is_empty());
 }
 
 fn rule(config: &Config, path: &str, axes: usize) -> Rule {
@@ -157,5 +170,33 @@ mod tests {
         assert!(sentence(&["freeze=head"]).contains("`train.freeze` has `head`, which matches no parameter"));
         assert!(sentence(&["groups=[{paths=['vision']}]"]).contains("`train.groups` has `vision`"));
         assert!(sentence(&["freeze=**"]).contains("nothing to train"));
+    }
+
+    /// A recipe of the program serves models without some of the parameters that it names; what a user writes must match.
+    #[test]
+    fn groups_of_a_recipe_are_those_of_the_model() {
+        let resolved = |recipe: &str, overrides: &[&str]| {
+            let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
+            resolve(recipe, &[], &overrides).unwrap()
+        };
+        for recipe in ["dinov2-s-classify", "dinov2-b-classify"] {
+            let first = |overrides: &[&str]| resolved(recipe, overrides).train.groups.0[0].paths.clone();
+            assert_eq!(first(&[]), ["cls", "patch", "positions"]);
+            assert_eq!(first(&["model.registers=4"]), ["cls", "patch", "positions", "registers"]);
+            assert_eq!(first(&["model.class_token=false", "model.pooling=mean"]), ["patch", "positions"]);
+            let normed = ["cls", "patch", "positions", "input_norm", "input_norm_bias"];
+            assert_eq!(first(&["model.input_norm=true"]), normed);
+            let groups = |overrides: &[&str]| resolved(recipe, overrides).train.groups.0.len();
+            assert_eq!((groups(&[]), groups(&["model.layers=4"])), (4, 2));
+            let own = resolved(recipe, &["groups=[{paths=['cls','registers']}]"]);
+            let sentence = rules(&own, &[("cls", 1), ("patch.weight", 2)]).unwrap_err().0;
+            assert!(sentence.contains("`train.groups` has `registers`"), "{sentence}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("own.toml");
+        let text = "extends = 'dinov2-s-classify'\n[[train.groups]]\npaths = ['cls', 'registers']\n";
+        std::fs::write(&file, text).unwrap();
+        let own = resolved(file.to_str().unwrap(), &[]);
+        assert_eq!(own.train.groups.0[0].paths, ["cls", "registers"], "it is not the program's");
     }
 }

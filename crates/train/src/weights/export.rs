@@ -342,8 +342,7 @@ fn tensors(loaded: &Loaded, types: &Types) -> Vec<Out> {
         match outs.iter_mut().find(|out| out.name == part.theirs) {
             Some(out) => out.parts.push(part),
             None => {
-                let width = part.dims[part.dims.len() - 1];
-                let dims = resampled.map_or(part.dims.clone(), |resampled| resampled.dims(width));
+                let dims = resampled.map_or(part.dims.clone(), |resampled| resampled.dims(&part.dims));
                 outs.push(Out { name: part.theirs.clone(), dims, parts: vec![part], resampled });
             }
         }

@@ -20,6 +20,7 @@ mod page;
 mod rows;
 mod thrift;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -61,6 +62,11 @@ impl RowGroups {
     /// Rows of all of them.
     pub fn rows(&self) -> u64 {
         self.chunks.iter().map(|chunk| chunk.rows).sum()
+    }
+
+    /// In how many ranges of as many bytes row groups begin.
+    pub fn ranges(&self, bytes: u64) -> u64 {
+        self.chunks.iter().map(|chunk| chunk.start / bytes).collect::<BTreeSet<u64>>().len() as u64
     }
 }
 

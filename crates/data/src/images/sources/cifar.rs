@@ -52,12 +52,22 @@ pub(in crate::images) fn files(words: &[String]) -> Result<Vec<PathBuf>, DataErr
     Ok(found)
 }
 
-/// Whether a path is a file of CIFAR, or a folder of them.
+/// Whether a path is a file of CIFAR, a folder of them, or a pattern of which the first file is one.
 pub(in crate::images) fn is_cifar(path: &Path) -> Result<bool, DataError> {
-    if !path.is_dir() {
+    if path.is_dir() {
+        return Ok(has_binary(path)? || !cifar_python::files(path)?.is_empty());
+    }
+    if path.exists() || has_plain_ending(path) {
         return Ok(paths::has_ending(path, &["bin"]) || cifar_python::is_python(path));
     }
-    Ok(has_binary(path)? || !cifar_python::files(path)?.is_empty())
+    let meant = path.to_str().map(paths::expanded).transpose()?.flatten().unwrap_or_default();
+    Ok(meant.first().is_some_and(|first| cifar_python::is_python(first)))
+}
+
+/// Whether a name has an ending without signs of a pattern, which no file of the Python form has.
+fn has_plain_ending(path: &Path) -> bool {
+    let ending = path.extension().map(|ending| ending.as_encoded_bytes());
+    ending.is_some_and(|ending| ending.iter().all(u8::is_ascii_alphanumeric))
 }
 
 fn has_binary(folder: &Path) -> Result<bool, DataError> {
@@ -302,6 +312,13 @@ mod tests {
         let images = Cifar::read(&found, Label::Fine).unwrap();
         assert_eq!((images.count(), found.len()), (6, 3));
         assert_eq!(images.classes(Label::Fine).unwrap()[..4], ["airplane", "automobile", "bird", "cat"]);
+        for (pattern, count) in [("data_batch_*", 2), ("data_batch_{1..2}", 2), ("t*_batch", 1)] {
+            let pattern = folder.join(pattern);
+            assert!(is_cifar(&pattern).unwrap(), "{}", pattern.display());
+            assert_eq!(files(&[pattern.to_str().unwrap().into()]).unwrap().len(), count);
+        }
+        assert!(!is_cifar(&folder.join("read*")).unwrap() && !is_cifar(&folder.join("absent")).unwrap());
+        assert!(is_cifar(&folder.join("none*")).unwrap_err().sentence.contains("matches no file"));
         // Both forms side by side are read once.
         scratch.write("c/data_batch_1.bin", &binary([&[3], &[9]]));
         assert_eq!(files(&[folder.to_str().unwrap().into()]).unwrap().len(), 1);

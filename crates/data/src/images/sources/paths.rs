@@ -28,16 +28,22 @@ pub(crate) fn files(words: &[String], endings: &[&str]) -> Result<Vec<PathBuf>, 
             }
         } else if path.exists() {
             found.push(path.into());
-        } else if let Some(numbered) = numbered(word)? {
-            found.extend(numbered);
-        } else if word.contains(['*', '?', '[']) {
-            found.extend(matching(word)?);
+        } else if let Some(meant) = expanded(word)? {
+            found.extend(meant);
         } else {
             let missing = fs::metadata(path).expect_err("it does not exist");
             return Err(unreadable(path, &missing));
         }
     }
     Ok(found)
+}
+
+/// The files of a word that stands for several, by a pattern or by numbers.
+pub(super) fn expanded(word: &str) -> Result<Option<Vec<PathBuf>>, DataError> {
+    match numbered(word)? {
+        None if word.contains(['*', '?', '[']) => matching(word).map(Some),
+        found => Ok(found),
+    }
 }
 
 /// The entries of a folder, sorted, without hidden names.

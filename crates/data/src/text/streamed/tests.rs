@@ -6,6 +6,7 @@ use std::io::Read;
 use crate::error::DataError;
 use crate::formats::{self, OnError, ReadOptions};
 use crate::order::loader::{Cursor, LoaderOptions, Rows};
+use crate::order::pack::STREAMS;
 use crate::remote::server::{Content, SetServer};
 use crate::scratch::Scratch;
 use crate::text::corpus::{Corpus, DocumentOrder, MixPart, Spec, open};
@@ -74,9 +75,9 @@ fn seen(rows: &Rows) -> (Vec<i32>, Vec<i32>, Vec<u64>, u64) {
 }
 
 /// The documents in rows that were read once, in a sorted list.
-fn documents(corpus: &Corpus, rows: &Rows) -> Vec<String> {
+fn documents(corpus: &Corpus, tokens: &[i32]) -> Vec<String> {
     let end = corpus.vocabulary().eos() as i32;
-    let documents = rows.tokens.split(|token| *token == end);
+    let documents = tokens.split(|token| *token == end);
     let decoded = documents.map(|tokens| {
         let inner =
             tokens.iter().map(|token| *token as u32).filter(|token| *token != corpus.vocabulary().bos());
@@ -95,8 +96,8 @@ fn every_document_comes_once_on_one_side() {
     for (form, files) in forms() {
         let spec = spec(written(&scratch, &files));
         let corpus = open(&spec).unwrap();
-        let train = documents(&corpus, &corpus.rows_once(100_000).unwrap());
-        let held_out = documents(&corpus, &corpus.held_out_rows(100_000).unwrap());
+        let train = documents(&corpus, &corpus.rows_once(100_000).unwrap().tokens);
+        let held_out = documents(&corpus, &corpus.held_out_rows(100_000).unwrap().tokens);
         assert!(held_out.len() > all.len() / 10 && held_out.len() < all.len() * 3 / 10, "{form}");
         let mut both = [train, held_out.clone()].concat();
         both.sort_unstable();
@@ -104,7 +105,7 @@ fn every_document_comes_once_on_one_side() {
         // Files that are indexed hold out the same ones, and the counts that are guessed here are near.
         let shuffled = Spec { order: DocumentOrder::Auto, cache: Some(scratch.path().into()), ..spec };
         let indexed = open(&shuffled).unwrap();
-        assert_eq!(documents(&indexed, &indexed.held_out_rows(100_000).unwrap()), held_out, "{form}");
+        assert_eq!(documents(&indexed, &indexed.held_out_rows(100_000).unwrap().tokens), held_out, "{form}");
         let (known, guessed) = (indexed.describe(), corpus.describe());
         let near = |known: Option<u64>, guessed: Option<u64>| {
             (guessed.unwrap() as f64 / known.unwrap() as f64 - 1.0).abs() < 0.3
@@ -117,6 +118,31 @@ fn every_document_comes_once_on_one_side() {
                 assert!(near(known.tokens, guessed.tokens), "{form}: {known:?} {guessed:?}");
             }
         }
+    }
+}
+
+#[test]
+fn streams_share_the_documents_of_few_blocks() {
+    let scratch = Scratch::new("streamed-few");
+    for (form, files) in forms().into_iter().filter(|(form, _)| *form != "jsonl") {
+        let corpus = open(&spec(written(&scratch, &files))).unwrap();
+        let epoch = corpus.rows_once(100_000).unwrap().tokens.len() / CONTEXT;
+        let each = epoch * 7 / 10 / STREAMS;
+        let (all, _) = rows(&corpus, &corpus.start(), 2, each * STREAMS);
+        let mut seen = Vec::new();
+        for stream in 0..STREAMS {
+            // Rows are taken from the streams in turn. The last document of each goes on behind them.
+            let own = all.tokens.chunks(CONTEXT).skip(stream).step_by(STREAMS).flatten().copied();
+            let mut own: Vec<i32> = own.collect();
+            let end = own.iter().rposition(|token| *token == corpus.vocabulary().eos() as i32).unwrap();
+            own.truncate(end);
+            seen.extend(documents(&corpus, &own));
+        }
+        let count = seen.len();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), count, "{form}: a document came twice before all came once");
+        assert!(count > 4 * STREAMS, "{form}: {count}");
     }
 }
 

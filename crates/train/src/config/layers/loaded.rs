@@ -6,7 +6,7 @@ use flatout_models::library::fovea;
 use flatout_models::registry::Asked;
 use toml::Value;
 
-use super::{CLASSES, Held, KIND, Layers, TOWER_FROM};
+use super::{CLASSES, Held, KIND, Layers, TOWER_FROM, VOCAB};
 use crate::UserError;
 use crate::config::schema::{self, Found};
 use crate::config::{Adapter, text};
@@ -167,7 +167,14 @@ impl Layers {
 
     /// Lays the vocabulary of a model that grows.
     pub fn lay_vocab(&mut self, vocab: usize) {
-        self.put("model.vocab".into(), Value::Integer(vocab as i64));
+        self.put(VOCAB.into(), Value::Integer(vocab as i64));
+    }
+
+    /// Leaves out what layers say of the vocabulary where it is this one.
+    pub fn leave_out_vocab(&mut self, vocab: usize) {
+        if self.values.get(VOCAB).is_some_and(|held| held.value.as_integer() == Some(vocab as i64)) {
+            self.values.remove(VOCAB);
+        }
     }
 
     /// The value of `adapter.from`, where it is given.
