@@ -19,7 +19,7 @@ import tempfile
 import termios
 import time
 
-# What is typed before Tab, and what the line must hold afterwards.
+# Words before Tab, and the text that the line must hold afterwards.
 CASES = [
     ("flatout tra", "flatout train "),
     ("flatout doctor --veri", "flatout doctor --verify "),
@@ -122,7 +122,7 @@ def main():
             terminal.read("\0", 0.5)
             for typed, wanted in CASES:
                 terminal.type(typed + "\t")
-                # What was typed is shown as it is typed, and what Tab adds behind it. A sign behind that shows where the word ends.
+                # A shell shows words as they are typed, and behind them the letters that Tab adds. A sign behind that shows where the word ends.
                 shown = terminal.read(wanted.rstrip() if wanted.endswith(" ") else wanted, 6.0)
                 terminal.type("~")
                 shown = plain(shown + terminal.read("~", 3.0))

@@ -1,4 +1,4 @@
-//! What shells, `man` and the cache know of the program. `.ci/completions.py` types into real shells.
+//! Completions, manual pages and the cache of the program. `.ci/completions.py` types into real shells.
 
 use std::fs;
 use std::path::Path;

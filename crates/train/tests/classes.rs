@@ -180,7 +180,7 @@ impl Golden {
         assert_eq!(gradients.len(), in_file, "every gradient of the file is compared");
         for (theirs, got) in &gradients {
             let (mut got, mut wanted) = (got.clone(), self.fixture.f32s(&format!("grad.{theirs}")));
-            // What is added to every key moves no probability where nothing rotates: its gradient is 0 but for rounding, so
+            // A term that is added to every key moves no probability where nothing rotates: its gradient is 0 but for rounding, so
             // it is measured beside the queries'.
             for (key, query) in [("key.bias", "query.bias"), ("k_lin.bias", "q_lin.bias")] {
                 if let Some(layer) = theirs.strip_suffix(key) {

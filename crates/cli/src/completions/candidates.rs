@@ -19,7 +19,7 @@ impl Candidate {
     }
 }
 
-/// What the last of the words may be. None at all means a file, which shells complete themselves.
+/// The words that the last one may become. None at all means a file, which shells complete themselves.
 pub fn candidates(root: &Command, words: &[String]) -> Vec<Candidate> {
     let Some((last, before)) = words.split_last() else { return vec![] };
     let mut at = Place { command: root, globals: vec![], values: vec![], option: None };

@@ -54,7 +54,7 @@ fn of_text(name: &str) -> bool {
         .any(|part| name.starts_with(part))
 }
 
-/// What tells the two apart.
+/// The names and forms that tell the two apart.
 pub(super) struct Tower {
     model_type: &'static str,
     /// Of the tower alone.

@@ -191,7 +191,7 @@ fn label_fields(names: &[String]) -> Map<String, Value> {
     Map::from_iter([(LABELS.to_string(), json!(names))])
 }
 
-/// What a name says, how it pools, and whether the norm is of what was pooled, where the library says it for that name.
+/// The form that a name stands for, how it pools, and whether the norm is of what was pooled, where the library says it for that name.
 struct Named {
     vit: VitConfig,
     pool: &'static str,
@@ -203,7 +203,7 @@ fn has_tanh(size: &str, patch: usize, image_size: usize) -> bool {
     patch == 32 || (size, patch) == ("so400m", 16) || (size, image_size) == ("large", 512)
 }
 
-/// What a name such as vit_tiny_patch16_224 says: size, patch, form and images.
+/// The parts of a name such as vit_tiny_patch16_224: size, patch, form and images.
 fn named(name: &str) -> Option<Named> {
     let rest = name.split('.').next()?.strip_prefix("vit_")?;
     let (size, rest) = rest.split_once("_patch")?;

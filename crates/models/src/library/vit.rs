@@ -43,7 +43,7 @@ pub(crate) const DEIT: Files = Files {
     ..VIT
 };
 
-/// What tells the two apart.
+/// The names that tell the two apart.
 struct Kind {
     model_type: &'static str,
     class: &'static str,

@@ -11,7 +11,7 @@ choice! {
 }
 
 choice! {
-    /// What the final norm is of: every token, what was pooled, or nothing.
+    /// The values that the final norm is of: every token, the pooled one, or none.
     pub enum FinalNorm { Tokens = "tokens", Pooled = "pooled", None = "none" }
 }
 
@@ -48,7 +48,7 @@ section! {
         pub prefix_positions: Option<usize>,
         /// Norm of all tokens before the first block, as CLIP has it; patches add no learned vector then.
         pub input_norm: bool = false,
-        /// What the final norm is of: every token, what was pooled, or nothing.
+        /// The values that the final norm is of: every token, the pooled one, or none.
         pub final_norm: FinalNorm = FinalNorm::Tokens,
         /// Number of classes.
         pub classes: Option<usize>,

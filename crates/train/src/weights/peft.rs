@@ -453,7 +453,7 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
         put(format!("{BASE}{theirs}"), &ty.dims, wide);
         // By its whole name: the library takes every module whose name ends with it.
         let module = theirs.rsplit_once('.').map_or(theirs.as_str(), |(module, _)| module);
-        // What is called a classifier the library keeps with all of its parts.
+        // A module that is called a classifier is kept by the library with all of its parts.
         whole.insert(if module.starts_with("classifier.") { "classifier" } else { module }.to_string());
     }
     let path = folder.join(TENSORS);

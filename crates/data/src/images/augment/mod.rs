@@ -1,6 +1,6 @@
 //! Training images changed at random, after they were cut, scaled and mirrored: RandAugment, then random erasing.
 //!
-//! What is drawn follows from the key of a sample alone, in streams apart from the one that draws its part: threads, ranks
+//! Draws follow from the key of a sample alone, in streams apart from the one that draws its part: threads, ranks
 //! and resumed runs change no bit, and a run without these has the bits it had before there were any.
 
 mod canvas;

@@ -75,7 +75,7 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// What a call that was not made is of, and with what.
+    /// A call that was not made: its function and its arguments.
     pub fn call(&self, number: usize) -> Option<(&'a str, &'a str, &[usize])> {
         let Value::Call { called, with } = *self.get(number) else { return None };
         let Value::Name { module, name } = *self.get(called) else { return None };
