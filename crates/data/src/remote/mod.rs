@@ -26,4 +26,4 @@ mod tests;
 
 pub use hub::pinned;
 pub use location::is_remote;
-pub use object::Object;
+pub use object::{Object, shown};

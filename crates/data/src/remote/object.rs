@@ -420,6 +420,6 @@ impl File {
 }
 
 /// An address without what is signed into it, which is a secret for as long as it is good.
-pub(crate) fn shown(url: &str) -> &str {
+pub fn shown(url: &str) -> &str {
     url.split('?').next().unwrap_or(url)
 }

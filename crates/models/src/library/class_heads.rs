@@ -90,6 +90,25 @@ pub fn label_fields(names: &[String]) -> Map<String, Value> {
     ])
 }
 
+/// Whether the library's class of a file is the one with a head of classes, where others are bodies without one.
+pub(super) fn is_there(
+    f: &Fields<'_>,
+    model_type: &str,
+    class: &str,
+    bodies: &[&str],
+) -> Result<bool, String> {
+    let named = f.get("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
+    match named {
+        None => Ok(false),
+        Some(named) if bodies.contains(&named) => Ok(false),
+        Some(named) if named == class => Ok(true),
+        Some(named) => Err(format!(
+            "its `architectures` says {named}, and of {model_type} models only {} and {class} are read",
+            bodies.join(", ")
+        )),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

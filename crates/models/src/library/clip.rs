@@ -118,20 +118,7 @@ impl Tower {
 }
 
 fn read(f: &Fields<'_>, tower: &Tower) -> Result<Seen, String> {
-    let class = f.get("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
-    let has_head = match class {
-        None => false,
-        Some(class) if tower.bodies.contains(&class) => false,
-        Some(class) if class == tower.class => true,
-        Some(class) => {
-            return Err(format!(
-                "its `architectures` says {class}, and of {} models only {} and {} are read",
-                tower.model_type,
-                tower.bodies.join(", "),
-                tower.class
-            ));
-        }
-    };
+    let has_head = class_heads::is_there(f, tower.model_type, tower.class, tower.bodies)?;
     let classes = if has_head { class_heads::names(f)? } else { vec![] };
     // Of a model that reads text as well the tower is a part.
     let nested = f.get("model_type").is_some_and(|kind| kind == tower.model_type);

@@ -64,20 +64,7 @@ const OF_DEIT: Kind = Kind {
 
 /// Reads the fields of a `config.json`, and the names of its classes.
 fn read(f: &Fields<'_>, kind: &Kind) -> Result<Seen, String> {
-    let class = f.get("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
-    let has_head = match class {
-        None => false,
-        Some(class) if kind.bodies.contains(&class) => false,
-        Some(class) if class == kind.class => true,
-        Some(class) => {
-            return Err(format!(
-                "its `architectures` says {class}, and of {} models only {} and {} are read",
-                kind.model_type,
-                kind.bodies.join(", "),
-                kind.class
-            ));
-        }
-    };
+    let has_head = class_heads::is_there(f, kind.model_type, kind.class, kind.bodies)?;
     for (name, only) in
         [("qkv_bias", json!(true)), ("hidden_act", json!("gelu")), ("num_channels", json!(CHANNELS))]
     {

@@ -48,7 +48,7 @@ impl Config {
 fn without_signatures(value: &str) -> String {
     let is_address = |part: &&str| part.starts_with("https://") || part.starts_with("http://");
     let quoted = value.split('"').map(|part| match is_address(&part) {
-        true => part.split('?').next().unwrap_or(part),
+        true => flatout_data::remote::shown(part),
         false => part,
     });
     quoted.collect::<Vec<&str>>().join("\"")
