@@ -34,6 +34,23 @@ extern "C" __global__ void __launch_bounds__(256) claim(const int* index, int* w
     if (i < n && index[i] >= 0 && index[i] < rows) atomicMax(&winner[index[i]], i);
 }
 
+// Few rows look through the index themselves for a later one of their place.
+extern "C" __global__ void __launch_bounds__(256)
+    row_scatter_few(const T_X* from, const int* index, T_X* out, i64 count, int n_rows, int rows) {
+    i64 e = ((i64)blockIdx.x * 256 + threadIdx.x) * VEC;
+    if (e >= count) return;
+    int n = (int)(e / WIDTH);
+    u32 c = (u32)(e % WIDTH);
+    int i = index[n];
+    if (i < 0 || i >= rows) return;
+    Pack<T_X, VEC> p;
+    p.load(from + (i64)n * ROW_FROM + inner_from(c));
+    bool is_last = true;
+#pragma unroll 16
+    for (int later = n + 1; later < n_rows; later++) is_last &= index[later] != i;
+    if (is_last) p.store(out + (i64)i * ROW_OUT + inner_out(c));
+}
+
 extern "C" __global__ void __launch_bounds__(256)
     row_scatter(const T_X* from, const int* index, const int* winner, T_X* out, i64 count, int rows) {
     i64 e = ((i64)blockIdx.x * 256 + threadIdx.x) * VEC;

@@ -85,14 +85,17 @@ fn gather(launch: &Launch) -> Stages {
     }])
 }
 
-/// One integer a row of the base.
+/// Rows that look for later ones of their place by themselves, in one launch.
+const FEW: usize = 256;
+
+/// One integer a row of the base, where many rows are replaced.
 fn winners(shapes: &Shapes<'_>) -> usize {
-    shapes.ins[0].dims[0] * 4
+    if shapes.ins[1].dims[0] <= FEW { 0 } else { shapes.ins[0].dims[0] * 4 }
 }
 
 fn row_scatter(launch: &Launch) -> Stages {
     let (base, from, index) = (&launch.ins[0], &launch.ins[1], &launch.ins[2]);
-    let (Some(out), Some(winner)) = (&launch.outs[0], &launch.workspace) else { return Ok(vec![]) };
+    let Some(out) = &launch.outs[0] else { return Ok(vec![]) };
     let mut stages = if base.offset == out.offset { vec![] } else { copy::copy(base, out)? };
     let (count, n, rows, width) = (from.elements(), from.dims[0], base.dims[0], row_elements(from));
     if count == 0 || rows == 0 {
@@ -115,6 +118,11 @@ fn row_scatter(launch: &Launch) -> Stages {
         let grid = [blocks(items, 256)?, 1];
         stages.push(Stage { source: source.clone(), entry, grid, block: 256, args });
         Ok(())
+    };
+    let Some(winner) = launch.workspace.as_ref().filter(|_| n > FEW) else {
+        let args = vec![at(from), at(index), at(out), Value::I64(count as i64), n_value, rows_value];
+        push("row_scatter_few", count / vec, args)?;
+        return Ok(stages);
     };
     push("unclaimed", rows, vec![at(winner), rows_value])?;
     push("claim", n, vec![at(index), at(winner), n_value, rows_value])?;
