@@ -356,6 +356,11 @@ impl<'g> Tensor<'g> {
     pub fn resample(self, parts: Tensor<'g>, [height, width]: [usize; 2]) -> Tensor<'g> {
         self.b.op(Op::Resample { height, width }, &[self, parts])
     }
+    /// A token drawn from every row of `self` [S, V], as `numbers` i32 [S, 6] and `shares` f32 [S, 2] say, and its log-probability.
+    #[track_caller]
+    pub fn sample(self, numbers: Tensor<'g>, shares: Tensor<'g>) -> Tensor<'g> {
+        self.b.op(Op::Sample {}, &[self, numbers, shares])
+    }
     #[track_caller]
     pub fn row_scatter(self, rows: Tensor<'g>, index: Tensor<'g>) -> Tensor<'g> {
         self.b.op(Op::RowScatter {}, &[self, rows, index])

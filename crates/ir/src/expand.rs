@@ -89,6 +89,7 @@ fn is_primitive(op: &Op) -> bool {
                 | K::Gather
                 | K::RowScatter
                 | K::Resample
+                | K::Sample
                 | K::Rank
         ),
     }

@@ -12,6 +12,7 @@ use crate::ops::elementwise::Elementwise;
 use crate::ops::product::{Compute, round_tf32};
 use crate::ops::reduce::Fold;
 use crate::ops::resample::{PART, Part, resample};
+use crate::ops::sample::{NUMBERS, SHARES, sample};
 use crate::random::{RowDraw, drop_below};
 use crate::types::{DType, TensorType, contiguous_strides};
 
@@ -152,6 +153,7 @@ fn evaluate(node: &Node, ins: &[Operand<'_>]) -> Vec<f64> {
             ins[1].data.iter().flat_map(row).collect()
         }
         Op::Resample { height, width } => resampled([*height, *width], ins),
+        Op::Sample {} => sampled(ins),
         Op::ScatterAdd { .. } | Op::RowScatter {} => {
             let is_sum = matches!(node.op, Op::ScatterAdd { .. });
             let (mut to, rows, index) = if is_sum {
@@ -170,6 +172,20 @@ fn evaluate(node: &Node, ins: &[Operand<'_>]) -> Vec<f64> {
         }
         op => unreachable!("{} is not a primitive", op.name()),
     }
+}
+
+fn sampled(ins: &[Operand<'_>]) -> Vec<f64> {
+    let vocab = ins[0].ty.dims[1];
+    let f32s = |x: &[f64]| x.iter().map(|x| *x as f32).collect::<Vec<f32>>();
+    let row = |s: usize| {
+        let numbers: Vec<i32> = ins[1].data[s * NUMBERS..][..NUMBERS].iter().map(|x| *x as i32).collect();
+        sample(
+            &f32s(&ins[0].data[s * vocab..][..vocab]),
+            &numbers,
+            &f32s(&ins[2].data[s * SHARES..][..SHARES]),
+        )
+    };
+    (0..ins[0].ty.dims[0]).flat_map(row).collect()
 }
 
 fn map(f: Elementwise, ins: &[Operand<'_>]) -> Vec<f64> {

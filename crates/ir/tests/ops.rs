@@ -36,6 +36,7 @@ const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
     (OpKind::Quantize, quantize_is_division_and_rounding),
     (OpKind::RowScatter, row_scatter_replaces_rows),
     (OpKind::Resample, resample_is_a_weighted_mean),
+    (OpKind::Sample, samples_are_as_frequent_as_they_are_likely),
     (OpKind::HeadLossTrain, head_loss_train_is_both_passes),
     (OpKind::DoubleNorm, double_norms_are_two_around_a_sum),
     (OpKind::DoubleNormGrad, double_norms_have_the_slopes_of_two),
@@ -238,6 +239,46 @@ fn row_scatter_replaces_rows() {
     let row = |of: &[f64], i: usize| of[3 * i..3 * i + 3].to_vec();
     let wanted = [row(rows, 2), row(base, 1), row(base, 2), row(rows, 3), row(base, 4)].concat();
     assert_eq!(outs[0], wanted);
+}
+
+/// Tokens come as often as a softmax says, those that `top_k` and `top_p` leave out never; a row without tokens gives none.
+fn samples_are_as_frequent_as_they_are_likely() {
+    // Probabilities 1/8, 1/2, 1/8, 1/4, and a token behind the vocabulary.
+    let (rows, logits) = (4000, [0.0, 4f64.ln(), 0.0, 2f64.ln(), 9.0]);
+    let frequencies = |size: i32, top_k: i32, temperature: f64, top_p: f64| -> Vec<f64> {
+        let b = Builder::new();
+        let drawn = b
+            .input("logits", DType::F32, &[rows, 5])
+            .sample(b.input("numbers", DType::I32, &[rows, 6]), b.input("shares", DType::F32, &[rows, 2]));
+        b.result("drawn", drawn);
+        let numbers = (0..rows as i32).flat_map(|i| [size, top_k, 7, 1, 3, i].map(f64::from)).collect();
+        let values = [
+            ("logits".to_string(), logits.repeat(rows)),
+            ("numbers".to_string(), numbers),
+            ("shares".to_string(), [temperature, top_p].repeat(rows)),
+        ];
+        let graph = b.finish();
+        sound(&graph).unwrap();
+        let drawn = &oracle::run(&graph, &values.into()).results["drawn"];
+        let mut counts = vec![0.0; 6];
+        for row in drawn.chunks(2) {
+            counts[(row[0] + 1.0) as usize] += 1.0 / rows as f64;
+            let probability =
+                [1.0 / 8.0, 0.5, 1.0 / 8.0, 0.25].get(row[0] as usize).filter(|_| row[0] >= 0.0);
+            let wanted = probability.map_or(0.0, |p: &f64| p.ln());
+            assert!((row[1] - wanted).abs() < 1e-6, "{row:?}");
+        }
+        counts
+    };
+    let near = |got: Vec<f64>, wanted: [f64; 6]| {
+        assert!(got.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 0.03), "{got:?}, wanted {wanted:?}");
+    };
+    near(frequencies(4, 0, 1.0, 1.0), [0.0, 0.125, 0.5, 0.125, 0.25, 0.0]);
+    near(frequencies(4, 2, 1.0, 1.0), [0.0, 0.0, 2.0 / 3.0, 0.0, 1.0 / 3.0, 0.0]);
+    near(frequencies(4, 0, 1.0, 0.8), [0.0, 1.0 / 7.0, 4.0 / 7.0, 0.0, 2.0 / 7.0, 0.0]);
+    near(frequencies(4, 0, 0.5, 1.0), [0.0, 1.0 / 22.0, 16.0 / 22.0, 1.0 / 22.0, 4.0 / 22.0, 0.0]);
+    assert_eq!(frequencies(4, 0, 0.0, 1.0)[2].round(), 1.0);
+    assert_eq!(frequencies(0, 0, 1.0, 1.0)[0].round(), 1.0);
 }
 
 /// Parts at their own size are themselves, others the weighted mean of the definition, in f64 and rounded once.

@@ -9,9 +9,10 @@ pub enum Form {
     Loss(LossForm),
     /// Result `logits` [T, V] of rows of `len` tokens.
     Logits { rows: usize, len: usize, seen: Option<Seen> },
-    /// Result `logits` [S, V] of the last token of each of S `sequences`, given up to `tokens` new ones of them all,
-    /// after those in a cache of `capacity` a sequence. The plan that reads prompts has `seen`; the one that goes on from
-    /// them needs no image again.
+    /// Results `logits` [S, V] of the last token of each of S `sequences`, and `drawn` [S, 2], the next token of each as the inputs
+    /// `numbers` and `shares` say (`flatout_ir::ops::sample`). Given are up to `tokens` new ones of them all, after those in a
+    /// cache of `capacity` a sequence; a plan of as many tokens as sequences adds one to each. The plan that reads prompts has
+    /// `seen`; the one that goes on from them needs no image again.
     Cached { sequences: usize, tokens: usize, capacity: usize, seen: Option<Seen> },
     /// Of a head of classes: results `loss` and `weight`, the weighted sum over texts and the sum of their weights, and
     /// `class_logits` [S, C] where nothing is dropped. S `texts` of at most `longest` tokens lie anywhere among all `tokens`.

@@ -209,6 +209,12 @@ fn real() -> Vec<Form> {
     forms.push((Op::Gather {}, vec![ty(bf16, &[32768, 768]), index.clone()]));
     let cifar = [ty(DType::U8, &[45000, 32, 32, 3]), ty(i32s, &[256, 6])];
     forms.push((Op::Resample { height: 32, width: 32 }, cifar.to_vec()));
+    let drawn = [ty(f32s, &[64, 151_936]), ty(i32s, &[64, 6]), ty(f32s, &[64, 2])];
+    forms.push((Op::Sample {}, drawn.to_vec()));
+    forms.push((
+        Op::RowScatter {},
+        vec![ty(bf16, &[40960, 8, 128]), ty(bf16, &[64, 8, 128]), ty(i32s, &[64])],
+    ));
     let adapted = [ty(bf16, &[1024, 1152]), ty(f32s, &[16, 1152]), ty(f32s, &[1024, 16])];
     forms.push((Op::LowRankNorm { scale: 2.0 }, adapted.to_vec()));
     let sum = Op::ScatterAdd { rows: 32768, out: f32s, base: true };

@@ -30,6 +30,7 @@ pub mod quantize;
 pub mod reduce;
 pub mod resample;
 pub mod rope;
+pub mod sample;
 mod shapes;
 pub mod source;
 pub mod thin_product;
@@ -170,6 +171,9 @@ ops! {
     RowScatter = "row_scatter" {}
     /// (table u8 [N, H, W, C], parts i32 [B, 6]) -> u8 [B, height, width, C]: parts of images at one size.
     Resample = "resample" { height: usize, width: usize }
+    /// (logits f32 [S, V], numbers i32 [S, 6], shares f32 [S, 2]) -> f32 [S, 2]: a token drawn from every row, and its
+    /// log-probability.
+    Sample = "sample" {}
     /// (q [Tq, H, K], k, v [Tk, HK, K], q start, q len?, k start, k len?, intervals?) -> o, lse f32 [Tq, H].
     Attention = "attention" { scale: f32, cap: Cap, mask: Mask, q: Segments, k: Segments }
     /// (the inputs of attention, o, lse, do, d lse?) -> dq, dk, dv.
@@ -239,7 +243,9 @@ impl OpKind {
             OpKind::Quantize => Work::Quantize,
             OpKind::Map | OpKind::Region | OpKind::Bundle | OpKind::Dropout => Work::Elementwise,
             OpKind::Reduce => Work::Reduce,
-            OpKind::Gather | OpKind::ScatterAdd | OpKind::RowScatter | OpKind::Resample => Work::Index,
+            OpKind::Gather | OpKind::ScatterAdd | OpKind::RowScatter | OpKind::Resample | OpKind::Sample => {
+                Work::Index
+            }
             OpKind::HeadLoss | OpKind::HeadLossGrad | OpKind::HeadLossTrain => Work::Loss,
             OpKind::AdamW | OpKind::AdamW8 => Work::Optimizer,
             OpKind::AllGather | OpKind::ReduceScatter | OpKind::AllReduce => Work::Wire,
@@ -327,6 +333,7 @@ impl Op {
             Op::ScatterAdd { rows, out, base } => index::infer_scatter_add(*rows, *out, *base, &ins),
             Op::RowScatter {} => index::infer_row_scatter(&ins),
             Op::Resample { height, width } => resample::infer(*height, *width, &ins),
+            Op::Sample {} => sample::infer(&ins),
             Op::Attention { mask, q, k, .. } => attention::infer(*mask, *q, *k, &ins),
             Op::AttentionGrad { mask, q, k, d_lse, .. } => attention::infer_grad(*mask, *q, *k, *d_lse, &ins),
             &Op::LinearAttention { scale, mask, q, k, rotary } => {
@@ -381,6 +388,7 @@ impl Op {
             Op::Quantize { .. }
             | Op::ThinProduct { .. }
             | Op::RowScatter {}
+            | Op::Sample {}
             | Op::RmsNormGrad { .. }
             | Op::DoubleNorm { .. }
             | Op::DoubleNormGrad { .. }
@@ -416,7 +424,7 @@ impl Op {
                 return None;
             }
             Op::Reduce { .. } | Op::Dropout { .. } | Op::Gather {} | Op::RowScatter {} => return None,
-            Op::Resample { .. } => return None,
+            Op::Resample { .. } | Op::Sample {} => return None,
             Op::Quantize { to, current, of } => quantize::expand(*to, *current, *of, ins),
             Op::Product { ta, tb, out, base, .. } if ins[0].dtype().is_fp8() => {
                 vec![product::of_wide(*ta, *tb, *out, *base, ins)]
@@ -487,7 +495,7 @@ impl Op {
             | Op::Broadcast { .. } => &[],
             Op::Map { .. } | Op::Region { .. } => return crate::region::in_place(),
             Op::Bundle { body } => return crate::bundle::pairs(body),
-            Op::Reduce { .. } | Op::Gather {} | Op::Resample { .. } => &[],
+            Op::Reduce { .. } | Op::Gather {} | Op::Resample { .. } | Op::Sample {} => &[],
             Op::Quantize { current: true, .. } => &[],
             Op::Quantize { of, .. } => return quantize::in_place(*of),
             Op::Product { base, .. } | Op::ThinProduct { base, .. } | Op::ScatterAdd { base, .. } => {
@@ -567,6 +575,8 @@ impl Op {
             Op::Map { .. } => moved,
             // Two pixels each way.
             Op::Resample { .. } => 8 * moved,
+            // An exponential each for the share and for the sum.
+            Op::Sample {} => 4 * ins[0].elements(),
             Op::Reduce { .. } | Op::Quantize { .. } => ins[0].elements(),
             Op::Product { ta, .. } => 2 * product::inner(*ta, ins[0]) * node.outs[0].elements(),
             Op::ThinProduct { form, .. } => thin_product::flops(*form, &ins, &node.outs[0]),

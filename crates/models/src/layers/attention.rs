@@ -71,8 +71,9 @@ impl<'g> Sight<'g> {
     ) -> Sight<'g> {
         let (sequences, tokens) = (new.0.dims()[0], places.dims()[0]);
         let of = |max_len: usize| Segments::Ragged { max_segments: sequences, max_len };
+        let longest = if tokens == sequences { 1 } else { tokens.min(capacity) };
         Sight {
-            q: of(tokens.min(capacity)),
+            q: of(longest),
             k: of(capacity),
             masking: Masking { q: Some(new), k: Some(seen), intervals: None },
             cache: Some(Cache { places, rows: sequences * capacity }),

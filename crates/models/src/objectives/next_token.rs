@@ -3,6 +3,7 @@
 //! T tokens, R of which are read, D width, V vocabulary, S sequences.
 
 use flatout_ir::ops::cap::Cap;
+use flatout_ir::ops::sample::{NUMBERS, SHARES};
 use flatout_ir::{Builder, DType, HeadLosses, Tensor};
 
 use super::preference;
@@ -21,7 +22,7 @@ pub fn answers(b: &Builder, rows: usize) -> Tensor<'_> {
 /// states of the rows that are read, x [R, D]. Logits are kept within the cap.
 ///
 /// Answers that are compared have the results of [`preference`]. Otherwise `loss` and `weight` are weighted sums over tokens, all or those that are read, whose inputs are `targets` and `weights`; `logits` are those of every
-/// token or, of a cached form, of the token of each sequence that the input `last` names.
+/// token or, of a cached form, of the token of each sequence that the input `last` names, and `drawn` is the token that follows.
 #[track_caller]
 pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>, cap: Cap) {
     match form {
@@ -47,7 +48,11 @@ pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>, 
         Form::Logits { .. } => b.result("logits", cap.apply(x.linear(head))),
         Form::Cached { sequences, .. } => {
             let last = b.input("last", DType::I32, &[sequences]);
-            b.result("logits", cap.apply(x.gather(last).linear(head)));
+            let logits = cap.apply(x.gather(last).linear(head));
+            b.result("logits", logits);
+            let numbers = b.input("numbers", DType::I32, &[sequences, NUMBERS]);
+            let shares = b.input("shares", DType::F32, &[sequences, SHARES]);
+            b.result("drawn", logits.sample(numbers, shares));
         }
         Form::Classes { .. } | Form::Images(_) => panic!("{form:?} predicts no tokens"),
     }

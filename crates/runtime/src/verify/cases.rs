@@ -98,6 +98,7 @@ pub fn all() -> Vec<Case> {
     activations(&mut table);
     indices(&mut table);
     parts_of_images(&mut table);
+    samples(&mut table);
     attention::cases(&mut table);
     linear_attention::linear_attention(&mut table);
     losses(&mut table);
@@ -665,6 +666,12 @@ fn indices(table: &mut Table) {
         let places = (0..9).map(|i| if i == 4 { -1.0 } else { (i * 5 % 13) as f64 }).collect();
         let places = tensor(I32, &[9], Data::Values(places));
         table.add(Op::RowScatter {}, vec![x(&[13, 3, 5]), x(&[9, 3, 5]), places]);
+        // Places that several rows are for: the last wins.
+        for rows in [64, 700] {
+            let places = (0..rows).map(|i| (i * 5 % 37) as f64 - 1.0).collect();
+            let places = tensor(I32, &[rows], Data::Values(places));
+            table.add(Op::RowScatter {}, vec![x(&[40, 2, 8]), x(&[rows, 2, 8]), places]);
+        }
     }
     for dtype in FLOATS {
         for out in FLOATS {
@@ -694,6 +701,40 @@ fn parts_of_images(table: &mut Table) {
         let numbers = Data::Values((0..21).flat_map(part).collect());
         let ins = vec![bytes(&[images, rows, columns, 3]), tensor(I32, &[21, 6], numbers)];
         table.add_within(Op::Resample { height, width }, ins, 0.0);
+    }
+}
+
+/// Tokens that must be the oracle's own, over every way of drawing, of vocabularies that one block takes in one go and in many.
+fn samples(table: &mut Table) {
+    for (vocab, spread) in [(5, 3.0), (1000, 4.0), (50_257, 8.0), (151_936, 12.0)] {
+        let ways = [
+            (0, 1.0, 1.0),
+            (0, 0.0, 1.0),
+            (40, 0.8, 1.0),
+            (0, 1.0, 0.9),
+            (50, 1.3, 0.95),
+            (1, 1.0, 1.0),
+            (3, 5.0, 0.5),
+        ];
+        let rows = 3 * ways.len();
+        let numbers = |s: usize| {
+            // One row draws from a part of the tokens, one from none.
+            let size = if s == 1 {
+                vocab / 2
+            } else if s == 9 {
+                0
+            } else {
+                vocab
+            };
+            [size, ways[s % ways.len()].0, 77, 5, s, 11 * s].map(|n| n as f64)
+        };
+        let shares = |s: usize| [ways[s % ways.len()].1, ways[s % ways.len()].2];
+        let ins = vec![
+            tensor(DType::F32, &[rows, vocab], Data::Between(-spread, spread)),
+            tensor(I32, &[rows, 6], Data::Values((0..rows).flat_map(numbers).collect())),
+            tensor(DType::F32, &[rows, 2], Data::Values((0..rows).flat_map(shares).collect())),
+        ];
+        table.add_within(Op::Sample {}, ins, 1e-6);
     }
 }
 

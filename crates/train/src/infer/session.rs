@@ -1,5 +1,6 @@
 //! A session that runs a loaded model's programs.
 
+use flatout_ir::passes::options::Precision;
 use flatout_ir::{Program, Role, compile};
 use flatout_runtime::Session;
 
@@ -11,11 +12,17 @@ use crate::weights::initial;
 use crate::weights::loaded::Loaded;
 
 impl Loaded {
-    /// Compiles programs in the precision of the config and fills a session with the weights.
+    /// Compiles programs in the precision of the config and fills a session with the weights. In bf16 they are kept as products
+    /// read them, without the digits that only an update needs.
     pub fn session(&mut self, device: &Device, programs: &[Program]) -> Result<Session, Failure> {
         let target = &device.target(&self.config.switches);
         let graph = &programs[0].graph;
-        let settled = settle(&of_part(&self.config, graph), target, graph)?;
+        let mut settled = settle(&of_part(&self.config, graph), target, graph)?;
+        if settled.options.precision == Precision::BF16 {
+            let parameters = programs.iter().flat_map(|program| &program.graph.slots);
+            let parameters = parameters.filter(|slot| slot.class.is_parameter());
+            settled.options.freeze = parameters.map(|slot| slot.path.clone()).collect();
+        }
         let mut session = device.session(compile(programs, target, &settled.options)?, &settled)?;
         self.weights.load(&mut session, |_| true)?;
         initial::write_tables(&mut session)?;

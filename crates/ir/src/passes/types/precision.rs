@@ -1,7 +1,8 @@
 //! Products, attention and what flows between them in bf16; sums, statistics, losses and the optimiser in f32.
 //!
 //! Weights of two axes and more are read from bf16 copies (class `derived`) that `apply` and `derive` write; those that
-//! nothing trains have no f32 master and are bf16 themselves, and so are tables of rows that the host writes. Every other type follows by inference; where two float types meet, the rules of `cast_inputs` decide.
+//! nothing trains have no f32 master and are bf16 themselves, and so are tables of rows that the host writes, and keys and values
+//! that a cache keeps. Every other type follows by inference; where two float types meet, the rules of `cast_inputs` decide.
 
 use std::collections::HashSet;
 
@@ -18,13 +19,14 @@ pub fn copy_path(weight: &str) -> String {
     format!("bf16.{weight}")
 }
 
-/// Keeps parameters that nothing trains in bf16, because no update needs their digits; and inputs whose rows `reader` gathers,
-/// which flow as states do that are computed.
+/// Keeps parameters that nothing trains in bf16, because no update needs their digits; inputs whose rows `reader` gathers,
+/// which flow as states do that are computed; and caches that attention alone reads, which it would read in bf16 anyway.
 pub fn narrow_slots(g: &mut Graph, reader: &Graph) {
-    let given = gathered_inputs(reader);
+    let (given, attended) = (gathered_inputs(reader), attended_caches(reader));
     let is_narrow = |s: &&mut Slot| match s.class {
         Class::Frozen => s.ty.rank() >= 2,
         Class::Input => given.contains(&s.path),
+        Class::Cache => attended.contains(&s.path),
         _ => false,
     };
     g.slots.iter_mut().filter(is_narrow).for_each(|s| s.ty.dtype = DType::BF16);
@@ -57,6 +59,30 @@ fn gathered_inputs(g: &Graph) -> HashSet<String> {
     });
     let inputs = inputs.filter(|(_, slot)| slot.class == Class::Input && slot.ty.dtype == DType::F32);
     inputs.filter(|(id, _)| is_table(vec![id.out(0)])).map(|(_, slot)| slot.path.clone()).collect()
+}
+
+/// Caches of keys or values: rows are put into them, and attention reads what comes of it.
+fn attended_caches(g: &Graph) -> HashSet<String> {
+    let users = users(g);
+    let users_of = |v: Value| users.get(&v).into_iter().flatten();
+    let is_extended = |slot: SlotId, id: NodeId| {
+        let mut extended = users_of(id.out(0));
+        extended.all(|user| {
+            let is_attended = |reader: &NodeId| {
+                matches!(g.node(*reader).op, Op::Attention { .. }) && g.node(*reader).ins[0] != user.out(0)
+            };
+            let is_kept = g.writes.contains(&(slot, user.out(0)));
+            matches!(g.node(*user).op, Op::RowScatter {})
+                && g.node(*user).ins[0] == id.out(0)
+                && is_kept
+                && users_of(user.out(0)).all(is_attended)
+        })
+    };
+    let reads = g.ids().filter_map(|id| match g.node(id).op {
+        Op::Read { slot } if g.slot(slot).class == Class::Cache => Some((slot, id)),
+        _ => None,
+    });
+    reads.filter(|(slot, id)| is_extended(*slot, *id)).map(|(slot, _)| g.slot(slot).path.clone()).collect()
 }
 
 /// Rewrites to bf16. `forward` is the number of forward nodes and is translated; returns how many products run in it.
@@ -107,13 +133,14 @@ pub fn precision(g: &Graph, forward: usize) -> (Graph, usize, usize) {
     (replay.finish(), new_forward, products)
 }
 
-/// Writes and results get back the type they had.
+/// Writes get the type of their slot, and results back the type they had.
 fn restore(replay: &mut Replay<'_>) {
     let g = replay.old;
-    let ends: Vec<Value> =
-        g.writes.iter().map(|(_, v)| *v).chain(g.results.iter().map(|(_, v)| *v)).collect();
-    for v in ends {
-        let (wanted, new) = (g.ty(v).dtype, replay.get(v));
+    let written = g.writes.iter().map(|(slot, v)| (*v, replay.new.slot(*slot).ty.dtype));
+    let ends: Vec<(Value, DType)> =
+        written.chain(g.results.iter().map(|(_, v)| (*v, g.ty(*v).dtype))).collect();
+    for (v, wanted) in ends {
+        let new = replay.get(v);
         if replay.new.ty(new).dtype != wanted {
             let back = replay.add(Op::Map { f: E::Cast(wanted) }, vec![new], v.node);
             replay.set(v, back);
@@ -273,6 +300,7 @@ fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
             (vec![0, 1], narrow(replay, &ins[..2]))
         }
         Op::RowScatter {} => (vec![0, 1], dtype(replay, ins[0])),
+        Op::Sample {} => (vec![0], DType::F32),
         // Gradients that are added over ranks are sums whose digits must be kept.
         Op::Concat { .. } if is_summed(replay.old, id) => ((0..ins.len()).collect(), DType::F32),
         ref op if op.has_one_type() => ((0..ins.len()).collect(), narrow(replay, ins)),

@@ -46,9 +46,10 @@ pub mod products {
 }
 
 pub mod reductions {
-    //! Reductions along one axis on the CPU.
+    //! Reductions along one axis on the CPU, and tokens drawn from rows of logits.
 
     pub mod reduce;
+    pub mod sample;
 }
 
 use super::Kernel;
@@ -74,6 +75,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     reductions::reduce::KERNELS,
     movement::resample::KERNELS,
     norms::rope::KERNELS,
+    reductions::sample::KERNELS,
 ];
 
 /// The kernel of a name.

@@ -53,10 +53,11 @@ pub mod products {
 }
 
 pub mod reductions {
-    //! Reductions along one axis on the GPU, and the sums of partial sums.
+    //! Reductions along one axis on the GPU, the sums of partial sums, and tokens drawn from rows of logits.
 
     pub mod partial_sums;
     pub mod reduce;
+    pub mod sample;
 }
 
 use super::context::Kernel;
@@ -84,6 +85,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     reductions::reduce::KERNELS,
     movement::resample::KERNELS,
     norms::rope::KERNELS,
+    reductions::sample::KERNELS,
     products::thin_product::KERNELS,
 ];
 

@@ -1,0 +1,126 @@
+//! The next token of every sequence, drawn from its logits.
+//!
+//! (logits f32 [S, V], numbers i32 [S, 6], shares f32 [S, 2]) -> f32 [S, 2]: the token's number, and its log-probability by the
+//! logits as they are. The numbers of a sequence are how many of the V tokens there are to draw from, `top_k`, the two words of a
+//! seed, the sequence's own number and the place in it; the shares are the temperature and `top_p`. A sequence without tokens
+//! gives -1 and 0.
+//!
+//! Tokens come by their probability: the temperature first, then the `top_k` likeliest (0 is all), then of these the likeliest that
+//! together have the share `top_p`. Temperature 0 takes the likeliest token. Of equally likely tokens the one of the smaller number
+//! comes first. The number drawn with depends on the seed, the sequence and the place, and on nothing else.
+
+use super::{arity, expect};
+use crate::random::philox;
+use crate::types::{DType, TensorType};
+
+/// Whole numbers, and shares, of a sequence.
+pub const NUMBERS: usize = 6;
+pub const SHARES: usize = 2;
+
+pub fn infer(ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+    arity(ins, 3)?;
+    let [logits, numbers, shares] = [ins[0], ins[1], ins[2]];
+    if logits.rank() != 2 || logits.dtype != DType::F32 {
+        return Err(format!("the logits are {logits}, wanted f32 [sequences, tokens]"));
+    }
+    let count = logits.dims[0];
+    expect("the numbers", numbers, DType::I32, &[count, NUMBERS])?;
+    expect("the shares", shares, DType::F32, &[count, SHARES])?;
+    Ok(vec![TensorType::new(DType::F32, [count, 2])])
+}
+
+/// How the next token of one sequence is drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// 0 takes the likeliest token.
+    pub temperature: f32,
+    /// Only the likeliest `top_k` tokens are drawn from; 0 is all.
+    pub top_k: usize,
+    /// Only the likeliest tokens that together have this probability are drawn from; 1 is all.
+    pub top_p: f32,
+    pub seed: u64,
+    pub sequence: u32,
+    /// The place in the sequence.
+    pub index: u32,
+}
+
+impl Draw {
+    /// The row of `numbers`, for a draw from the first `size` tokens.
+    pub fn numbers(&self, size: usize) -> [i32; NUMBERS] {
+        let seed = [self.seed as i32, (self.seed >> 32) as i32];
+        [size as i32, self.top_k as i32, seed[0], seed[1], self.sequence as i32, self.index as i32]
+    }
+
+    /// The row of `shares`.
+    pub fn shares(&self) -> [f32; SHARES] {
+        [self.temperature, self.top_p]
+    }
+
+    /// The draw and the size of the vocabulary that two rows tell; `None` where there is nothing to draw from.
+    pub fn of(numbers: &[i32], shares: &[f32]) -> Option<(Draw, usize)> {
+        let size = usize::try_from(numbers[0]).ok().filter(|size| *size > 0)?;
+        let draw = Draw {
+            temperature: shares[0],
+            top_k: numbers[1].max(0) as usize,
+            top_p: shares[1],
+            seed: u64::from(numbers[2] as u32) | u64::from(numbers[3] as u32) << 32,
+            sequence: numbers[4] as u32,
+            index: numbers[5] as u32,
+        };
+        Some((draw, size))
+    }
+
+    /// The number below 1 that the token is drawn with.
+    fn unit(&self) -> f64 {
+        let words = philox([self.index, 0, self.sequence, 0], [self.seed as u32, (self.seed >> 32) as u32]);
+        (((words[0] as u64) << 21) | (words[1] as u64 >> 11)) as f64 / (1u64 << 53) as f64
+    }
+
+    /// The token.
+    pub fn token(&self, logits: &[f32]) -> u32 {
+        let likelier = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
+        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+        if self.temperature == 0.0 {
+            return order.into_iter().min_by(likelier).expect("a vocabulary has tokens");
+        }
+        if self.top_k > 0 && self.top_k < order.len() {
+            order.select_nth_unstable_by(self.top_k - 1, likelier);
+            order.truncate(self.top_k);
+        }
+        order.sort_unstable_by(likelier);
+        let (top, temperature) = (logits[order[0] as usize] as f64, self.temperature as f64);
+        let mut odds: Vec<f64> =
+            order.iter().map(|t| ((logits[*t as usize] as f64 - top) / temperature).exp()).collect();
+        if self.top_p < 1.0 {
+            let mut left = self.top_p as f64 * odds.iter().sum::<f64>();
+            let enough = odds.iter().position(|odd| {
+                left -= odd;
+                left <= 0.0
+            });
+            odds.truncate(enough.map_or(odds.len(), |last| last + 1));
+        }
+        let mut left = self.unit() * odds.iter().sum::<f64>();
+        for (token, odd) in order.iter().zip(&odds) {
+            left -= odd;
+            if left < 0.0 {
+                return *token;
+            }
+        }
+        order[odds.len() - 1]
+    }
+}
+
+/// The logarithm of a token's probability, by the logits as they are.
+pub fn log_probability(logits: &[f32], token: u32) -> f64 {
+    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
+    let sum: f64 = logits.iter().map(|x| (*x as f64 - top).exp()).sum();
+    logits[token as usize] as f64 - top - sum.ln()
+}
+
+/// The row of the result for one sequence.
+pub fn sample(logits: &[f32], numbers: &[i32], shares: &[f32]) -> [f64; 2] {
+    let Some((draw, size)) = Draw::of(numbers, shares) else { return [-1.0, 0.0] };
+    let logits = &logits[..size.min(logits.len())];
+    let token = draw.token(logits);
+    [token as f64, log_probability(logits, token)]
+}

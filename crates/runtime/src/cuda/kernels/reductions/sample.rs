@@ -1,0 +1,31 @@
+//! The next token of every sequence, drawn on the device from its logits; the kernel is `sample.cu`.
+
+use flatout_ir::target::Layout;
+use flatout_ir::types::DType;
+use flatout_ir::{Launch, OpKind};
+
+use crate::cuda::context::Kernel;
+use crate::cuda::kernels::stage::{Draft, PHILOX, Stage, Stages, at, blocks, count32, staged};
+use crate::rows::kernel_row;
+
+pub const KERNELS: &[Kernel] = &[staged!(
+    kernel_row("cuda.sample", OpKind::Sample, &[DType::F32, DType::I32], Layout::Dense),
+    |l, _| stages(l)
+)];
+
+fn stages(launch: &Launch) -> Stages {
+    let [logits, numbers, shares] = [0, 1, 2].map(|i| &launch.ins[i]);
+    let Some(out) = launch.outs[0].as_ref().filter(|out| out.elements() > 0) else { return Ok(vec![]) };
+    count32("tokens", logits.dims[1])?;
+    let source = Draft::new("sample.cu")
+        .define("VOCAB", logits.dims[1])
+        .text(PHILOX)
+        .source(include_str!("sample.cu"));
+    Ok(vec![Stage {
+        source,
+        entry: "sample",
+        grid: [blocks(logits.dims[0], 1)?, 1],
+        block: 1024,
+        args: vec![at(logits), at(numbers), at(shares), at(out)],
+    }])
+}
