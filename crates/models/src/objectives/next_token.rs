@@ -21,7 +21,7 @@ pub fn answers(b: &Builder, rows: usize) -> Tensor<'_> {
 /// states of the rows that are read, x [R, D]. Logits are kept within the cap.
 ///
 /// Answers that are compared have the results of [`preference`]. Otherwise `loss` and `weight` are weighted sums over tokens, all or those that are read, whose inputs are `targets` and `weights`; `logits` are those of every
-/// token or, of a cached form, of the token of each sequence that the input `last` names.
+/// token or, of a cached form, of the tokens that the input `last` names.
 #[track_caller]
 pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>, cap: Cap) {
     match form {
@@ -45,8 +45,8 @@ pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>, 
             b.result("weight", weight.sum(0));
         }
         Form::Logits { .. } => b.result("logits", cap.apply(x.linear(head))),
-        Form::Cached { sequences, .. } => {
-            let last = b.input("last", DType::I32, &[sequences]);
+        Form::Cached { read, .. } => {
+            let last = b.input("last", DType::I32, &[read]);
             b.result("logits", cap.apply(x.gather(last).linear(head)));
         }
         Form::Classes { .. } | Form::Images(_) => panic!("{form:?} predicts no tokens"),
