@@ -24,7 +24,7 @@ use crate::answer::{Answer, Content, Reply};
 use crate::guard::{Credentials, Guard, Verdict};
 use crate::request::Request;
 
-/// Connections at once; more wait.
+/// Connections at once of a server that only shows.
 const CONNECTIONS: usize = 128;
 /// Functions at once.
 const FUNCTIONS: usize = 4;
@@ -54,6 +54,8 @@ pub struct Settings {
     pub guard: Guard,
     /// What it takes by POST, where it takes any.
     pub bodies: Option<Bodies>,
+    /// Connections at once; more wait.
+    pub connections: usize,
     /// An answer that refuses a request with a status and a sentence.
     pub refusal: fn(u16, &str) -> Answer,
 }
@@ -69,7 +71,7 @@ impl Settings {
     /// A server that only shows.
     pub fn showing(address: SocketAddr) -> Settings {
         let refusal = |status: u16, sentence: &str| Answer::text(status, sentence);
-        Settings { guard: Guard::new(address), bodies: None, refusal }
+        Settings { guard: Guard::new(address), bodies: None, connections: CONNECTIONS, refusal }
     }
 }
 
@@ -150,13 +152,14 @@ pub fn start_with(
         runtime.block_on(async {
             let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
             let (close, closed) = watch::channel(false);
-            let places = Arc::new(Semaphore::new(CONNECTIONS));
+            let connections = shared.settings.connections;
+            let places = Arc::new(Semaphore::new(connections));
             let taking = tokio::spawn(accept(listener, shared, Arc::clone(&places), closed));
             // A handle that is dropped says nothing and waits for nobody.
             if stopped.await.is_ok() {
                 taking.abort();
                 let _ = close.send(true);
-                let all = places.acquire_many(CONNECTIONS as u32);
+                let all = places.acquire_many(connections as u32);
                 let _ = tokio::time::timeout(CLOSING, all).await;
             }
         });
@@ -225,7 +228,7 @@ async fn respond(asked: hyper::Request<Incoming>, shared: Arc<Shared>) -> Respon
 
 /// The request as a function sees it, where it may be answered.
 async fn admit(asked: hyper::Request<Incoming>, shared: &Shared) -> Result<Request, Answer> {
-    let Settings { guard, bodies, refusal } = &shared.settings;
+    let Settings { guard, bodies, refusal, .. } = &shared.settings;
     let mut request = Request::new(asked.uri().path(), asked.uri().query().unwrap_or(""));
     let text = |name: HeaderName| asked.headers().get(name).and_then(|value| value.to_str().ok());
     let given = Credentials {
@@ -348,7 +351,7 @@ mod tests {
         let listener = listener();
         let guard = Guard::with_key(listener.local_addr().unwrap(), None);
         let refusal = |status: u16, sentence: &str| Answer::whole(status, "application/json", format!("{{{sentence}}}"));
-        let settings = Settings { guard, bodies: Some(Bodies { most_bytes: 100 }), refusal };
+        let settings = Settings { guard, bodies: Some(Bodies { most_bytes: 100 }), connections: 8, refusal };
         start_with(listener, settings, |request| {
             let (reply, promise) = Reply::later();
             let body = request.body.clone().unwrap_or_default();
