@@ -7,6 +7,7 @@ mod ablate;
 mod args;
 mod cache;
 mod calibrate;
+mod chat;
 mod claims;
 mod completions;
 mod data;
@@ -31,6 +32,7 @@ mod ranks;
 mod recipes;
 mod runs;
 mod screen;
+mod serve;
 mod sketch;
 mod start;
 mod status;
@@ -90,6 +92,10 @@ enum Command {
     Claims(args::Claims),
     /// Continue prompts with a run or a model in the Hugging Face layout.
     Generate(args::Generate),
+    /// Talk with a run or a model in the terminal, or line by line through a pipe.
+    Chat(chat::Chat),
+    /// Serve a run or a model over HTTP, in the forms of OpenAI's API: completions, chat, streams, log-probabilities.
+    Serve(serve::Serve),
     /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side.
     Runs(args::Runs),
     /// Show runs live in a browser: curves side by side, memory, kernels, switches, sweeps. Nothing is changed.
@@ -170,6 +176,8 @@ fn run(command: &Command, screen: &Screen) -> Result<ExitCode, Failure> {
         Command::Tune(args) => tune::tune(args, screen),
         Command::Claims(args) => claims::claims(args, screen),
         Command::Generate(args) => generate::generate(args, screen),
+        Command::Chat(args) => chat::chat(args, screen),
+        Command::Serve(args) => serve::serve(args, screen),
         Command::Runs(args) => runs::runs(args, screen),
         Command::Watch(args) => watch::watch(args, screen),
         Command::Eval(args) => eval::eval(args, screen),

@@ -44,5 +44,5 @@ pub use text::corpus::{Corpus, Description, DocumentOrder, Floor, MixPart, Spec,
 pub use text::shards::manifest::{Manifest, ShardEntry};
 pub use text::source::{OpenEvent, SourceKind};
 pub use text::synthetic::Language;
-pub use text::tokenizer::{MIN_TRAINED_VOCAB, Vocabulary};
+pub use text::tokenizer::{MIN_TRAINED_VOCAB, PromptEncoder, Vocabulary};
 pub use text::{inspect, prepare};

@@ -1,4 +1,4 @@
-//! An answer: a status, a type, and a body that is whole or goes on.
+//! An answer: a status, a type, and a body that is whole or goes on. It is there at once or comes later.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -7,7 +7,42 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Frame};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
+
+/// What a function gives for a request.
+pub enum Reply {
+    Now(Answer),
+    /// Where somebody else is to give the answer. Who asked may be gone before: then the promise is closed.
+    Later(oneshot::Receiver<Answer>),
+}
+
+impl From<Answer> for Reply {
+    fn from(answer: Answer) -> Reply {
+        Reply::Now(answer)
+    }
+}
+
+/// The answer that somebody waits for.
+pub struct Promise(oneshot::Sender<Answer>);
+
+impl Promise {
+    /// Whether nobody waits any more.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
+    pub fn keep(self, answer: Answer) {
+        let _ = self.0.send(answer);
+    }
+}
+
+impl Reply {
+    /// An answer that comes later, and what gives it.
+    pub fn later() -> (Reply, Promise) {
+        let (promise, waiting) = oneshot::channel();
+        (Reply::Later(waiting), Promise(promise))
+    }
+}
 
 pub struct Answer {
     pub status: u16,
@@ -20,6 +55,8 @@ pub struct Answer {
 pub enum Content {
     Whole(Full<Bytes>),
     Stream(mpsc::Receiver<Bytes>),
+    /// Every message of it arrives, however slowly it is read.
+    Messages(mpsc::UnboundedReceiver<Bytes>),
 }
 
 impl Answer {
@@ -40,6 +77,13 @@ impl Answer {
         let (writer, reader) = mpsc::channel(WAITING);
         let content = Content::Stream(reader);
         (Answer { status: 200, content_type: "text/event-stream", headers: vec![], content }, Stream(writer))
+    }
+
+    /// Server-sent events of which each arrives. Who writes them bounds how many there are.
+    pub fn messages() -> (Answer, Messages) {
+        let (writer, reader) = mpsc::unbounded_channel();
+        let content = Content::Messages(reader);
+        (Answer { status: 200, content_type: "text/event-stream", headers: vec![], content }, Messages(writer))
     }
 
     pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Answer {
@@ -77,6 +121,23 @@ impl Stream {
     }
 }
 
+/// The writing end of an answer of which each message arrives.
+#[derive(Clone)]
+pub struct Messages(mpsc::UnboundedSender<Bytes>);
+
+impl Messages {
+    /// Whether the reader is gone.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
+    /// Sends one server-sent event without a name, whose data is one line.
+    pub fn send(&self, line: &str) {
+        debug_assert!(!line.contains(['\n', '\r']), "data of one line");
+        let _ = self.0.send(format!("data: {line}\n\n").into());
+    }
+}
+
 impl Body for Content {
     type Data = Bytes;
     type Error = Infallible;
@@ -90,20 +151,23 @@ impl Body for Content {
             Content::Stream(reader) => {
                 reader.poll_recv(context).map(|bytes| bytes.map(|b| Ok(Frame::data(b))))
             }
+            Content::Messages(reader) => {
+                reader.poll_recv(context).map(|bytes| bytes.map(|b| Ok(Frame::data(b))))
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Content::Whole(body) => body.is_end_stream(),
-            Content::Stream(_) => false,
+            Content::Stream(_) | Content::Messages(_) => false,
         }
     }
 
     fn size_hint(&self) -> hyper::body::SizeHint {
         match self {
             Content::Whole(body) => body.size_hint(),
-            Content::Stream(_) => hyper::body::SizeHint::default(),
+            Content::Stream(_) | Content::Messages(_) => hyper::body::SizeHint::default(),
         }
     }
 }

@@ -4,6 +4,9 @@
 //! its own name point here (DNS rebinding) is refused by the `Host` header that its browser sends. On any other address a
 //! request needs a token, which is drawn when the server starts and printed with its address. A browser that comes with the
 //! token in the address is given a cookie and sent to the address without it, so that it stays in no history.
+//!
+//! A server of programs may have a key of its own instead, which every request carries as `Authorization: Bearer KEY`, on a
+//! loopback address too.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,6 +17,8 @@ const TOKEN_BYTES: usize = 16;
 pub struct Guard {
     address: SocketAddr,
     token: Option<String>,
+    /// The token is a key that programs send, and no browser is given a cookie for it.
+    is_key: bool,
 }
 
 /// The parts of a request that a guard looks at.
@@ -37,11 +42,22 @@ pub enum Verdict {
 impl Guard {
     /// For a server on this address, with a token where others than this machine can reach it.
     pub fn new(address: SocketAddr) -> Guard {
-        Guard { address, token: (!address.ip().is_loopback()).then(|| random_word(TOKEN_BYTES)) }
+        let token = (!address.ip().is_loopback()).then(|| random_word(TOKEN_BYTES));
+        Guard { address, token, is_key: false }
+    }
+
+    /// For a server of programs: with a key where one is given. Without one only a loopback address is safe.
+    pub fn with_key(address: SocketAddr, key: Option<String>) -> Guard {
+        Guard { address, token: key, is_key: true }
     }
 
     pub fn needs_token(&self) -> bool {
         self.token.is_some()
+    }
+
+    /// Whether it asks programs for a key.
+    pub fn has_key(&self) -> bool {
+        self.is_key && self.token.is_some()
     }
 
     /// The address to open, with the token where there is one.
@@ -53,8 +69,8 @@ impl Guard {
             IpAddr::V6(ip) => format!("[{ip}]"),
         };
         match &self.token {
-            Some(token) => format!("http://{host}:{port}/?token={token}"),
-            None => format!("http://{host}:{port}/"),
+            Some(token) if !self.is_key => format!("http://{host}:{port}/?token={token}"),
+            _ => format!("http://{host}:{port}/"),
         }
     }
 
@@ -66,6 +82,13 @@ impl Guard {
             };
         };
         let is_token = |word: &str| is_equal(word.as_bytes(), token.as_bytes());
+        let bearer = given.authorization.and_then(|word| word.strip_prefix("Bearer "));
+        if self.is_key {
+            return match bearer.is_some_and(is_token) {
+                true => Verdict::Admitted,
+                false => Verdict::Refused("the key is missing or wrong: send it as Authorization: Bearer KEY"),
+            };
+        }
         if given.token.is_some_and(is_token) {
             return Verdict::Keep(format!(
                 "{}={token}; Path=/; HttpOnly; SameSite=Strict",
@@ -75,7 +98,6 @@ impl Guard {
         let name = self.cookie_name();
         let mut cookies =
             given.cookie.unwrap_or("").split(';').filter_map(|pair| pair.trim().split_once('='));
-        let bearer = given.authorization.and_then(|word| word.strip_prefix("Bearer "));
         match cookies.any(|(known, value)| known == name && is_token(value)) || bearer.is_some_and(is_token) {
             true => Verdict::Admitted,
             false => Verdict::Refused("the token is missing or wrong: open the address that was printed"),
@@ -146,6 +168,23 @@ mod tests {
             assert!(matches!(judge(Some(other)), Verdict::Refused(_)), "{other}");
         }
         assert!(matches!(judge(None), Verdict::Refused(_)));
+    }
+
+    #[test]
+    fn programs_send_their_key() {
+        let guard = Guard::with_key("127.0.0.1:8000".parse().unwrap(), Some("secret".into()));
+        assert_eq!(guard.url(), "http://127.0.0.1:8000/");
+        let judge = |authorization| guard.judge(Credentials { authorization, ..Credentials::default() });
+        assert_eq!(judge(Some("Bearer secret")), Verdict::Admitted);
+        for wrong in [None, Some(""), Some("secret"), Some("Bearer "), Some("Bearer secre"), Some("Bearer secrets")] {
+            assert!(matches!(judge(wrong), Verdict::Refused(_)), "{wrong:?}");
+        }
+        let in_address = Credentials { token: Some("secret"), ..Credentials::default() };
+        assert!(matches!(guard.judge(in_address), Verdict::Refused(_)), "an address is kept in logs");
+        let without = Guard::with_key("127.0.0.1:8000".parse().unwrap(), None);
+        let host = |host| without.judge(Credentials { host: Some(host), ..Credentials::default() });
+        assert_eq!(host("localhost:8000"), Verdict::Admitted);
+        assert!(matches!(host("evil.example"), Verdict::Refused(_)));
     }
 
     #[test]

@@ -1,11 +1,16 @@
-//! A request as a function sees it: its path and the values of its query, decoded.
+//! A request as a function sees it: its path, the values of its query, decoded, and its body.
 
-/// A request to read something. Others are refused before a function sees them.
+use bytes::Bytes;
+
+/// A request to read something or, where the server takes bodies, to do something. Others are refused before a function sees
+/// them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     pub path: String,
     /// Names and values in the order they were given in.
     pub query: Vec<(String, String)>,
+    /// The body of a POST.
+    pub body: Option<Bytes>,
 }
 
 impl Request {
@@ -15,7 +20,7 @@ impl Request {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             (decoded(name), decoded(value))
         });
-        Request { path: path.into(), query: decoded.collect() }
+        Request { path: path.into(), query: decoded.collect(), body: None }
     }
 
     /// The first value of a name.

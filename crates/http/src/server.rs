@@ -1,31 +1,42 @@
-//! The thread that listens. It reads headers for a while and no longer, takes a number of connections and no more, and
-//! ends when its handle is dropped.
+//! The thread that listens. It reads headers and bodies for a while and no longer, takes a number of connections and of bytes
+//! and no more, and ends when its handle is dropped.
 
 use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hyper::body::Incoming;
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Body, Incoming};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, oneshot, watch};
 
-use crate::answer::{Answer, Content};
+use crate::answer::{Answer, Content, Reply};
 use crate::guard::{Credentials, Guard, Verdict};
 use crate::request::Request;
 
-/// Connections at once; more wait.
+/// Connections at once of a server that only shows.
 const CONNECTIONS: usize = 128;
 /// Functions at once.
 const FUNCTIONS: usize = 4;
 /// How long a client may take for its headers.
 const HEADERS: Duration = Duration::from_secs(10);
+
+/// How long a client may take for its body.
+const BODY: Duration = Duration::from_secs(30);
+/// Bytes of all bodies that are held at once; more wait.
+const BODIES_BYTES: usize = 64 << 20;
+/// How long answers that were begun may take once the server is closed.
+const CLOSING: Duration = Duration::from_secs(3);
 
 /// Sent with every answer: nothing is kept, guessed, framed or told to others.
 const ALWAYS: [(&str, &str); 5] = [
@@ -36,7 +47,41 @@ const ALWAYS: [(&str, &str); 5] = [
     ("cross-origin-resource-policy", "same-origin"),
 ];
 
-type Function = dyn Fn(&Request) -> Answer + Send + Sync;
+type Function = dyn Fn(&Request) -> Reply + Send + Sync;
+
+/// How a server takes requests.
+pub struct Settings {
+    pub guard: Guard,
+    /// What it takes by POST, where it takes any.
+    pub bodies: Option<Bodies>,
+    /// Connections at once; more wait.
+    pub connections: usize,
+    /// An answer that refuses a request with a status and a sentence.
+    pub refusal: fn(u16, &str) -> Answer,
+}
+
+/// The bodies that a server takes. They are JSON: a page of the web cannot send that to another server without being asked
+/// first, which is refused.
+#[derive(Clone, Copy, Debug)]
+pub struct Bodies {
+    pub most_bytes: usize,
+}
+
+impl Settings {
+    /// A server that only shows.
+    pub fn showing(address: SocketAddr) -> Settings {
+        let refusal = |status: u16, sentence: &str| Answer::text(status, sentence);
+        Settings { guard: Guard::new(address), bodies: None, connections: CONNECTIONS, refusal }
+    }
+}
+
+/// What all connections share.
+struct Shared {
+    settings: Settings,
+    function: Box<Function>,
+    /// Kibibytes of bodies that may still be held.
+    body_room: Arc<Semaphore>,
+}
 
 /// A server that runs until this is dropped.
 pub struct Server {
@@ -50,6 +95,13 @@ impl Server {
     /// The address to open.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Takes no more connections, waits a few seconds for the answers that were begun, and ends.
+    pub fn close(mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
     }
 
     /// Waits for ever, or until the thread has failed.
@@ -74,10 +126,19 @@ pub fn start(
     listener: TcpListener,
     function: impl Fn(&Request) -> Answer + Send + Sync + 'static,
 ) -> io::Result<Server> {
+    let settings = Settings::showing(listener.local_addr()?);
+    start_with(listener, settings, move |request| function(request).into())
+}
+
+/// The same with settings, and answers that may come later.
+pub fn start_with(
+    listener: TcpListener,
+    settings: Settings,
+    function: impl Fn(&Request) -> Reply + Send + Sync + 'static,
+) -> io::Result<Server> {
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
-    let guard = Arc::new(Guard::new(address));
-    let url = guard.url();
+    let url = settings.guard.url();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -85,12 +146,22 @@ pub fn start(
         .thread_name("http")
         .build()?;
     let (stop, stopped) = oneshot::channel();
-    let function: Arc<Function> = Arc::new(function);
+    let body_room = Arc::new(Semaphore::new(BODIES_BYTES >> 10));
+    let shared = Arc::new(Shared { settings, function: Box::new(function), body_room });
     let run = move || {
         runtime.block_on(async {
             let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
-            tokio::spawn(async move { accept(&listener, &guard, &function).await });
-            let _ = stopped.await;
+            let (close, closed) = watch::channel(false);
+            let connections = shared.settings.connections;
+            let places = Arc::new(Semaphore::new(connections));
+            let taking = tokio::spawn(accept(listener, shared, Arc::clone(&places), closed));
+            // A handle that is dropped says nothing and waits for nobody.
+            if stopped.await.is_ok() {
+                taking.abort();
+                let _ = close.send(true);
+                let all = places.acquire_many(connections as u32);
+                let _ = tokio::time::timeout(CLOSING, all).await;
+            }
         });
         // Functions that still run are not waited for.
         runtime.shutdown_background();
@@ -99,8 +170,12 @@ pub fn start(
     Ok(Server { address, url, stop: Some(stop), thread: Some(thread) })
 }
 
-async fn accept(listener: &tokio::net::TcpListener, guard: &Arc<Guard>, function: &Arc<Function>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+async fn accept(
+    listener: tokio::net::TcpListener,
+    shared: Arc<Shared>,
+    places: Arc<Semaphore>,
+    closed: watch::Receiver<bool>,
+) {
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let Ok((connection, _)) = listener.accept().await else {
@@ -108,27 +183,53 @@ async fn accept(listener: &tokio::net::TcpListener, guard: &Arc<Guard>, function
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let (guard, function) = (Arc::clone(guard), Arc::clone(function));
+        let (shared, mut closed) = (Arc::clone(&shared), closed.clone());
         tokio::spawn(async move {
+            // Messages of streams are small, and each is to arrive at once.
+            let _ = connection.set_nodelay(true);
             let service = service_fn(move |asked| {
-                let (guard, function) = (Arc::clone(&guard), Arc::clone(&function));
-                async move { Ok::<_, Infallible>(respond(asked, &guard, function).await) }
+                let shared = Arc::clone(&shared);
+                async move { Ok::<_, Infallible>(respond(asked, shared).await) }
             });
             let mut protocol = http1::Builder::new();
             protocol.timer(TokioTimer::new()).header_read_timeout(HEADERS);
-            let _ = protocol.serve_connection(TokioIo::new(connection), service).await;
+            let mut served = pin!(protocol.serve_connection(TokioIo::new(connection), service));
+            let mut closing = pin!(async move { closed.wait_for(|closed| *closed).await.is_ok() });
+            let mut is_closing = false;
+            std::future::poll_fn(|context| {
+                if !is_closing && let Poll::Ready(true) = closing.as_mut().poll(context) {
+                    is_closing = true;
+                    served.as_mut().graceful_shutdown();
+                }
+                served.as_mut().poll(context).map(drop)
+            })
+            .await;
             drop(place);
         });
     }
 }
 
-async fn respond(
-    asked: hyper::Request<Incoming>,
-    guard: &Guard,
-    function: Arc<Function>,
-) -> Response<Content> {
+async fn respond(asked: hyper::Request<Incoming>, shared: Arc<Shared>) -> Response<Content> {
     let is_head = asked.method() == Method::HEAD;
-    let request = Request::new(asked.uri().path(), asked.uri().query().unwrap_or(""));
+    let answer = match admit(asked, &shared).await {
+        Err(answer) => answer,
+        Ok(request) => {
+            let refusal = shared.settings.refusal;
+            let failed = || refusal(500, "the answer failed; flatout goes on");
+            match tokio::task::spawn_blocking(move || (shared.function)(&request)).await {
+                Err(_) => failed(),
+                Ok(Reply::Now(answer)) => answer,
+                Ok(Reply::Later(waiting)) => waiting.await.unwrap_or_else(|_| failed()),
+            }
+        }
+    };
+    response(answer, is_head)
+}
+
+/// The request as a function sees it, where it may be answered.
+async fn admit(asked: hyper::Request<Incoming>, shared: &Shared) -> Result<Request, Answer> {
+    let Settings { guard, bodies, refusal, .. } = &shared.settings;
+    let mut request = Request::new(asked.uri().path(), asked.uri().query().unwrap_or(""));
     let text = |name: HeaderName| asked.headers().get(name).and_then(|value| value.to_str().ok());
     let given = Credentials {
         host: text(header::HOST),
@@ -136,20 +237,52 @@ async fn respond(
         cookie: text(header::COOKIE),
         authorization: text(header::AUTHORIZATION),
     };
-    let answer = match guard.judge(given) {
-        Verdict::Refused(why) => Answer::text(403, why),
-        _ if !is_head && asked.method() != Method::GET => {
-            Answer::text(405, "this server only shows: use GET").with("allow", "GET, HEAD")
+    let verdict = guard.judge(given);
+    if let Verdict::Refused(why) = verdict {
+        let status = if guard.has_key() { 401 } else { 403 };
+        return Err(refusal(status, why));
+    }
+    match (asked.method(), bodies) {
+        (&Method::GET | &Method::HEAD, _) => {}
+        (&Method::POST, Some(bodies)) => {
+            let kind = text(header::CONTENT_TYPE).unwrap_or("").split(';').next().unwrap_or("").trim();
+            if !kind.eq_ignore_ascii_case("application/json") {
+                return Err(refusal(415, "the body must be JSON: send it with content-type: application/json"));
+            }
+            request.body = Some(body(asked.into_body(), bodies, shared).await?);
         }
+        (_, Some(_)) => return Err(refusal(405, "use GET or POST").with("allow", "GET, HEAD, POST")),
+        (_, None) => return Err(refusal(405, "this server only shows: use GET").with("allow", "GET, HEAD")),
+    }
+    match verdict {
         Verdict::Keep(cookie) => {
-            Answer::text(303, "").with("location", request.path.clone()).with("set-cookie", cookie)
+            Err(Answer::text(303, "").with("location", request.path.clone()).with("set-cookie", cookie))
         }
-        Verdict::Admitted => {
-            let answered = tokio::task::spawn_blocking(move || function(&request)).await;
-            answered.unwrap_or_else(|_| Answer::text(500, "the answer failed; flatout goes on"))
-        }
+        _ => Ok(request),
+    }
+}
+
+/// Reads a body, as far as there is room for it and no longer than a client may take.
+async fn body(incoming: Incoming, bodies: &Bodies, shared: &Shared) -> Result<Bytes, Answer> {
+    let refusal = shared.settings.refusal;
+    let most = bodies.most_bytes;
+    let too_large = || refusal(413, &format!("the body is larger than {most} bytes: send less at once"));
+    let stated = incoming.size_hint().exact();
+    if stated.is_some_and(|bytes| bytes > most as u64) {
+        return Err(too_large());
+    }
+    // One that does not state its size may have the most.
+    let kibibytes = stated.map_or(most, |bytes| bytes as usize).div_ceil(1 << 10) as u32;
+    let reading = async {
+        let _room = shared.body_room.acquire_many(kibibytes).await;
+        Limited::new(incoming, most).collect().await
     };
-    response(answer, is_head)
+    match tokio::time::timeout(BODY, reading).await {
+        Err(_) => Err(refusal(408, "the body took too long to arrive")),
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(_)) => Err(refusal(400, "the body ended too early")),
+    }
 }
 
 fn response(answer: Answer, is_head: bool) -> Response<Content> {
@@ -211,6 +344,90 @@ mod tests {
         assert!(head.ends_with("\r\n\r\n"), "{head}");
         drop(server);
         assert!(TcpStream::connect(at).is_err(), "it is gone with its handle");
+    }
+
+    /// A server that takes bodies of up to a hundred bytes.
+    fn taking() -> Server {
+        let listener = listener();
+        let guard = Guard::with_key(listener.local_addr().unwrap(), None);
+        let refusal = |status: u16, sentence: &str| Answer::whole(status, "application/json", format!("{{{sentence}}}"));
+        let settings = Settings { guard, bodies: Some(Bodies { most_bytes: 100 }), connections: 8, refusal };
+        start_with(listener, settings, |request| {
+            let (reply, promise) = Reply::later();
+            let body = request.body.clone().unwrap_or_default();
+            std::thread::spawn(move || promise.keep(Answer::json(body)));
+            reply
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn bodies_are_bounded_and_of_one_kind() {
+        let server = taking();
+        let post = |kind: &str, head: &str, body: &str| {
+            let host = "Host: localhost\r\nConnection: close\r\n";
+            ask(server.address, &format!("POST /x HTTP/1.1\r\n{host}Content-Type: {kind}\r\n{head}\r\n{body}"))
+        };
+        let json = "application/json; charset=utf-8";
+        let answer = post(json, "Content-Length: 7\r\n", "{\"a\":1}");
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("{\"a\":1}"), "{answer}");
+        let chunked = post(json, "Transfer-Encoding: chunked\r\n", "3\r\n{\"a\r\n4\r\n\":1}\r\n0\r\n\r\n");
+        assert!(chunked.ends_with("{\"a\":1}"), "{chunked}");
+        assert!(post("text/plain", "Content-Length: 2\r\n", "{}").starts_with("HTTP/1.1 415"));
+        let large = post(json, "Content-Length: 101\r\n", "");
+        assert!(large.starts_with("HTTP/1.1 413") && large.contains("larger than 100 bytes"), "{large}");
+        let growing = post(json, "Transfer-Encoding: chunked\r\n", &format!("80\r\n{}\r\n", "x".repeat(128)));
+        assert!(growing.starts_with("HTTP/1.1 413"), "{growing}");
+        assert!(post(json, "Content-Length: -1\r\n", "").starts_with("HTTP/1.1 400"));
+        let options = ask(server.address, "OPTIONS /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        assert!(options.starts_with("HTTP/1.1 405"), "{options}");
+        server.close();
+    }
+
+    #[test]
+    fn who_goes_away_is_noticed() {
+        let (told, hears) = std::sync::mpsc::channel();
+        let settings = Settings::showing("127.0.0.1:1".parse().unwrap());
+        let server = start_with(listener(), settings, move |_| {
+            let (reply, promise) = Reply::later();
+            let told = told.clone();
+            std::thread::spawn(move || {
+                let began = std::time::Instant::now();
+                while !promise.is_closed() && began.elapsed() < Duration::from_secs(60) {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                told.send(promise.is_closed()).unwrap();
+            });
+            reply
+        })
+        .unwrap();
+        let mut stream = TcpStream::connect(server.address).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        drop(stream);
+        assert!(hears.recv().unwrap(), "the promise is closed");
+    }
+
+    #[test]
+    fn answers_that_were_begun_are_finished_when_a_server_is_closed() {
+        let server = start_with(listener(), Settings::showing("127.0.0.1:1".parse().unwrap()), |_| {
+            let (answer, messages) = Answer::messages();
+            std::thread::spawn(move || {
+                for number in 0..20 {
+                    messages.send(&number.to_string());
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            });
+            answer.into()
+        })
+        .unwrap();
+        let mut stream = TcpStream::connect(server.address).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut seen = vec![0; 64];
+        stream.read_exact(&mut seen).unwrap();
+        server.close();
+        stream.read_to_end(&mut seen).unwrap();
+        let seen = String::from_utf8_lossy(&seen).into_owned();
+        assert!(seen.contains("data: 0\n\n") && seen.contains("data: 19\n\n"), "{seen}");
     }
 
     #[test]

@@ -9,11 +9,12 @@ pub enum Form {
     Loss(LossForm),
     /// Result `logits` [T, V] of rows of `len` tokens.
     Logits { rows: usize, len: usize, seen: Option<Seen> },
-    /// Results `logits` [S, V] of the last token of each of S `sequences`, and `drawn` [S, 2], the next token of each as the inputs
-    /// `numbers` and `shares` say (`flatout_ir::ops::sample`). Given are up to `tokens` new ones of them all, after those in a
-    /// cache of `capacity` a sequence; a plan of as many tokens as sequences adds one to each. The plan that reads prompts has
-    /// `seen`; the one that goes on from them needs no image again.
-    Cached { sequences: usize, tokens: usize, capacity: usize, seen: Option<Seen> },
+    /// Results `logits` [R, V] of R tokens that are `read`, and `drawn` [R, 2], what follows each as the inputs `numbers` and
+    /// `shares` say (`flatout_ir::ops::sample`). Given are up to `tokens` new ones of all `sequences`, after those in a cache of
+    /// `capacity` a sequence; a plan of as many tokens as sequences adds one to each. Who only goes on from the new tokens reads
+    /// the last of each sequence; who scores them reads them all. The plan that reads prompts has `seen`; the one that goes on
+    /// from them needs no image again.
+    Cached { sequences: usize, tokens: usize, capacity: usize, read: usize, seen: Option<Seen> },
     /// Of a head of classes: results `loss` and `weight`, the weighted sum over texts and the sum of their weights, and
     /// `class_logits` [S, C] where nothing is dropped. S `texts` of at most `longest` tokens lie anywhere among all `tokens`.
     Classes { tokens: usize, texts: usize, longest: usize, dropout: bool },

@@ -147,7 +147,7 @@ fn bf16_stays_within_its_rounding() {
 #[test]
 fn states_are_kept_in_every_precision() {
     let seen = Some(Seen::Frames(SeenFrames::next_of(2)));
-    let form = Form::Cached { sequences: 2, tokens: 4, capacity: 8, seen };
+    let form = Form::Cached { sequences: 2, tokens: 4, capacity: 8, read: 2, seen };
     for (mode, is_kept) in [(Look::Fine, true), (Look::Coarse, false)] {
         for precision in [Precision::F32, Precision::BF16] {
             let programs = [Program { role: Role::Prefill, graph: build(&model(mode), form) }];

@@ -36,6 +36,7 @@ mod queues;
 mod rates;
 mod resume;
 mod seen_preference;
+mod serving;
 mod small_recipe;
 mod small_run;
 mod switches;

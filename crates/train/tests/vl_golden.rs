@@ -364,7 +364,7 @@ fn a_prompt_with_images_goes_on_from_the_cache() {
     let mut golden = Golden::open("qwen3-vl");
     let (len, vocab) = (golden.len, golden.model.vocab);
     let (model, prompt) = (Model::from(golden.model.clone()), len - NEW);
-    let form = |tokens: usize, seen| Form::Cached { sequences: 1, tokens, capacity: len, seen };
+    let form = |tokens: usize, seen| Form::Cached { sequences: 1, tokens, capacity: len, read: 1, seen };
     let programs = [
         Program {
             role: Role::Prefill,

@@ -66,7 +66,7 @@ use lengths::Extent;
 pub use look::spans;
 pub use mask::TrainOn;
 use prefixes::Prefixes;
-pub use question::{QuestionPart, Questions};
+pub use question::{QuestionPart, Questions, Turn};
 pub use sets::{
     ClassCount, ExampleKind, ExampleSets, ExampleSpec, ImageCounts, SetDescription, TooLong, class_names,
     open, open_reporting, shows_images,

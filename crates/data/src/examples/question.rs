@@ -17,6 +17,15 @@ pub enum QuestionPart<'a> {
     Image,
 }
 
+/// A message of a conversation that an answer is to follow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Turn<'a> {
+    /// One that the template knows, as `system`, `user` and `assistant`.
+    pub role: &'a str,
+    /// One text, or texts and images in their order.
+    pub parts: Vec<QuestionPart<'a>>,
+}
+
 /// Stands in a text for an image.
 const IMAGE: &str = "<image>";
 
@@ -95,14 +104,27 @@ impl Questions {
         self.tokens_of(Field::List(parts.iter().map(QuestionPart::field).collect()), &texts)
     }
 
+    /// The tokens of a conversation, up to where the next answer begins.
+    pub fn tokens_of_turns(&self, turns: &[Turn<'_>]) -> Result<Vec<u32>, DataError> {
+        let texts = turns.iter().flat_map(|turn| &turn.parts).filter_map(|part| match part {
+            QuestionPart::Text(text) => Some(*text),
+            QuestionPart::Image => None,
+        });
+        check_characters(texts)?;
+        let content = |turn: &Turn<'_>| match turn.parts[..] {
+            [QuestionPart::Text(text)] => Field::from(text),
+            ref parts => Field::List(parts.iter().map(QuestionPart::field).collect()),
+        };
+        self.encoded(turns.iter().map(|turn| (turn.role, content(turn))).collect())
+    }
+
     fn tokens_of(&self, content: Field, texts: &[&str]) -> Result<Vec<u32>, DataError> {
-        if texts.iter().copied().chain(self.system.as_deref()).any(is_reserved) {
-            return Err(DataError::input(
-                "The question has a character that no text may have (U+FDD0 to U+FDD2).",
-            ));
-        }
+        check_characters(texts.iter().copied().chain(self.system.as_deref()))?;
         let system = self.system.as_deref().map(|system| ("system", Field::from(system)));
-        let turns = system.into_iter().chain([("user", content)]).collect();
+        self.encoded(system.into_iter().chain([("user", content)]).collect())
+    }
+
+    fn encoded(&self, turns: Vec<(&str, Field)>) -> Result<Vec<u32>, DataError> {
         let pieces = self.encoder.pieces(&self.written(turns, true)?);
         let pieces = pieces.map_err(|error| {
             DataError::input(format!("The question cannot be encoded: {}.", error.said()))
@@ -137,6 +159,16 @@ impl Questions {
                 ),
             })
         })
+    }
+}
+
+/// Whether texts have only characters that stand for themselves.
+fn check_characters<'t>(mut texts: impl Iterator<Item = &'t str>) -> Result<(), DataError> {
+    match texts.any(is_reserved) {
+        true => {
+            Err(DataError::input("The question has a character that no text may have (U+FDD0 to U+FDD2)."))
+        }
+        false => Ok(()),
     }
 }
 
@@ -176,6 +208,15 @@ mod tests {
             vocabulary.spell_out(&tokens),
             "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nwhat?<|im_end|>\n<|im_start|>assistant\n"
         );
+        let turn = |role, text| Turn { role, parts: vec![Text(text)] };
+        let questions = Questions::open(&vocabulary, None, &[], None).unwrap();
+        let tokens = questions.tokens_of_turns(&[turn("user", "a"), turn("assistant", "b"), turn("user", "c")]).unwrap();
+        assert_eq!(
+            vocabulary.spell_out(&tokens),
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
+        );
+        let error = questions.tokens_of_turns(&[turn("user", "\u{fdd2}")]).unwrap_err();
+        assert!(error.sentence.contains("no text may have"), "{error}");
         let bare = Vocabulary::train(["what is it"].into_iter(), 270).unwrap();
         let error = Questions::open(&bare, None, &[], None).err().unwrap();
         assert!(error.sentence.contains("no chat template"), "{error}");

@@ -22,7 +22,7 @@ pub fn answers(b: &Builder, rows: usize) -> Tensor<'_> {
 /// states of the rows that are read, x [R, D]. Logits are kept within the cap.
 ///
 /// Answers that are compared have the results of [`preference`]. Otherwise `loss` and `weight` are weighted sums over tokens, all or those that are read, whose inputs are `targets` and `weights`; `logits` are those of every
-/// token or, of a cached form, of the token of each sequence that the input `last` names, and `drawn` is the token that follows.
+/// token or, of a cached form, of the tokens that the input `last` names, and `drawn` is what follows these.
 #[track_caller]
 pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>, cap: Cap) {
     match form {
@@ -46,12 +46,12 @@ pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>, 
             b.result("weight", weight.sum(0));
         }
         Form::Logits { .. } => b.result("logits", cap.apply(x.linear(head))),
-        Form::Cached { sequences, .. } => {
-            let last = b.input("last", DType::I32, &[sequences]);
+        Form::Cached { read, .. } => {
+            let last = b.input("last", DType::I32, &[read]);
             let logits = cap.apply(x.gather(last).linear(head));
             b.result("logits", logits);
-            let numbers = b.input("numbers", DType::I32, &[sequences, NUMBERS]);
-            let shares = b.input("shares", DType::F32, &[sequences, SHARES]);
+            let numbers = b.input("numbers", DType::I32, &[read, NUMBERS]);
+            let shares = b.input("shares", DType::F32, &[read, SHARES]);
             b.result("drawn", logits.sample(numbers, shares));
         }
         Form::Classes { .. } | Form::Images(_) => panic!("{form:?} predicts no tokens"),

@@ -2,6 +2,10 @@
 //! cache of keys and values. Both are static: a sequence has a lane of the cache, and a lane without one costs its share
 //! of a step and nothing else.
 //!
+//! Requests come at any time. Each step reads one more token of everyone who has begun, and as much as a run has room for of the
+//! prompts that are new. A request has a lane to itself and its own random numbers, and its tokens go through the same plans
+//! whoever else is there, so what follows a prompt does not depend on the others.
+//!
 //! A model that sees reads images with their prompt: the prefill plan has the tower, as large as the images that are given
 //! ask for, and an image is read whole in one run of it. Frames are read one by one, because the state behind a frame says how
 //! the next is looked at. The decode plan has no tower.
@@ -10,55 +14,54 @@
 //! pictures   images: files to patches
 //!    -> prompt   their places among the tokens of a prompt, and portions of it that cut none
 //!    -> tower    the inputs of the prefill plan's tower
+//! request    a prompt to be continued, and the news of it
+//!    -> reader   the plans over the cache: tokens in, logits out
+//!    -> lanes    requests in the lanes of the cache, step by step
+//!    -> text     text out of tokens as they come, up to a string that ends it
 //! ```
 
+mod lanes;
 mod pictures;
 mod prompt;
+mod reader;
+mod request;
+mod text;
 mod tower;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use flatout_data::Vocabulary;
-use flatout_ir::passes::input_path;
 use flatout_ir::{Program, Role};
 use flatout_models::config::Attention;
 use flatout_models::form::{Form, Seen};
-use flatout_runtime::Session;
 
 pub use pictures::Pictures;
 pub use prompt::{Placed, Prompt};
+pub use request::{Finish, Progress, Request, Told};
 
-use self::prompt::{Grids, Rest};
-use self::tower::{Showing, Tower};
+use self::lanes::{Lanes, Turns};
+use self::prompt::Rest;
+use self::reader::Reader;
+use self::tower::Tower;
 use crate::Failure;
 use crate::UserError;
 use crate::device::Device;
-use crate::infer::sampling::{Sampling, draw};
+use crate::infer::sampling::Sampling;
 use crate::refuse;
 use crate::weights::loaded::Loaded;
 
-/// A model with its cache.
+/// A model with its cache, and the requests it works on.
 pub struct Generator {
-    session: Session,
-    vocabulary: Option<Vocabulary>,
-    /// The model's vocabulary, which may be larger than the tokeniser's.
-    vocab: usize,
+    reader: Reader,
+    lanes: Lanes,
+    vocabulary: Option<Arc<Vocabulary>>,
     stops: Vec<u32>,
     /// Whether a text begins with `<bos>`, whatever the tokeniser does.
     frames: bool,
-    /// Tokens a lane holds at most.
-    capacity: usize,
-    /// Tokens that are read at once.
-    chunk: usize,
-    /// Positions of a token.
-    position_axes: usize,
-    /// Tokens in the cache, by lane.
-    seen: Vec<usize>,
-    /// The position of the next token, by lane.
-    next: Vec<usize>,
-    /// Of a model that is shown images.
-    tower: Option<Tower>,
+    /// The tokens of prompts can be scored.
+    scores: bool,
     /// Tokens made by the last call.
     pub made: usize,
     pub checkpoint: PathBuf,
@@ -80,6 +83,8 @@ const CHUNK: usize = 64;
 pub const CHUNK_WITH_IMAGES: usize = 1024;
 /// The same where there are frames, of which a run reads one a sequence.
 pub const CHUNK_WITH_FRAMES: usize = CHUNK;
+/// The same where requests come at any time, on a GPU.
+const CHUNK_OF_SERVER: usize = 512;
 
 impl Generator {
     /// Opens the newest whole checkpoint of a run for one sequence as long as its context.
@@ -94,11 +99,28 @@ impl Generator {
     /// Opens a model that is shown pictures. Prompts are read `chunk` tokens at a time, or as many as the largest picture asks
     /// for with the text around it.
     pub fn seeing(
+        loaded: Loaded,
+        device: &Device,
+        room: Room,
+        pictures: Pictures,
+        chunk: usize,
+    ) -> Result<Generator, Failure> {
+        Generator::with(loaded, device, room, pictures, chunk, Turns::Together)
+    }
+
+    /// Opens a model for requests that come at any time, whose prompts may be scored.
+    pub fn serving(loaded: Loaded, device: &Device, room: Room) -> Result<Generator, Failure> {
+        let chunk = if matches!(device, Device::Cpu { .. }) { CHUNK } else { CHUNK_OF_SERVER };
+        Generator::with(loaded, device, room, Pictures::default(), chunk, Turns::Own)
+    }
+
+    fn with(
         mut loaded: Loaded,
         device: &Device,
         room: Room,
         pictures: Pictures,
         chunk: usize,
+        turns: Turns,
     ) -> Result<Generator, Failure> {
         predicts_tokens(&loaded)?;
         let capacity = room.tokens.clamp(1, loaded.positions);
@@ -114,25 +136,24 @@ impl Generator {
         let position_axes = decoder.map_or(1, |decoder| decoder.position_axes());
         let vision = loaded.config.model.vision().filter(|_| !pictures.grids.all.is_empty());
         let tower = vision.map(|vision| Tower::new(vision, pictures, chunk, sequences));
-        let program = |role: Role, tokens: usize, seen: Option<Seen>| {
-            let form = Form::Cached { sequences, tokens, capacity, seen };
+        let program = |role: Role, tokens: usize, read: usize, seen: Option<Seen>| {
+            let form = Form::Cached { sequences, tokens, capacity, read, seen };
             Program { role, graph: loaded.config.model.build(form) }
         };
         let seen = tower.as_ref().map(Tower::seen);
-        let programs = [program(Role::Prefill, chunk, seen), program(Role::Decode, sequences, None)];
+        let mut programs =
+            vec![program(Role::Prefill, chunk, sequences, seen), program(Role::Decode, sequences, sequences, None)];
+        let scores = turns == Turns::Own;
+        programs.extend(scores.then(|| program(Role::Logits, chunk, chunk, None)));
         let session = loaded.session(device, &programs)?;
+        let vocab = loaded.config.model.vocab().expect("it predicts tokens");
         Ok(Generator {
-            session,
-            vocab: loaded.config.model.vocab().expect("it predicts tokens"),
-            vocabulary: loaded.vocabulary,
+            reader: Reader::new(session, vocab, [sequences, capacity, chunk], position_axes, tower),
+            lanes: Lanes::new(sequences, turns),
+            vocabulary: loaded.vocabulary.map(Arc::new),
             stops: loaded.stops,
             frames: loaded.is_run,
-            capacity,
-            chunk,
-            position_axes,
-            seen: vec![0; sequences],
-            next: vec![0; sequences],
-            tower,
+            scores,
             made: 0,
             checkpoint: loaded.place,
             step: loaded.step.unwrap_or(0),
@@ -140,13 +161,23 @@ impl Generator {
     }
 
     pub fn vocabulary(&self) -> Option<&Vocabulary> {
-        self.vocabulary.as_ref()
+        self.vocabulary.as_deref()
     }
 
-    /// Forgets everything read so far.
+    /// Tokens of a prompt with what follows it, at most.
+    pub fn capacity(&self) -> usize {
+        self.reader.capacity
+    }
+
+    /// Bytes of the cache.
+    pub fn cache_bytes(&self) -> usize {
+        self.reader.cache_bytes()
+    }
+
+    /// Forgets everything read so far, and all requests.
     pub fn clear(&mut self) {
-        self.seen.fill(0);
-        self.next.fill(0);
+        self.lanes.clear();
+        (0..self.reader.lanes()).for_each(|lane| self.reader.clear(lane));
     }
 
     /// Reads tokens of the first lane after those seen so far and gives the logits of what follows.
@@ -156,128 +187,24 @@ impl Generator {
 
     /// Reads tokens of some lanes, each after those its lane has seen, and gives the logits of what follows in each.
     pub fn read_lanes(&mut self, wanted: &[(usize, &[u32])]) -> Result<Vec<Vec<f32>>, Failure> {
-        let rests: Vec<(usize, Rest<'_>)> =
-            wanted.iter().map(|(lane, tokens)| (*lane, Rest::text(tokens))).collect();
-        self.read_rests(&rests)
-    }
-
-    fn read_rests(&mut self, wanted: &[(usize, Rest<'_>)]) -> Result<Vec<Vec<f32>>, Failure> {
-        for (lane, rest) in wanted {
-            let (seen, more, capacity) = (self.seen[*lane], rest.tokens.len(), self.capacity);
-            if more == 0 || seen + more > capacity {
-                return Err(Failure::User(UserError(format!(
-                    "{more} tokens after {seen} do not fit a context of {capacity} (or are none at all)"
-                ))));
-            }
+        for (lane, tokens) in wanted {
+            self.reader.check(*lane, tokens.len())?;
         }
-        let mut rests: Vec<Rest<'_>> = wanted.iter().map(|(_, rest)| *rest).collect();
+        let mut rests: Vec<(usize, Rest<'_>)> =
+            wanted.iter().map(|(lane, tokens)| (*lane, Rest::text(tokens))).collect();
         let mut logits = vec![vec![]; wanted.len()];
-        let none = Grids::default();
-        while rests.iter().any(|rest| !rest.tokens.is_empty()) {
-            let is_single = |rest: &Rest<'_>| rest.tokens.len() <= 1 && !rest.has_images();
-            let (role, mut room) = match rests.iter().all(is_single) {
-                true => (Role::Decode, self.seen.len()),
-                false => (Role::Prefill, self.chunk),
-            };
-            let (mut portions, mut showing) = (vec![], Showing::default());
-            for (index, rest) in rests.iter_mut().enumerate() {
-                let count = match &self.tower {
-                    None => rest.fitting(room, &none, |_| false),
-                    Some(tower) => {
-                        let (grids, lane) = (&tower.pictures.grids, wanted[index].0);
-                        let read = self.seen[lane];
-                        rest.fitting(room, grids, |placed| tower.take(&mut showing, placed, lane, read))
-                    }
-                };
-                let (now, later) = rest.split_at(count);
-                room -= count;
-                if count > 0 {
-                    portions.push((index, wanted[index].0, now));
-                }
-                *rest = later;
-            }
-            self.feed(role, &portions, showing)?;
-            self.session.run(role)?;
-            let done: Vec<_> =
-                portions.iter().filter(|(index, ..)| rests[*index].tokens.is_empty()).collect();
+        while rests.iter().any(|(_, rest)| !rest.tokens.is_empty()) {
+            let ran = self.reader.run(Reader::plan_for(&rests), &mut rests)?;
+            let done: Vec<_> = ran.portions.iter().filter(|portion| portion.is_last).collect();
             if !done.is_empty() {
-                let all = self.session.result(role, "logits")?;
-                for (index, lane, _) in done {
-                    logits[*index] = all[lane * self.vocab..(lane + 1) * self.vocab].to_vec();
+                let all = self.reader.logits(&ran)?;
+                for portion in done {
+                    let row = self.reader.row(&ran, &all, portion, portion.count - 1);
+                    logits[portion.index] = row.to_vec();
                 }
             }
         }
         Ok(logits)
-    }
-
-    /// Writes the inputs of a plan: the portions one after another, the rest of its tokens belonging to nobody.
-    fn feed(
-        &mut self,
-        role: Role,
-        portions: &[(usize, usize, Rest<'_>)],
-        showing: Showing,
-    ) -> Result<(), Failure> {
-        let room = if role == Role::Decode { self.seen.len() } else { self.chunk };
-        let lanes = self.seen.len();
-        let mut inputs: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
-        for (name, count, fill) in [
-            ("tokens", room, 0),
-            ("positions", self.position_axes * room, 0),
-            ("cache_rows", room, -1),
-            ("new_start", lanes, 0),
-            ("new_len", lanes, 0),
-            ("seen_start", lanes, 0),
-            ("seen_len", lanes, 0),
-            ("last", lanes, -1),
-        ] {
-            inputs.insert(name, vec![fill; count]);
-        }
-        let tower = self.tower.as_ref().filter(|_| role == Role::Prefill);
-        if tower.is_some() {
-            inputs.insert("seen", vec![-1; room]);
-        }
-        let mut set = |name: &str, at: usize, value: i32| {
-            inputs.get_mut(name).expect("a named input")[at] = value;
-        };
-        let none = Grids::default();
-        let grids = tower.map_or(&none, |tower| &tower.pictures.grids);
-        let mut at = 0;
-        for &(_, lane, portion) in portions {
-            let (seen, first, count) = (self.seen[lane], lane * self.capacity, portion.tokens.len());
-            let (positions, next) = portion.positions(self.next[lane], grids);
-            for (i, (token, position)) in portion.tokens.iter().zip(positions).enumerate() {
-                set("tokens", at + i, *token as i32);
-                for (axis, position) in position.into_iter().take(self.position_axes).enumerate() {
-                    set("positions", axis * room + at + i, position);
-                }
-                set("cache_rows", at + i, (first + seen + i) as i32);
-            }
-            for (tower, placed) in
-                tower.into_iter().flat_map(|tower| portion.images().map(move |p| (tower, p)))
-            {
-                let row = tower.row(&showing, placed.picture, lane);
-                for (i, block) in grids.blocks(placed.picture).enumerate() {
-                    // No row of the embedding stands there, but one of the features.
-                    set("tokens", at + placed.at + i, -1);
-                    set("seen", at + placed.at + i, (row + block) as i32);
-                }
-            }
-            set("new_start", lane, at as i32);
-            set("new_len", lane, count as i32);
-            set("seen_start", lane, first as i32);
-            set("seen_len", lane, (seen + count) as i32);
-            at += count;
-            set("last", lane, at as i32 - 1);
-            self.seen[lane] += count;
-            self.next[lane] = next;
-        }
-        for (name, values) in inputs {
-            self.session.write_i32(&input_path(role, name), &values)?;
-        }
-        if let Some(tower) = self.tower.as_mut().filter(|_| role == Role::Prefill) {
-            tower.feed(&mut self.session, role, showing)?;
-        }
-        Ok(())
     }
 
     /// Continues a prompt, giving each piece of text as it comes; stops at the end of a document or a full context.
@@ -304,9 +231,9 @@ impl Generator {
         Ok(vocabulary.decode(&tokens))
     }
 
-    fn words(&self) -> Result<&Vocabulary, Failure> {
+    fn words(&self) -> Result<&Arc<Vocabulary>, UserError> {
         let without = || "the model has no tokenizer.json beside it, so there is no text".to_string();
-        self.vocabulary.as_ref().ok_or_else(|| Failure::User(UserError(without())))
+        self.vocabulary.as_ref().ok_or_else(|| UserError(without()))
     }
 
     /// Continues every prompt, as [`Generator::continue_prompts`] does, of texts alone.
@@ -331,43 +258,22 @@ impl Generator {
     ) -> Result<Vec<Vec<u32>>, Failure> {
         self.clear();
         let mut made: Vec<Vec<u32>> = vec![vec![]; prompts.len()];
-        let copies = copies(prompts);
-        let mut waiting: VecDeque<usize> = (0..prompts.len()).filter(|_| how.max_tokens > 0).collect();
-        // By lane: the prompt it works on, and the tokens it has not read yet.
-        let mut lanes: Vec<Option<(usize, Prompt)>> = vec![None; self.seen.len()];
-        loop {
-            for (lane, work) in lanes.iter_mut().enumerate().filter(|(_, work)| work.is_none()) {
-                let Some(index) = waiting.pop_front() else { break };
-                (self.seen[lane], self.next[lane]) = (0, 0);
-                *work = Some((index, prompts[index].clone()));
-            }
-            let busy =
-                lanes.iter().enumerate().filter_map(|(lane, work)| work.as_ref().map(|work| (lane, work)));
-            let wanted: Vec<(usize, Rest<'_>)> =
-                busy.map(|(lane, (_, fresh))| (lane, Rest::of(fresh))).collect();
-            if wanted.is_empty() {
-                self.made = made.iter().map(Vec::len).sum();
-                return Ok(made);
-            }
-            let logits = self.read_rests(&wanted)?;
-            let numbers: Vec<usize> = wanted.iter().map(|(lane, _)| *lane).collect();
-            let size = self.vocabulary.as_ref().map_or(self.vocab, Vocabulary::size);
-            for (lane, logits) in numbers.into_iter().zip(logits) {
-                let (index, fresh) = lanes[lane].as_mut().expect("a lane that was read works");
-                let next = draw(&logits[..size], how, copies[*index], made[*index].len() as u64);
-                let ends = self.stops.contains(&next);
-                if !ends {
-                    made[*index].push(next);
-                    token(*index, next);
-                }
-                let full = self.seen[lane] >= self.capacity || made[*index].len() >= how.max_tokens;
-                if ends || full {
-                    lanes[lane] = None;
-                } else {
-                    *fresh = vec![next].into();
+        let mut numbers = BTreeMap::new();
+        let wanted = prompts.iter().zip(copies(prompts)).enumerate().filter(|_| how.max_tokens > 0);
+        for (number, (prompt, copy)) in wanted {
+            let request = Request { copy, ..Request::new(prompt.clone(), how) };
+            numbers.insert(self.submit(request)?, number);
+        }
+        while self.is_busy() {
+            for Progress { id, tokens, .. } in self.advance()? {
+                for told in tokens {
+                    made[numbers[&id]].push(told.token);
+                    token(numbers[&id], told.token);
                 }
             }
         }
+        self.made = made.iter().map(Vec::len).sum();
+        Ok(made)
     }
 }
 

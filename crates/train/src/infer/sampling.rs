@@ -1,5 +1,7 @@
 //! The next token, drawn from a model's logits.
 
+use std::collections::BTreeMap;
+
 use flatout_ir::random;
 
 /// How tokens are drawn.
@@ -13,6 +15,64 @@ pub struct Sampling {
     pub top_p: f64,
     pub seed: u64,
     pub max_tokens: usize,
+}
+
+impl Default for Sampling {
+    /// By the model's own probabilities, and no token.
+    fn default() -> Sampling {
+        Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0, max_tokens: 0 }
+    }
+}
+
+/// Changes of logits before a token is drawn.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Adjustments {
+    /// Taken from the logit of every token that was drawn before.
+    pub presence: f64,
+    /// Taken from it as often as it was drawn before.
+    pub frequency: f64,
+    /// Added to the logits of these tokens.
+    pub bias: Vec<(u32, f32)>,
+}
+
+impl Adjustments {
+    pub fn is_none(&self) -> bool {
+        *self == Adjustments::default()
+    }
+
+    /// Changes logits, where these tokens were drawn before.
+    pub fn apply(&self, logits: &mut [f32], drawn: &[u32]) {
+        if self.presence != 0.0 || self.frequency != 0.0 {
+            let mut counts: BTreeMap<u32, u32> = BTreeMap::new();
+            drawn.iter().for_each(|token| *counts.entry(*token).or_default() += 1);
+            for (token, count) in counts {
+                logits[token as usize] -= (self.presence + self.frequency * f64::from(count)) as f32;
+            }
+        }
+        for (token, bias) in &self.bias {
+            logits[*token as usize] += bias;
+        }
+    }
+}
+
+/// The logarithm of the sum of the exponentials: what makes log-probabilities of logits.
+pub fn log_sum(logits: &[f32]) -> f64 {
+    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
+    top + logits.iter().map(|x| (*x as f64 - top).exp()).sum::<f64>().ln()
+}
+
+/// The likeliest tokens, the likeliest first and of equals the one with the smaller number.
+pub fn likeliest(logits: &[f32], count: usize) -> Vec<u32> {
+    let likelier = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
+    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    if count < order.len() {
+        if count > 0 {
+            order.select_nth_unstable_by(count - 1, likelier);
+        }
+        order.truncate(count);
+    }
+    order.sort_unstable_by(likelier);
+    order
 }
 
 /// A token drawn by its probability: the temperature first, then `top_k`, then `top_p` of what is left. The number drawn
@@ -88,6 +148,25 @@ mod tests {
         // The share is of what the number of tokens left.
         let both = counts(&logits, Sampling { top_k: 2, top_p: 0.6, ..HOW });
         assert_eq!(both, [0, 4000, 0, 0]);
+    }
+
+    #[test]
+    fn log_probabilities_are_those_of_a_softmax() {
+        let logits = [0.0, 4f32.ln(), 0.0, 2f32.ln()];
+        assert!((log_sum(&logits) - 8f64.ln()).abs() < 1e-6);
+        assert!((log_sum(&[1e4, 1e4]) - (1e4 + 2f64.ln())).abs() < 1e-6, "large logits do not overflow");
+        assert_eq!(likeliest(&logits, 3), [1, 3, 0]);
+        assert!(likeliest(&logits, 0).is_empty());
+        assert_eq!(likeliest(&logits, 9), [1, 3, 0, 2]);
+    }
+
+    #[test]
+    fn tokens_that_were_drawn_become_less_likely() {
+        let mut logits = [1.0f32; 4];
+        let adjustments = Adjustments { presence: 0.5, frequency: 0.25, bias: vec![(3, -2.0), (1, 1.0)] };
+        adjustments.apply(&mut logits, &[1, 2, 1]);
+        assert_eq!(logits, [1.0, 1.0, 0.25, -1.0]);
+        assert!(Adjustments::default().is_none() && !adjustments.is_none());
     }
 
     #[test]

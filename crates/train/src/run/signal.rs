@@ -68,6 +68,24 @@ pub fn install() -> io::Result<StopFlag> {
     Ok(StopFlag { signal, phase: Arc::new(AtomicU8::new(STARTING)), deadline: None })
 }
 
+/// Notices of SIGINT, which ends nothing by itself.
+#[derive(Clone, Debug)]
+pub struct Interrupts(Arc<AtomicBool>);
+
+/// Takes over SIGINT for the rest of the process.
+pub fn interrupts() -> io::Result<Interrupts> {
+    let raised = Arc::new(AtomicBool::new(false));
+    flag::register(SIGINT, Arc::clone(&raised))?;
+    Ok(Interrupts(raised))
+}
+
+impl Interrupts {
+    /// Whether there was one since the last call.
+    pub fn take(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+}
+
 /// Ends the process without what libraries do at its end: another thread may be inside one of them, and a GPU's do not
 /// expect that.
 pub fn leave(code: i32) -> ! {

@@ -118,6 +118,11 @@ static SPELLED: LazyLock<[char; 256]> = LazyLock::new(|| {
     })
 });
 
+/// The byte that a letter of a byte-level vocabulary spells.
+pub(super) fn byte_of(letter: char) -> Option<u8> {
+    SPELLED.iter().position(|spelled| *spelled == letter).map(|byte| byte as u8)
+}
+
 /// The classes of characters that the expression tells apart.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CharacterClass {

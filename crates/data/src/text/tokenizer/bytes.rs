@@ -3,6 +3,8 @@
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
+use super::byte_level::byte_of;
+
 /// SentencePiece's letter for a space.
 const SPACE: char = '▁';
 
@@ -36,9 +38,42 @@ pub(super) fn byte_lengths(tokenizer: &Tokenizer) -> Option<Vec<u32>> {
     Some(lengths)
 }
 
+/// The bytes that every token stands for; a special one stands for its own spelling, and so does a word.
+pub(super) fn pieces(tokenizer: &Tokenizer) -> Vec<Vec<u8>> {
+    let decoder = tokenizer.get_decoder().and_then(|decoder| serde_json::to_value(decoder).ok());
+    let spelling = decoder.as_ref().and_then(spelling);
+    let of_piece = |piece: &str| match spelling {
+        Some(Spelling::Bytes) => {
+            let bytes: Option<Vec<u8>> = piece.chars().map(byte_of).collect();
+            bytes.unwrap_or_else(|| piece.into())
+        }
+        Some(Spelling::Pieces) => match byte(piece) {
+            Some(byte) => vec![byte],
+            None => piece.replace(SPACE, " ").into(),
+        },
+        None => piece.into(),
+    };
+    let vocabulary = tokenizer.get_vocab(false);
+    let added = tokenizer.get_added_tokens_decoder();
+    let last = vocabulary.values().chain(added.keys()).max().map_or(0, |last| *last as usize + 1);
+    let mut pieces = vec![vec![]; last];
+    for (piece, token) in &vocabulary {
+        pieces[*token as usize] = of_piece(piece);
+    }
+    for (token, added) in &added {
+        pieces[*token as usize] = added.content.clone().into();
+    }
+    pieces
+}
+
 fn is_byte(piece: &str) -> bool {
-    let digits = piece.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
-    digits.is_some_and(|digits| digits.len() == 2 && u8::from_str_radix(digits, 16).is_ok())
+    byte(piece).is_some()
+}
+
+/// The byte that a piece such as `<0x0A>` is.
+fn byte(piece: &str) -> Option<u8> {
+    let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
+    u8::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 2)
 }
 
 /// By the parts of the decoder, which turns pieces into text.
@@ -83,6 +118,19 @@ mod tests {
         assert_eq!(vocabulary.encode(text).unwrap().iter().map(of).sum::<usize>(), text.len());
         assert_eq!([vocabulary.bos(), vocabulary.eos()].map(|token| of(&token)), [0, 0]);
         assert_eq!(byte_lengths(&piece_tokenizer()).unwrap(), [0, 1, 2, 2, 1, 1, 2, 3]);
+    }
+
+    #[test]
+    fn the_bytes_of_tokens_make_the_text() {
+        let text = "Größe: 12 µm,\n\tπ ≈ 3.14159 🦊 and so on, and so on.";
+        let vocabulary = Vocabulary::train([text, text].into_iter(), 300).unwrap();
+        let pieces = vocabulary.pieces();
+        let tokens = vocabulary.encode(text).unwrap();
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| pieces[*token as usize].clone()).collect();
+        assert_eq!(String::from_utf8(bytes).unwrap(), text);
+        assert_eq!(pieces[vocabulary.eos() as usize], b"<eos>");
+        let named = super::pieces(&piece_tokenizer());
+        assert_eq!(named[1..], [&b" "[..], b" a", "é".as_bytes(), b"\n", b"b", b"  ", b"<x>"].map(<[u8]>::to_vec));
     }
 
     #[test]

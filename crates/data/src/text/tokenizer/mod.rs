@@ -45,6 +45,23 @@ pub struct Vocabulary {
     bytes: Arc<OnceLock<Option<Vec<u32>>>>,
 }
 
+/// A tokeniser that takes prompts as its own model does.
+pub struct PromptEncoder {
+    tokenizer: Guarded,
+    /// Stands for an empty prompt.
+    empty: u32,
+}
+
+impl PromptEncoder {
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        let encoding = self.tokenizer.encode_fast(text, true);
+        let encoding = encoding
+            .map_err(|error| DataError::input(format!("The prompt cannot be encoded: {}.", error.said())))?;
+        let tokens = encoding.get_ids().to_vec();
+        Ok(if tokens.is_empty() { vec![self.empty] } else { tokens })
+    }
+}
+
 impl Vocabulary {
     /// Trains a byte-level BPE of `vocab` tokens, `<bos>` = 0 and `<eos>` = 1 among them. Any UTF-8 text can be
     /// encoded and comes back the same. A text with too few different pairs gives fewer tokens than asked for:
@@ -269,17 +286,20 @@ impl Vocabulary {
     /// Tokens of prompts as the tokeniser's own model takes them: special tokens that are spelled out are themselves, and
     /// what the file's own processing puts around a text is there. One that would be empty is `<bos>`.
     pub fn encode_prompts(&self, texts: &[String]) -> Result<Vec<Vec<u32>>, DataError> {
+        let encoder = self.prompt_encoder();
+        texts.iter().map(|text| encoder.encode(text)).collect()
+    }
+
+    /// Encodes prompts as [`Vocabulary::encode_prompts`] does, one by one.
+    pub fn prompt_encoder(&self) -> PromptEncoder {
         let mut tokenizer = self.tokenizer.clone();
         tokenizer.change(|library| library.set_encode_special_tokens(false));
-        let encode = |text: &String| {
-            let encoding = tokenizer.encode_fast(text.as_str(), true);
-            let encoding = encoding.map_err(|error| {
-                DataError::input(format!("The prompt cannot be encoded: {}.", error.said()))
-            })?;
-            let tokens = encoding.get_ids().to_vec();
-            Ok(if tokens.is_empty() { vec![self.bos()] } else { tokens })
-        };
-        texts.iter().map(encode).collect()
+        PromptEncoder { tokenizer, empty: self.bos() }
+    }
+
+    /// The bytes that every token stands for; a special one stands for its own spelling.
+    pub fn pieces(&self) -> Vec<Vec<u8>> {
+        bytes::pieces(self.library())
     }
 
     /// The text of some tokens. `<bos>`, `<eos>` and tokens beyond the vocabulary leave no trace.

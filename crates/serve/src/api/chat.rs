@@ -1,0 +1,215 @@
+//! `/v1/chat/completions`: answers in conversations.
+
+use flatout_train::infer::generate::{Finish, Told};
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::fields::Fields;
+use super::finish_reason;
+use super::logprobs::{Pieces, of_chat};
+use super::parameters::{Asked, MOST_LOGPROBS};
+
+/// A request for answers.
+#[derive(Clone, Debug)]
+pub struct Chat {
+    pub messages: Vec<Message>,
+    pub asked: Asked,
+    /// Log-probabilities are asked for, with this many of the likeliest tokens.
+    pub top: Option<usize>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    pub role: &'static str,
+    pub parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    Text(String),
+    /// The bytes of a file.
+    Image(Vec<u8>),
+}
+
+/// The roles of messages, each with the one that templates know.
+const ROLES: [(&str, &str); 4] =
+    [("system", "system"), ("developer", "system"), ("user", "user"), ("assistant", "assistant")];
+
+impl Chat {
+    pub fn read(body: &Value, capacity: usize) -> Result<Chat, ApiError> {
+        let fields = Fields::of(body)?;
+        let asked = Asked::read(&fields, &["max_completion_tokens", "max_tokens"], capacity)?;
+        let top = match (fields.flag("logprobs")?, fields.whole("top_logprobs")?) {
+            (_, Some(top)) if top > MOST_LOGPROBS => {
+                let sentence = format!("`top_logprobs` must be at most {MOST_LOGPROBS}");
+                return Err(ApiError::field("top_logprobs", sentence));
+            }
+            (false, Some(_)) => {
+                return Err(ApiError::field("top_logprobs", "`top_logprobs` needs `logprobs`: set it to true"));
+            }
+            (false, None) => None,
+            (true, top) => Some(top.unwrap_or(0) as usize),
+        };
+        let messages = fields.list("messages")?.filter(|messages| !messages.is_empty()).ok_or_else(|| {
+            ApiError::field("messages", "`messages` must be a list of at least one message")
+        })?;
+        let messages = messages.iter().enumerate().map(|(at, value)| message(value, at)).collect::<Result<_, _>>()?;
+        Ok(Chat { messages, asked, top })
+    }
+}
+
+fn message(value: &Value, at: usize) -> Result<Message, ApiError> {
+    let wrong = |sentence: &str| ApiError::field(&format!("messages[{at}]"), format!("message {at} {sentence}"));
+    let role = value["role"].as_str().ok_or_else(|| wrong("has no role"))?;
+    let Some((_, role)) = ROLES.iter().find(|(name, _)| *name == role) else {
+        let known: Vec<&str> = ROLES.iter().map(|(name, _)| *name).collect();
+        return Err(wrong(&format!("has the role {role:?}, which is none of {}", known.join(", "))));
+    };
+    let calls = |name: &str| value.get(name).is_some_and(|calls| !calls.is_null() && *calls != json!([]));
+    if calls("tool_calls") || calls("function_call") {
+        return Err(wrong("calls a tool, and this server calls none"));
+    }
+    let parts: Vec<Part> = match &value["content"] {
+        Value::String(text) => vec![Part::Text(text.clone())],
+        Value::Array(list) => list.iter().map(|part| part_of(part).map_err(|why| wrong(&why))).collect::<Result<_, _>>()?,
+        _ => return Err(wrong("has no content: give it a string or a list of parts")),
+    };
+    Ok(Message { role, parts: joined(parts) })
+}
+
+/// Texts without images are one text: not every template takes a list.
+fn joined(parts: Vec<Part>) -> Vec<Part> {
+    let texts: Option<Vec<&str>> =
+        parts.iter().map(|part| if let Part::Text(text) = part { Some(text.as_str()) } else { None }).collect();
+    texts.map(|texts| vec![Part::Text(texts.join("\n"))]).unwrap_or(parts)
+}
+
+fn part_of(part: &Value) -> Result<Part, String> {
+    match part["type"].as_str() {
+        Some("text") => {
+            part["text"].as_str().map(|text| Part::Text(text.into())).ok_or("has a part of text without a text".into())
+        }
+        Some("image_url") => {
+            let url = part["image_url"]["url"].as_str().or(part["image_url"].as_str());
+            image(url.ok_or("has a part image_url without a url")?).map(Part::Image)
+        }
+        Some(other) => Err(format!("has a part of type {other:?}, and parts are text or image_url")),
+        None => Err("has a part without a type".into()),
+    }
+}
+
+/// The bytes of an image that lies in the address itself. Nothing is fetched from anywhere.
+fn image(url: &str) -> Result<Vec<u8>, String> {
+    let Some(rest) = url.strip_prefix("data:") else {
+        return Err("has an image that is elsewhere, and this server fetches nothing: give it as data:image/...;base64,...".into());
+    };
+    let (_, data) = rest.split_once(";base64,").ok_or("has an image that is not in base64: give it as data:image/...;base64,...")?;
+    decoded(data).ok_or("has an image whose base64 is broken".into())
+}
+
+/// Bytes out of base64, as data URLs and JSON have it.
+fn decoded(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| match byte {
+        b'A'..=b'Z' => Some(byte - b'A'),
+        b'a'..=b'z' => Some(byte - b'a' + 26),
+        b'0'..=b'9' => Some(byte - b'0' + 52),
+        b'+' | b'-' => Some(62),
+        b'/' | b'_' => Some(63),
+        _ => None,
+    };
+    let bare = text.trim_end_matches('=');
+    if bare.len() % 4 == 1 {
+        return None;
+    }
+    let mut out = Vec::with_capacity(bare.len() / 4 * 3 + 2);
+    for group in bare.as_bytes().chunks(4) {
+        let mut bits = 0u32;
+        for byte in group {
+            bits = bits << 6 | u32::from(digit(*byte)?);
+        }
+        bits <<= 6 * (4 - group.len());
+        out.extend_from_slice(&bits.to_be_bytes()[1..group.len()]);
+    }
+    Some(out)
+}
+
+/// A choice of an answer.
+pub fn choice(index: usize, text: &str, told: Option<(&Pieces, &[Told])>, finish: Option<&Finish>) -> Value {
+    let logprobs = told.map(|(pieces, told)| of_chat(pieces, &told.iter().collect::<Vec<_>>()));
+    let message = json!({ "role": "assistant", "content": text, "refusal": null });
+    json!({ "index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason(finish) })
+}
+
+/// A part of a choice of a stream; the first says whose message it is.
+pub fn part(
+    index: usize,
+    text: &str,
+    told: Option<(&Pieces, &[Told])>,
+    finish: Option<&Finish>,
+    is_first: bool,
+) -> Value {
+    let logprobs = told.map(|(pieces, told)| of_chat(pieces, &told.iter().collect::<Vec<_>>()));
+    let mut delta = json!({});
+    if is_first {
+        delta["role"] = "assistant".into();
+    }
+    if !text.is_empty() || is_first {
+        delta["content"] = text.into();
+    }
+    json!({ "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason(finish) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(message: Value) -> Result<Message, ApiError> {
+        Chat::read(&json!({ "messages": [message] }), 100).map(|mut chat| chat.messages.remove(0))
+    }
+
+    #[test]
+    fn messages_have_texts_and_images() {
+        let user = |parts| Ok(Message { role: "user", parts });
+        assert_eq!(read(json!({ "role": "user", "content": "hi" })), user(vec![Part::Text("hi".into())]));
+        let image = json!({ "type": "image_url", "image_url": { "url": "data:image/png;base64,AQID/w==" } });
+        let parts = json!([{ "type": "text", "text": "a" }, image]);
+        let wanted = vec![Part::Text("a".into()), Part::Image(vec![1, 2, 3, 255])];
+        assert_eq!(read(json!({ "role": "user", "content": parts })), user(wanted));
+        let texts = json!([{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }]);
+        assert_eq!(read(json!({ "role": "user", "content": texts })), user(vec![Part::Text("a\nb".into())]));
+        assert_eq!(read(json!({ "role": "developer", "content": "x" })).unwrap().role, "system");
+    }
+
+    #[test]
+    fn messages_that_are_not_understood_are_refused_with_a_sentence() {
+        let image = |url: &str| json!([{ "type": "image_url", "image_url": { "url": url } }]);
+        for (message, sentence) in [
+            (json!({ "content": "x" }), "has no role"),
+            (json!({ "role": "tool", "content": "x" }), "none of system"),
+            (json!({ "role": "user" }), "has no content"),
+            (json!({ "role": "assistant", "content": null, "tool_calls": [{}] }), "calls a tool"),
+            (json!({ "role": "user", "content": [{ "type": "input_audio" }] }), "parts are text or image_url"),
+            (json!({ "role": "user", "content": image("https://example.com/a.png") }), "fetches nothing"),
+            (json!({ "role": "user", "content": image("data:image/png,abc") }), "not in base64"),
+            (json!({ "role": "user", "content": image("data:image/png;base64,a!b") }), "base64 is broken"),
+            (json!("hi"), "has no role"),
+        ] {
+            let error = read(message.clone()).expect_err("a refusal");
+            assert!(error.message.contains(sentence), "{message}: {error:?}");
+            assert_eq!(error.param.as_deref(), Some("messages[0]"));
+        }
+        for body in [json!({}), json!({ "messages": [] }), json!({ "messages": 7 })] {
+            assert_eq!(Chat::read(&body, 9).unwrap_err().param.as_deref(), Some("messages"));
+        }
+        let lonely = json!({ "messages": [{ "role": "user", "content": "x" }], "top_logprobs": 2 });
+        assert!(Chat::read(&lonely, 9).unwrap_err().message.contains("needs `logprobs`"));
+    }
+
+    #[test]
+    fn base64_is_decoded() {
+        for (text, bytes) in [("", &b""[..]), ("TQ==", b"M"), ("TWE", b"Ma"), ("TWFu", b"Man"), ("-_-_", &[251, 255, 191])] {
+            assert_eq!(decoded(text).as_deref(), Some(bytes), "{text}");
+        }
+        assert_eq!(decoded("TWFuT"), None);
+    }
+}

@@ -1,0 +1,162 @@
+//! The loop that gives jobs to the generator and its news to their outlets.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use flatout_train::Failure;
+use flatout_train::infer::generate::{Generator, Progress, Request};
+
+use crate::api::Form;
+use crate::api::error::ApiError;
+use crate::front::{Front, Ticket};
+use crate::outlet::Outlet;
+
+/// How long what was begun may go on once the server is to end.
+const GRACE: Duration = Duration::from_secs(5);
+/// How often an idle worker looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The texts of one request of HTTP.
+pub struct Job {
+    pub requests: Vec<Request>,
+    pub outlet: Outlet,
+    pub ticket: Ticket,
+    pub began: Instant,
+}
+
+/// A job that is worked on.
+struct Open {
+    outlet: Outlet,
+    /// The generator's numbers of its texts, in the order of its choices.
+    numbers: Vec<u64>,
+    began: Instant,
+    _ticket: Ticket,
+}
+
+impl Open {
+    fn line(&self, how: &str) -> String {
+        let Outlet { head, usage, .. } = &self.outlet;
+        let form = if head.form == Form::Chat { "chat" } else { "completions" };
+        let seconds = self.began.elapsed().as_secs_f64();
+        let (read, made) = (usage.prompt, usage.completion);
+        format!("{form} {} {how}: {read} tokens read, {made} made in {seconds:.2} s", head.id)
+    }
+}
+
+struct Worker<'a> {
+    generator: &'a mut Generator,
+    /// Jobs in the order in which they came.
+    open: BTreeMap<u64, Open>,
+    /// The job and the choice of each of the generator's numbers.
+    places: BTreeMap<u64, (u64, usize)>,
+    next: u64,
+    log: &'a dyn Fn(String),
+}
+
+impl Worker<'_> {
+    fn begin(&mut self, job: Job) {
+        let Job { requests, outlet, ticket, began } = job;
+        let mut open = Open { outlet, numbers: vec![], began, _ticket: ticket };
+        let key = self.next;
+        self.next += 1;
+        for (choice, request) in requests.into_iter().enumerate() {
+            match self.generator.submit(request) {
+                Ok(number) => {
+                    open.numbers.push(number);
+                    self.places.insert(number, (key, choice));
+                }
+                Err(error) => {
+                    open.outlet.fail(&ApiError::bad(error.to_string()));
+                    self.forget(open, "refused");
+                    return;
+                }
+            }
+        }
+        self.open.insert(key, open);
+    }
+
+    /// Leaves what is left of a job.
+    fn forget(&mut self, open: Open, how: &str) {
+        for number in &open.numbers {
+            self.generator.cancel(*number);
+            self.places.remove(number);
+        }
+        (self.log)(open.line(how));
+    }
+
+    /// Leaves jobs that nobody waits for.
+    fn forget_closed(&mut self) {
+        let is_closed = |(key, open): (&u64, &Open)| open.outlet.is_closed().then_some(*key);
+        let gone: Vec<u64> = self.open.iter().filter_map(is_closed).collect();
+        for key in gone {
+            let open = self.open.remove(&key).expect("an open job");
+            self.forget(open, "left by its client");
+        }
+    }
+
+    fn give(&mut self, news: Progress) {
+        let Some((key, choice)) = self.places.get(&news.id).copied() else { return };
+        if news.finish.is_some() {
+            self.places.remove(&news.id);
+        }
+        if self.open.get_mut(&key).expect("an open job").outlet.take(choice, news) {
+            let open = self.open.remove(&key).expect("an open job");
+            self.forget(open, "done");
+        }
+    }
+
+    fn fail_all(&mut self, error: &ApiError, how: &str) {
+        for (_, mut open) in std::mem::take(&mut self.open) {
+            open.outlet.fail(error);
+            self.forget(open, how);
+        }
+    }
+}
+
+/// Works until `stop` says so and what was begun has ended, or its time is up; or until the device fails.
+pub fn work(
+    generator: &mut Generator,
+    jobs: &Receiver<Job>,
+    front: &Front,
+    stop: &dyn Fn() -> bool,
+    log: &dyn Fn(String),
+) -> Result<(), Failure> {
+    let mut worker = Worker { generator, open: BTreeMap::new(), places: BTreeMap::new(), next: 0, log };
+    let mut closing: Option<Instant> = None;
+    let ending = ApiError::with_status(503, "the server is ending");
+    loop {
+        if closing.is_none() && stop() {
+            front.is_closing.store(true, Ordering::Release);
+            closing = Some(Instant::now());
+        }
+        if worker.open.is_empty() && closing.is_none() {
+            match jobs.recv_timeout(LOOK) {
+                Ok(job) => worker.begin(job),
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+        }
+        while let Ok(job) = jobs.try_recv() {
+            worker.begin(job);
+        }
+        if closing.is_some_and(|since| worker.open.is_empty() || since.elapsed() > GRACE) {
+            worker.fail_all(&ending, "cut off");
+            return Ok(());
+        }
+        worker.forget_closed();
+        if !worker.generator.is_busy() {
+            continue;
+        }
+        match worker.generator.advance() {
+            Ok(news) => news.into_iter().for_each(|news| worker.give(news)),
+            Err(failure) => {
+                front.is_closing.store(true, Ordering::Release);
+                let sentence = format!("the model failed: {failure}");
+                worker.fail_all(&ApiError::with_status(500, sentence), "failed");
+                return Err(failure);
+            }
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Requests in the lanes of the cache: they come, wait for a lane, are read and continued step by step, and leave it.
+
+use std::collections::VecDeque;
+
+use flatout_ir::Role;
+
+use super::prompt::Rest;
+use super::reader::{Portion, Ran, Reader};
+use super::request::{Finish, Progress, Request, Told, Work};
+use super::text::TextStream;
+use super::{Generator, Prompt};
+use crate::Failure;
+use crate::UserError;
+use crate::infer::sampling::{draw, likeliest, log_sum};
+use crate::refuse;
+
+/// Whose tokens a step reads, and by which plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turns {
+    /// Everyone's, by one plan, and nobody's next token before all prompts that were begun are read: for prompts that are all
+    /// there from the start.
+    Together,
+    /// One token of everyone who has begun by the plan that reads one each, then as much as there is room for of prompts, in the
+    /// order in which they came, by a plan that reads many. Plans differ in the last bits, so a token always goes by the same one.
+    Own,
+}
+
+/// Lanes that one run of a plan reads, in the order in which it has room for them.
+struct Turn {
+    /// None: whichever plan reads them with the least work.
+    role: Option<Role>,
+    lanes: Vec<usize>,
+}
+
+pub(super) struct Lanes {
+    work: Vec<Option<Work>>,
+    waiting: VecDeque<Work>,
+    turns: Turns,
+    /// The number of the next request.
+    next: u64,
+}
+
+impl Lanes {
+    pub fn new(sequences: usize, turns: Turns) -> Lanes {
+        Lanes { work: (0..sequences).map(|_| None).collect(), waiting: VecDeque::new(), turns, next: 0 }
+    }
+
+    pub fn clear(&mut self) {
+        self.work.iter_mut().for_each(|work| *work = None);
+        self.waiting.clear();
+    }
+
+    /// Gives free lanes to those who wait, which `reader` forgets the past of.
+    fn admit(&mut self, reader: &mut Reader) {
+        for (lane, place) in self.work.iter_mut().enumerate().filter(|(_, place)| place.is_none()) {
+            let Some(work) = self.waiting.pop_front() else { return };
+            reader.clear(lane);
+            *place = Some(work);
+        }
+    }
+
+    /// The runs of a step.
+    fn turns(&mut self, reader: &mut Reader) -> Vec<Turn> {
+        if self.turns == Turns::Own {
+            self.admit(reader);
+            let mut busy: Vec<(u64, usize, Role)> = vec![];
+            for (lane, work) in self.work.iter().enumerate() {
+                busy.extend(work.as_ref().map(|work| (work.id, lane, work.plan())));
+            }
+            busy.sort_unstable_by_key(|(id, ..)| *id);
+            let turn = |role: Role| {
+                let lanes = busy.iter().filter(|(.., plan)| *plan == role).map(|(_, lane, _)| *lane).collect();
+                Turn { role: Some(role), lanes }
+            };
+            return [Role::Decode, Role::Prefill, Role::Logits].map(turn).into();
+        }
+        if !self.work.iter().flatten().any(|work| work.is_due) {
+            self.admit(reader);
+            self.work.iter_mut().flatten().for_each(|work| work.is_due = true);
+        }
+        let is_due = |lane: &usize| self.work[*lane].as_ref().is_some_and(|work| work.is_due);
+        vec![Turn { role: None, lanes: (0..self.work.len()).filter(is_due).collect() }]
+    }
+}
+
+/// A lane whose next token is drawn.
+struct ToDraw<'w> {
+    portion: &'w Portion,
+    work: &'w Work,
+}
+
+impl Generator {
+    /// Takes a request and gives it a number. It waits for a lane where all have work.
+    pub fn submit(&mut self, request: Request) -> Result<u64, UserError> {
+        let (count, capacity) = (request.prompt.tokens.len(), self.capacity());
+        if count == 0 || count > capacity {
+            refuse!("a prompt has {count} tokens, and the context is {capacity}: give at least one and at most as many");
+        }
+        if request.echo && (!self.scores || !request.prompt.images.is_empty()) {
+            refuse!("the tokens of this prompt cannot be scored");
+        }
+        let (size, vocab) = (self.drawn_from(), self.reader.vocab);
+        if let Some(token) = request.prompt.tokens.iter().find(|token| **token as usize >= vocab) {
+            refuse!("token {token} of the prompt is not one of the model's {vocab}");
+        }
+        if let Some((token, _)) = request.adjustments.bias.iter().find(|(token, _)| *token as usize >= size) {
+            refuse!("token {token} is not one of the vocabulary's {size}");
+        }
+        let text = match &request.text {
+            None => None,
+            Some(stops) => {
+                Some(TextStream::new(self.words()?.clone(), &request.prompt.tokens, stops.clone()))
+            }
+        };
+        let id = self.lanes.next;
+        self.lanes.next += 1;
+        let fresh = request.prompt.clone();
+        let work = Work { id, request, fresh, read: 0, is_due: false, made: vec![], echoed: vec![], text };
+        self.lanes.waiting.push_back(work);
+        Ok(id)
+    }
+
+    /// Forgets a request, whether it waits or is worked on.
+    pub fn cancel(&mut self, id: u64) {
+        self.lanes.waiting.retain(|work| work.id != id);
+        for work in &mut self.lanes.work {
+            if work.as_ref().is_some_and(|work| work.id == id) {
+                *work = None;
+            }
+        }
+    }
+
+    pub fn is_busy(&self) -> bool {
+        !self.lanes.waiting.is_empty() || self.lanes.work.iter().any(Option::is_some)
+    }
+
+    /// Tokens that may be drawn: the model's vocabulary may be larger than the tokeniser's.
+    fn drawn_from(&self) -> usize {
+        self.vocabulary.as_ref().map_or(self.reader.vocab, |vocabulary| vocabulary.size())
+    }
+
+    /// Takes a step with the requests there are, and gives the news of those whose tokens were drawn.
+    pub fn advance(&mut self) -> Result<Vec<Progress>, Failure> {
+        let mut news = vec![];
+        for turn in self.lanes.turns(&mut self.reader).into_iter().filter(|turn| !turn.lanes.is_empty()) {
+            news.extend(self.run(turn)?);
+        }
+        Ok(news)
+    }
+
+    /// Runs a plan once.
+    fn run(&mut self, Turn { role, lanes }: Turn) -> Result<Vec<Progress>, Failure> {
+        let work = |lane: &usize| self.lanes.work[*lane].as_ref().expect("a lane that is read has work");
+        let rest = |lane: &usize| (*lane, Rest::of(&work(lane).fresh).split_at(work(lane).read).1);
+        let mut rests: Vec<(usize, Rest<'_>)> = lanes.iter().map(rest).collect();
+        let role = role.unwrap_or_else(|| Reader::plan_for(&rests));
+        let ran = self.reader.run(role, &mut rests)?;
+        let needs_logits = |portion: &Portion| portion.is_last || role == Role::Logits;
+        let logits = if ran.portions.iter().any(needs_logits) { self.reader.logits(&ran)? } else { vec![] };
+        let mut done = vec![];
+        for portion in ran.portions.iter() {
+            let lane = lanes[portion.index];
+            let work = self.lanes.work[lane].as_mut().expect("a lane that is read has work");
+            if role == Role::Logits {
+                score(&self.reader, &ran, &logits, portion, work);
+            }
+            work.read += portion.count;
+            if portion.is_last {
+                work.is_due = false;
+                done.push((lane, portion));
+            }
+        }
+        let to_draw: Vec<ToDraw<'_>> = done
+            .iter()
+            .map(|(lane, portion)| ToDraw { portion, work: self.lanes.work[*lane].as_ref().expect("work") })
+            .collect();
+        let drawn = self.draw_all(&ran, &logits, &to_draw);
+        let lanes = done.into_iter().map(|(lane, _)| lane);
+        Ok(lanes.zip(drawn).map(|(lane, told)| self.take(lane, told)).collect())
+    }
+
+    /// Draws the next token of every lane that has read all of its tokens; none of one that wants none.
+    fn draw_all(&self, ran: &Ran, logits: &[f32], lanes: &[ToDraw<'_>]) -> Vec<Option<Told>> {
+        let size = self.drawn_from();
+        let drawn = |ToDraw { portion, work }: &ToDraw<'_>| {
+            let Request { how, copy, adjustments, top, .. } = &work.request;
+            if how.max_tokens == 0 {
+                return None;
+            }
+            let row = self.reader.row(ran, logits, portion, portion.count - 1);
+            let place = work.made.len() as u64;
+            let token = match adjustments.is_none() {
+                true => draw(&row[..size], *how, *copy, place),
+                false => {
+                    let mut changed = row[..size].to_vec();
+                    adjustments.apply(&mut changed, &work.made);
+                    draw(&changed, *how, *copy, place)
+                }
+            };
+            Some(top.map_or(Told { token, ..Told::default() }, |top| told(row, size, token, top)))
+        };
+        lanes.iter().map(drawn).collect()
+    }
+
+    /// Takes the token that was drawn in a lane, and frees the lane where the text ends with it.
+    fn take(&mut self, lane: usize, told: Option<Told>) -> Progress {
+        let place = &mut self.lanes.work[lane];
+        let work = place.as_mut().expect("a lane that was read has work");
+        let mut news = Progress {
+            id: work.id,
+            echoed: std::mem::take(&mut work.echoed),
+            text: String::new(),
+            tokens: vec![],
+            finish: None,
+        };
+        match told {
+            None => news.finish = Some(Finish::Length),
+            Some(told) if self.stops.contains(&told.token) || work.request.stops.contains(&told.token) => {
+                news.finish = Some(Finish::Token(told));
+            }
+            Some(told) => {
+                work.made.push(told.token);
+                (work.fresh, work.read) = (Prompt::from(vec![told.token]), 0);
+                if work.made.len() >= work.request.how.max_tokens || self.reader.is_full(lane) {
+                    news.finish = Some(Finish::Length);
+                }
+                match &mut work.text {
+                    None => news.tokens = vec![told],
+                    Some(text) => {
+                        let settled = text.push(told);
+                        (news.text, news.tokens) = (settled.text, settled.tokens);
+                        if settled.is_end {
+                            news.finish = Some(Finish::Text);
+                        }
+                    }
+                }
+            }
+        }
+        if let Some(finish) = &mut news.finish {
+            if let Some(text) = work.text.as_mut().filter(|_| *finish != Finish::Text) {
+                let rest = text.finish();
+                news.text += &rest.text;
+                news.tokens.extend(rest.tokens);
+                if rest.is_end {
+                    *finish = Finish::Text;
+                }
+            }
+            *place = None;
+        }
+        news
+    }
+}
+
+/// Scores the tokens of a prompt that a run has read: each by the logits behind the one before it.
+fn score(reader: &Reader, ran: &Ran, logits: &[f32], portion: &Portion, work: &mut Work) {
+    let (tokens, top) = (&work.request.prompt.tokens, work.request.top.unwrap_or(0));
+    if work.read == 0 {
+        work.echoed.push(Told { token: tokens[0], ..Told::default() });
+    }
+    for at in 0..portion.count {
+        let Some(next) = tokens.get(work.read + at + 1) else { break };
+        let row = reader.row(ran, logits, portion, at);
+        work.echoed.push(told(row, row.len(), *next, top));
+    }
+}
+
+/// A token with its log-probability, and those of the likeliest in its place.
+fn told(row: &[f32], size: usize, token: u32, top: usize) -> Told {
+    let sum = log_sum(row);
+    let logp = |token: u32| (row[token as usize] as f64 - sum) as f32;
+    let top = likeliest(&row[..size], top).into_iter().map(|token| (token, logp(token))).collect();
+    Told { token, logp: Some(logp(token)), top }
+}

@@ -1,0 +1,216 @@
+//! The plans over the cache: tokens of some lanes go in, each behind those that its lane has seen, and logits come out.
+
+use std::collections::BTreeMap;
+
+use flatout_ir::passes::input_path;
+use flatout_ir::{Class, Role};
+use flatout_runtime::Session;
+
+use super::prompt::{Grids, Rest};
+use super::tower::{Showing, Tower};
+use crate::Failure;
+use crate::UserError;
+
+/// A session with the lanes of its cache.
+pub(super) struct Reader {
+    pub session: Session,
+    /// The model's vocabulary, which may be larger than the tokeniser's.
+    pub vocab: usize,
+    /// Tokens a lane holds at most.
+    pub capacity: usize,
+    /// Tokens that are read at once.
+    pub chunk: usize,
+    /// Positions of a token.
+    pub position_axes: usize,
+    /// Tokens in the cache, by lane.
+    seen: Vec<usize>,
+    /// The position of the next token, by lane.
+    next: Vec<usize>,
+    /// Of a model that is shown images.
+    pub tower: Option<Tower>,
+}
+
+/// One run of a plan.
+pub(super) struct Ran {
+    pub role: Role,
+    pub portions: Vec<Portion>,
+}
+
+/// The tokens of a lane that a run has read.
+pub(super) struct Portion {
+    /// The number of its lane among those that were to be read.
+    pub index: usize,
+    lane: usize,
+    /// The first of its rows among all rows of the run.
+    start: usize,
+    pub count: usize,
+    /// All tokens that the lane was to read are read.
+    pub is_last: bool,
+}
+
+impl Reader {
+    pub fn new(
+        session: Session,
+        vocab: usize,
+        [sequences, capacity, chunk]: [usize; 3],
+        position_axes: usize,
+        tower: Option<Tower>,
+    ) -> Reader {
+        let [seen, next] = [(); 2].map(|()| vec![0; sequences]);
+        Reader { session, vocab, capacity, chunk, position_axes, seen, next, tower }
+    }
+
+    pub fn lanes(&self) -> usize {
+        self.seen.len()
+    }
+
+    /// Forgets what a lane has read.
+    pub fn clear(&mut self, lane: usize) {
+        (self.seen[lane], self.next[lane]) = (0, 0);
+    }
+
+    pub fn is_full(&self, lane: usize) -> bool {
+        self.seen[lane] >= self.capacity
+    }
+
+    /// Bytes of the cache, of all lanes together.
+    pub fn cache_bytes(&self) -> usize {
+        let slots = self.session.plans().slots.iter().filter(|slot| slot.class == Class::Cache);
+        slots.map(|slot| slot.view.dims.iter().product::<usize>() * slot.view.dtype.bytes()).sum()
+    }
+
+    /// Whether tokens fit a lane behind those that it has seen.
+    pub fn check(&self, lane: usize, more: usize) -> Result<(), UserError> {
+        let (seen, capacity) = (self.seen[lane], self.capacity);
+        if more == 0 || seen + more > capacity {
+            return Err(UserError(format!(
+                "{more} tokens after {seen} do not fit a context of {capacity} (or are none at all)"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The plan that reads these tokens with the least work, where the logits behind the last of each lane are enough.
+    pub fn plan_for(rests: &[(usize, Rest<'_>)]) -> Role {
+        let is_single = |(_, rest): &(usize, Rest<'_>)| rest.tokens.len() <= 1 && !rest.has_images();
+        if rests.iter().all(is_single) { Role::Decode } else { Role::Prefill }
+    }
+
+    /// Reads as much of these tokens of some lanes as one run of a plan has room for, those of the first lanes first. `Decode`
+    /// reads one token of each, `Prefill` more, and `Logits` as many and gives the logits behind every one.
+    pub fn run(&mut self, role: Role, rests: &mut [(usize, Rest<'_>)]) -> Result<Ran, Failure> {
+        let mut room = if role == Role::Decode { self.lanes() } else { self.chunk };
+        let none = Grids::default();
+        let (mut portions, mut parts, mut showing) = (vec![], vec![], Showing::default());
+        let mut start = 0;
+        for (index, (lane, rest)) in rests.iter_mut().enumerate() {
+            let (lane, read) = (*lane, self.seen[*lane]);
+            let count = match &self.tower {
+                None => rest.fitting(room, &none, |_| false),
+                Some(tower) => {
+                    let grids = &tower.pictures.grids;
+                    rest.fitting(room, grids, |placed| tower.take(&mut showing, placed, lane, read))
+                }
+            };
+            let (now, later) = rest.split_at(count);
+            room -= count;
+            *rest = later;
+            if count > 0 {
+                let is_last = later.tokens.is_empty();
+                portions.push(Portion { index, lane, start, count, is_last });
+                parts.push((lane, now));
+                start += count;
+            }
+        }
+        self.feed(role, &parts, showing)?;
+        self.session.run(role)?;
+        Ok(Ran { role, portions })
+    }
+
+    /// All logits of the last run.
+    pub fn logits(&self, ran: &Ran) -> Result<Vec<f32>, Failure> {
+        Ok(self.session.result(ran.role, "logits")?)
+    }
+
+    /// Of all logits of a run those behind a token of a portion; only `Logits` has some of others than the last.
+    pub fn row<'l>(&self, ran: &Ran, all: &'l [f32], portion: &Portion, token: usize) -> &'l [f32] {
+        let row = if ran.role == Role::Logits { portion.start + token } else { portion.lane };
+        &all[row * self.vocab..(row + 1) * self.vocab]
+    }
+
+    /// Writes the inputs of a plan: the portions one after another, the rest of its tokens belonging to nobody.
+    fn feed(
+        &mut self,
+        role: Role,
+        portions: &[(usize, Rest<'_>)],
+        showing: Showing,
+    ) -> Result<(), Failure> {
+        let room = if role == Role::Decode { self.seen.len() } else { self.chunk };
+        let lanes = self.seen.len();
+        let scores_all = role == Role::Logits;
+        let mut inputs: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
+        for (name, count, fill) in [
+            ("tokens", room, 0),
+            ("positions", self.position_axes * room, 0),
+            ("cache_rows", room, -1),
+            ("new_start", lanes, 0),
+            ("new_len", lanes, 0),
+            ("seen_start", lanes, 0),
+            ("seen_len", lanes, 0),
+            ("last", if scores_all { room } else { lanes }, -1),
+        ] {
+            inputs.insert(name, vec![fill; count]);
+        }
+        let tower = self.tower.as_ref().filter(|_| role == Role::Prefill);
+        if tower.is_some() {
+            inputs.insert("seen", vec![-1; room]);
+        }
+        let mut set = |name: &str, at: usize, value: i32| {
+            inputs.get_mut(name).expect("a named input")[at] = value;
+        };
+        let none = Grids::default();
+        let grids = tower.map_or(&none, |tower| &tower.pictures.grids);
+        let mut at = 0;
+        for &(lane, portion) in portions {
+            let (seen, first, count) = (self.seen[lane], lane * self.capacity, portion.tokens.len());
+            let (positions, next) = portion.positions(self.next[lane], grids);
+            for (i, (token, position)) in portion.tokens.iter().zip(positions).enumerate() {
+                set("tokens", at + i, *token as i32);
+                for (axis, position) in position.into_iter().take(self.position_axes).enumerate() {
+                    set("positions", axis * room + at + i, position);
+                }
+                set("cache_rows", at + i, (first + seen + i) as i32);
+                if scores_all {
+                    set("last", at + i, (at + i) as i32);
+                }
+            }
+            for (tower, placed) in
+                tower.into_iter().flat_map(|tower| portion.images().map(move |p| (tower, p)))
+            {
+                let row = tower.row(&showing, placed.picture, lane);
+                for (i, block) in grids.blocks(placed.picture).enumerate() {
+                    // No row of the embedding stands there, but one of the features.
+                    set("tokens", at + placed.at + i, -1);
+                    set("seen", at + placed.at + i, (row + block) as i32);
+                }
+            }
+            set("new_start", lane, at as i32);
+            set("new_len", lane, count as i32);
+            set("seen_start", lane, first as i32);
+            set("seen_len", lane, (seen + count) as i32);
+            at += count;
+            if !scores_all {
+                set("last", lane, at as i32 - 1);
+            }
+            self.seen[lane] += count;
+            self.next[lane] = next;
+        }
+        for (name, values) in inputs {
+            self.session.write_i32(&input_path(role, name), &values)?;
+        }
+        if let Some(tower) = self.tower.as_mut().filter(|_| role == Role::Prefill) {
+            tower.feed(&mut self.session, role, showing)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+//! A request for text, and what comes of it.
+
+use flatout_ir::Role;
+
+use super::prompt::Prompt;
+use super::text::TextStream;
+use crate::infer::sampling::{Adjustments, Sampling};
+
+/// A prompt to be continued, and how.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    pub prompt: Prompt,
+    pub how: Sampling,
+    /// Which of several continuations of the same prompt this is: each is drawn by itself.
+    pub copy: u32,
+    /// Tokens that end the text, beside those of the model.
+    pub stops: Vec<u32>,
+    /// Asks for text beside tokens. It ends before the first of these strings.
+    pub text: Option<Vec<String>>,
+    /// Asks for the log-probability of every token, and for those of this many of the likeliest in its place.
+    pub top: Option<usize>,
+    /// Asks for the log-probabilities of the prompt's own tokens too.
+    pub echo: bool,
+    pub adjustments: Adjustments,
+}
+
+impl Request {
+    pub fn new(prompt: Prompt, how: Sampling) -> Request {
+        Request { prompt, how, ..Request::default() }
+    }
+}
+
+/// A token with what was asked about it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Told {
+    pub token: u32,
+    /// The log-probability that the model gave it, before temperature and adjustments; of the first token of a prompt there is none.
+    pub logp: Option<f32>,
+    /// The likeliest tokens in its place, the likeliest first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Why a text ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Finish {
+    /// With this token, which is no part of the text.
+    Token(Told),
+    /// Before a string that ends it.
+    Text,
+    /// With as many tokens as were asked for, or with a full context.
+    Length,
+}
+
+/// News of a request after a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Progress {
+    /// The number that the request was given.
+    pub id: u64,
+    /// The prompt's own tokens, where they were asked for and are all read now.
+    pub echoed: Vec<Told>,
+    /// The text of these tokens, as far as it was asked for and is settled: a character may take several tokens.
+    pub text: String,
+    pub tokens: Vec<Told>,
+    pub finish: Option<Finish>,
+}
+
+/// A request that is worked on.
+pub(super) struct Work {
+    pub id: u64,
+    pub request: Request,
+    /// The tokens to be read next: at first the prompt, then the token that was drawn last.
+    pub fresh: Prompt,
+    /// Of these, how many are read.
+    pub read: usize,
+    /// It is to be read in this round.
+    pub is_due: bool,
+    pub made: Vec<u32>,
+    /// The prompt's tokens that were scored so far.
+    pub echoed: Vec<Told>,
+    pub text: Option<TextStream>,
+}
+
+impl Work {
+    /// The plan that reads its next tokens, whoever else is there.
+    pub fn plan(&self) -> Role {
+        match (self.made.is_empty(), self.request.echo) {
+            (false, _) => Role::Decode,
+            (true, false) => Role::Prefill,
+            (true, true) => Role::Logits,
+        }
+    }
+}
