@@ -141,8 +141,10 @@ impl Generator {
             Program { role, graph: loaded.config.model.build(form) }
         };
         let seen = tower.as_ref().map(Tower::seen);
-        let mut programs =
-            vec![program(Role::Prefill, chunk, sequences, seen), program(Role::Decode, sequences, sequences, None)];
+        let mut programs = vec![
+            program(Role::Prefill, chunk, sequences, seen),
+            program(Role::Decode, sequences, sequences, None),
+        ];
         let scores = turns == Turns::Own;
         programs.extend(scores.then(|| program(Role::Logits, chunk, chunk, None)));
         let session = loaded.session(device, &programs)?;
@@ -194,7 +196,7 @@ impl Generator {
             wanted.iter().map(|(lane, tokens)| (*lane, Rest::text(tokens))).collect();
         let mut logits = vec![vec![]; wanted.len()];
         while rests.iter().any(|(_, rest)| !rest.tokens.is_empty()) {
-            let ran = self.reader.run(Reader::plan_for(&rests), &mut rests)?;
+            let ran = self.reader.run(Reader::plan_for(&rests), &mut rests, (&BTreeMap::new(), 0))?;
             let done: Vec<_> = ran.portions.iter().filter(|portion| portion.is_last).collect();
             if !done.is_empty() {
                 let all = self.reader.logits(&ran)?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use flatout_ir::random;
+use flatout_ir::ops::sample::Draw;
 
 /// How tokens are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -75,43 +75,18 @@ pub fn likeliest(logits: &[f32], count: usize) -> Vec<u32> {
     order
 }
 
-/// A token drawn by its probability: the temperature first, then `top_k`, then `top_p` of what is left. The number drawn
-/// with depends on the seed, the sequence and the place in it, and on nothing else.
-pub fn draw(logits: &[f32], how: Sampling, sequence: u32, index: u64) -> u32 {
-    let likelier = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    if how.temperature == 0.0 {
-        return order.into_iter().min_by(likelier).expect("a vocabulary has tokens");
-    }
-    if how.top_k > 0 && how.top_k < order.len() {
-        order.select_nth_unstable_by(how.top_k - 1, likelier);
-        order.truncate(how.top_k);
-    }
-    order.sort_unstable_by(likelier);
-    let top = logits[order[0] as usize] as f64;
-    let mut odds: Vec<f64> =
-        order.iter().map(|t| ((logits[*t as usize] as f64 - top) / how.temperature).exp()).collect();
-    if how.top_p < 1.0 {
-        let mut left = how.top_p * odds.iter().sum::<f64>();
-        let enough = odds.iter().position(|odd| {
-            left -= odd;
-            left <= 0.0
-        });
-        odds.truncate(enough.map_or(odds.len(), |last| last + 1));
-    }
-    let words = random::philox(
-        [index as u32, (index >> 32) as u32, sequence, 0],
-        [how.seed as u32, (how.seed >> 32) as u32],
-    );
-    let unit = (((words[0] as u64) << 21) | (words[1] as u64 >> 11)) as f64 / (1u64 << 53) as f64;
-    let mut left = unit * odds.iter().sum::<f64>();
-    for (token, odd) in order.iter().zip(&odds) {
-        left -= odd;
-        if left < 0.0 {
-            return *token;
+impl Sampling {
+    /// How the token at a place of a sequence is drawn.
+    pub fn at(&self, sequence: u32, index: usize) -> Draw {
+        Draw {
+            temperature: self.temperature as f32,
+            top_k: self.top_k,
+            top_p: self.top_p as f32,
+            seed: self.seed,
+            sequence,
+            index: index as u32,
         }
     }
-    order[odds.len() - 1]
 }
 
 #[cfg(test)]
@@ -123,7 +98,7 @@ mod tests {
     /// How often each of the tokens is drawn.
     fn counts(logits: &[f32], how: Sampling) -> Vec<usize> {
         let mut counts = vec![0; logits.len()];
-        (0..4000).for_each(|index| counts[draw(logits, how, 0, index) as usize] += 1);
+        (0..4000).for_each(|index| counts[how.at(0, index).token(logits) as usize] += 1);
         counts
     }
 
@@ -173,7 +148,7 @@ mod tests {
     fn seeds_sequences_and_places_draw_differently_and_always_the_same() {
         let logits = [0.0; 64];
         let drawn = |seed: u64, sequence: u32| -> Vec<u32> {
-            (0..32).map(|index| draw(&logits, Sampling { seed, ..HOW }, sequence, index)).collect()
+            (0..32).map(|index| Sampling { seed, ..HOW }.at(sequence, index).token(&logits)).collect()
         };
         assert_eq!(drawn(1, 0), drawn(1, 0));
         assert_ne!(drawn(1, 0), drawn(2, 0));

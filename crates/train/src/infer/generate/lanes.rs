@@ -1,8 +1,9 @@
 //! Requests in the lanes of the cache: they come, wait for a lane, are read and continued step by step, and leave it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use flatout_ir::Role;
+use flatout_ir::ops::sample::Draw;
 
 use super::prompt::Rest;
 use super::reader::{Portion, Ran, Reader};
@@ -11,7 +12,7 @@ use super::text::TextStream;
 use super::{Generator, Prompt};
 use crate::Failure;
 use crate::UserError;
-use crate::infer::sampling::{draw, likeliest, log_sum};
+use crate::infer::sampling::{likeliest, log_sum};
 use crate::refuse;
 
 /// Whose tokens a step reads, and by which plans.
@@ -69,7 +70,8 @@ impl Lanes {
             }
             busy.sort_unstable_by_key(|(id, ..)| *id);
             let turn = |role: Role| {
-                let lanes = busy.iter().filter(|(.., plan)| *plan == role).map(|(_, lane, _)| *lane).collect();
+                let lanes =
+                    busy.iter().filter(|(.., plan)| *plan == role).map(|(_, lane, _)| *lane).collect();
                 Turn { role: Some(role), lanes }
             };
             return [Role::Decode, Role::Prefill, Role::Logits].map(turn).into();
@@ -94,7 +96,9 @@ impl Generator {
     pub fn submit(&mut self, request: Request) -> Result<u64, UserError> {
         let (count, capacity) = (request.prompt.tokens.len(), self.capacity());
         if count == 0 || count > capacity {
-            refuse!("a prompt has {count} tokens, and the context is {capacity}: give at least one and at most as many");
+            refuse!(
+                "a prompt has {count} tokens, and the context is {capacity}: give at least one and at most as many"
+            );
         }
         if request.echo && (!self.scores || !request.prompt.images.is_empty()) {
             refuse!("the tokens of this prompt cannot be scored");
@@ -154,9 +158,16 @@ impl Generator {
         let rest = |lane: &usize| (*lane, Rest::of(&work(lane).fresh).split_at(work(lane).read).1);
         let mut rests: Vec<(usize, Rest<'_>)> = lanes.iter().map(rest).collect();
         let role = role.unwrap_or_else(|| Reader::plan_for(&rests));
-        let ran = self.reader.run(role, &mut rests)?;
-        let needs_logits = |portion: &Portion| portion.is_last || role == Role::Logits;
+        let on_device = |lane: &usize| Some((*lane, work(lane).draw_on_device()?));
+        let draws: BTreeMap<usize, Draw> =
+            lanes.iter().filter(|_| role != Role::Logits).filter_map(on_device).collect();
+        let ran = self.reader.run(role, &mut rests, (&draws, self.drawn_from()))?;
+        let needs_logits = |portion: &Portion| {
+            role == Role::Logits || (portion.is_last && !draws.contains_key(&portion.lane))
+        };
         let logits = if ran.portions.iter().any(needs_logits) { self.reader.logits(&ran)? } else { vec![] };
+        let is_drawn = |portion: &Portion| portion.is_last && draws.contains_key(&portion.lane);
+        let tokens = if ran.portions.iter().any(is_drawn) { self.reader.drawn(&ran)? } else { vec![] };
         let mut done = vec![];
         for portion in ran.portions.iter() {
             let lane = lanes[portion.index];
@@ -174,27 +185,38 @@ impl Generator {
             .iter()
             .map(|(lane, portion)| ToDraw { portion, work: self.lanes.work[*lane].as_ref().expect("work") })
             .collect();
-        let drawn = self.draw_all(&ran, &logits, &to_draw);
+        let token = |lane: &usize| draws.contains_key(lane).then(|| tokens[*lane]);
+        let drawn = self.draw_all(&ran, &logits, &to_draw, &token);
         let lanes = done.into_iter().map(|(lane, _)| lane);
         Ok(lanes.zip(drawn).map(|(lane, told)| self.take(lane, told)).collect())
     }
 
-    /// Draws the next token of every lane that has read all of its tokens; none of one that wants none.
-    fn draw_all(&self, ran: &Ran, logits: &[f32], lanes: &[ToDraw<'_>]) -> Vec<Option<Told>> {
+    /// The next token of every lane that has read all of its tokens, drawn by the run itself or here from its logits; none of a
+    /// lane that wants none.
+    fn draw_all(
+        &self,
+        ran: &Ran,
+        logits: &[f32],
+        lanes: &[ToDraw<'_>],
+        by_device: &dyn Fn(&usize) -> Option<u32>,
+    ) -> Vec<Option<Told>> {
         let size = self.drawn_from();
         let drawn = |ToDraw { portion, work }: &ToDraw<'_>| {
             let Request { how, copy, adjustments, top, .. } = &work.request;
             if how.max_tokens == 0 {
                 return None;
             }
+            if let Some(token) = by_device(&portion.lane) {
+                return Some(Told { token, ..Told::default() });
+            }
             let row = self.reader.row(ran, logits, portion, portion.count - 1);
-            let place = work.made.len() as u64;
+            let draw = how.at(*copy, work.made.len());
             let token = match adjustments.is_none() {
-                true => draw(&row[..size], *how, *copy, place),
+                true => draw.token(&row[..size]),
                 false => {
                     let mut changed = row[..size].to_vec();
                     adjustments.apply(&mut changed, &work.made);
-                    draw(&changed, *how, *copy, place)
+                    draw.token(&changed)
                 }
             };
             Some(top.map_or(Told { token, ..Told::default() }, |top| told(row, size, token, top)))

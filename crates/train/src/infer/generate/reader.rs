@@ -1,7 +1,9 @@
-//! The plans over the cache: tokens of some lanes go in, each behind those that its lane has seen, and logits come out.
+//! The plans over the cache: tokens of some lanes go in, each behind those that its lane has seen, and logits come out, and the
+//! tokens that the device draws from them.
 
 use std::collections::BTreeMap;
 
+use flatout_ir::ops::sample::{Draw, NUMBERS, SHARES};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Class, Role};
 use flatout_runtime::Session;
@@ -40,7 +42,7 @@ pub(super) struct Ran {
 pub(super) struct Portion {
     /// The number of its lane among those that were to be read.
     pub index: usize,
-    lane: usize,
+    pub lane: usize,
     /// The first of its rows among all rows of the run.
     start: usize,
     pub count: usize,
@@ -97,8 +99,14 @@ impl Reader {
     }
 
     /// Reads as much of these tokens of some lanes as one run of a plan has room for, those of the first lanes first. `Decode`
-    /// reads one token of each, `Prefill` more, and `Logits` as many and gives the logits behind every one.
-    pub fn run(&mut self, role: Role, rests: &mut [(usize, Rest<'_>)]) -> Result<Ran, Failure> {
+    /// reads one token of each, `Prefill` more, and `Logits` as many and gives the logits behind every one. What follows a lane is
+    /// drawn where `draws` has a way for it, out of the first `size` tokens.
+    pub fn run(
+        &mut self,
+        role: Role,
+        rests: &mut [(usize, Rest<'_>)],
+        (draws, size): (&BTreeMap<usize, Draw>, usize),
+    ) -> Result<Ran, Failure> {
         let mut room = if role == Role::Decode { self.lanes() } else { self.chunk };
         let none = Grids::default();
         let (mut portions, mut parts, mut showing) = (vec![], vec![], Showing::default());
@@ -123,8 +131,27 @@ impl Reader {
             }
         }
         self.feed(role, &parts, showing)?;
+        self.feed_draws(role, draws, size)?;
         self.session.run(role)?;
         Ok(Ran { role, portions })
+    }
+
+    /// The tokens that the last run drew, by lane.
+    pub fn drawn(&self, ran: &Ran) -> Result<Vec<u32>, Failure> {
+        let rows = self.session.result(ran.role, "drawn")?;
+        Ok(rows.chunks_exact(2).map(|row| row[0] as u32).collect())
+    }
+
+    /// Writes how a plan draws, a row a lane; rows of other plans' shapes draw nothing.
+    fn feed_draws(&mut self, role: Role, draws: &BTreeMap<usize, Draw>, size: usize) -> Result<(), Failure> {
+        let rows = if role == Role::Logits { self.chunk } else { self.lanes() };
+        let (mut numbers, mut shares) = (vec![0; rows * NUMBERS], vec![0.0; rows * SHARES]);
+        for (lane, draw) in draws.iter().filter(|_| role != Role::Logits) {
+            numbers[lane * NUMBERS..][..NUMBERS].copy_from_slice(&draw.numbers(size));
+            shares[lane * SHARES..][..SHARES].copy_from_slice(&draw.shares());
+        }
+        self.session.write_i32(&input_path(role, "numbers"), &numbers)?;
+        Ok(self.session.write_f32(&input_path(role, "shares"), &shares)?)
     }
 
     /// All logits of the last run.
@@ -139,12 +166,7 @@ impl Reader {
     }
 
     /// Writes the inputs of a plan: the portions one after another, the rest of its tokens belonging to nobody.
-    fn feed(
-        &mut self,
-        role: Role,
-        portions: &[(usize, Rest<'_>)],
-        showing: Showing,
-    ) -> Result<(), Failure> {
+    fn feed(&mut self, role: Role, portions: &[(usize, Rest<'_>)], showing: Showing) -> Result<(), Failure> {
         let room = if role == Role::Decode { self.seen.len() } else { self.chunk };
         let lanes = self.seen.len();
         let scores_all = role == Role::Logits;

@@ -1,6 +1,7 @@
 //! A request for text, and what comes of it.
 
 use flatout_ir::Role;
+use flatout_ir::ops::sample::Draw;
 
 use super::prompt::Prompt;
 use super::text::TextStream;
@@ -81,6 +82,13 @@ pub(super) struct Work {
 }
 
 impl Work {
+    /// How the device draws the next token; `None` where its logits are asked for or changed first, or where no token is wanted.
+    pub fn draw_on_device(&self) -> Option<Draw> {
+        let Request { how, copy, adjustments, top, .. } = &self.request;
+        let is_plain = how.max_tokens > 0 && adjustments.is_none() && top.is_none();
+        is_plain.then(|| how.at(*copy, self.made.len()))
+    }
+
     /// The plan that reads its next tokens, whoever else is there.
     pub fn plan(&self) -> Role {
         match (self.made.is_empty(), self.request.echo) {
