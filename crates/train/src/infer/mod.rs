@@ -8,4 +8,4 @@ pub mod images;
 pub mod logits;
 pub mod predictions;
 pub mod sampling;
-mod session;
+pub mod session;

@@ -8,21 +8,17 @@ use crate::Failure;
 use crate::device::Device;
 use crate::resolve::groups::of_part;
 use crate::resolve::settle::settle;
+use crate::switches::Settled;
 use crate::weights::initial;
 use crate::weights::loaded::Loaded;
 
 impl Loaded {
-    /// Compiles programs in the precision of the config and fills a session with the weights. In bf16 they are kept as products
-    /// read them, without the digits that only an update needs.
+    /// Compiles programs in the precision of the config and fills a session with the weights.
     pub fn session(&mut self, device: &Device, programs: &[Program]) -> Result<Session, Failure> {
         let target = &device.target(&self.config.switches);
         let graph = &programs[0].graph;
         let mut settled = settle(&of_part(&self.config, graph), target, graph)?;
-        if settled.options.precision == Precision::BF16 {
-            let parameters = programs.iter().flat_map(|program| &program.graph.slots);
-            let parameters = parameters.filter(|slot| slot.class.is_parameter());
-            settled.options.freeze = parameters.map(|slot| slot.path.clone()).collect();
-        }
+        keep_as_read(&mut settled, programs);
         let mut session = device.session(compile(programs, target, &settled.options)?, &settled)?;
         self.weights.load(&mut session, |_| true)?;
         initial::write_tables(&mut session)?;
@@ -30,5 +26,14 @@ impl Loaded {
             session.run(Role::Derive)?;
         }
         Ok(session)
+    }
+}
+
+/// Keeps weights in bf16 where that is how products read them: nothing trains them, and only an update needs their other digits.
+pub fn keep_as_read(settled: &mut Settled, programs: &[Program]) {
+    if settled.options.precision == Precision::BF16 {
+        let slots = programs.iter().flat_map(|program| &program.graph.slots);
+        let parameters = slots.filter(|slot| slot.class.is_parameter());
+        settled.options.freeze = parameters.map(|slot| slot.path.clone()).collect();
     }
 }
