@@ -10,6 +10,7 @@ use std::time::Instant;
 use flatout_ir::cost::of_launch;
 use flatout_ir::ops::sample::{Draw, NUMBERS, SHARES};
 use flatout_ir::passes::input_path;
+use flatout_ir::plan::PlacedSlot;
 use flatout_ir::{Class, DType, Plan, Program, Role, Target, compile};
 use flatout_models::form::Form;
 use flatout_runtime::Session;
@@ -147,15 +148,29 @@ fn launches(session: &mut Session, plan: &Plan, target: &Target) -> Result<(), F
 /// table, and the keys and values of half of what is written.
 fn limit_ms(session: &Session, size: Size, target: &Target) -> f64 {
     let plans = session.plans();
-    let bytes = |class: &dyn Fn(Class) -> bool| -> f64 {
-        let slots = plans.slots.iter().filter(|slot| class(slot.class));
-        slots.map(|slot| (slot.ty.elements() * slot.ty.dtype.bytes()) as f64).sum()
+    let bytes = |slot: &PlacedSlot| (slot.ty.elements() * slot.ty.dtype.bytes()) as f64;
+    // Of weights that lie in a larger slot, such as q, k and v, only that one counts.
+    let bytes_of = |wanted: &dyn Fn(Class) -> bool| -> f64 {
+        let mut largest: BTreeMap<usize, f64> = BTreeMap::new();
+        let mut end = 0;
+        for slot in plans.slots.iter().filter(|slot| wanted(slot.class)) {
+            let all = largest.entry(slot.view.offset).or_default();
+            *all = all.max(bytes(slot));
+        }
+        let mut sum = 0.0;
+        for (at, size) in largest.into_iter().filter(|(_, size)| *size > 0.0) {
+            if at >= end {
+                sum += size;
+                end = at + size as usize;
+            }
+        }
+        sum
     };
     let table = plans.slots.iter().find(|slot| slot.path == "embed.weight");
     let has_head = plans.slots.iter().any(|slot| slot.path == "head.weight");
-    let table = table.filter(|_| has_head).map_or(0, |slot| slot.ty.elements() * slot.ty.dtype.bytes());
+    let table = table.filter(|_| has_head).map_or(0.0, bytes);
     let seen = (size.prompt as f64 + size.tokens as f64 / 2.0) / size.capacity() as f64;
-    let read = bytes(&Class::is_parameter) - table as f64 + seen * bytes(&|class| class == Class::Cache);
+    let read = bytes_of(&Class::is_parameter) - table + seen * bytes_of(&|class| class == Class::Cache);
     1e3 * read / target.rates.memory_bytes
 }
 

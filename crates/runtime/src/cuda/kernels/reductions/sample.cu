@@ -6,9 +6,10 @@
 // A block a sequence. Tokens in the order of their likelihood are never sorted: what is kept by top_k and by top_p is a prefix of
 // that order, and so is what comes before the token drawn, so each of the three is one search for the first prefix that has a wanted
 // number of tokens or a wanted mass. A search descends three levels of a histogram over (largest - logit) / temperature, BINS bins
-// each, which hold tokens and masses; one pass over the row fills a level, and all searches share the first. Masses are whole
-// numbers, parts of 2^40 of the largest, so sums do not depend on an order: equal numbers give equal tokens. Tokens below e^-SPAN of the largest
-// have no mass. Tokens that differ by less than SPAN 2^-30 count as equally likely, and come by their numbers.
+// each, which hold tokens and masses; one pass over the row fills a level, and all searches share the first. Bins reach as far as
+// the least logit, so that tokens spread over them and additions seldom meet. Masses are whole numbers, parts of 2^40 of the
+// largest, so sums do not depend on an order: equal numbers give equal tokens. Tokens below e^-SPAN of the largest have no mass.
+// Tokens that differ by less than SPAN 2^-30 count as equally likely, and come by their numbers.
 // Bytes: the logits from memory, and again from the cache for each pass: 4 passes where only the temperature is given, 8 at most.
 
 #define THREADS 1024
@@ -45,11 +46,12 @@ struct Row {
     const float* logits;
     int size;
     float top, cold;  // the largest logit; 1 / temperature
+    float bins;       // bins of a unit
 
     __device__ float below(int i) const { return (top - logits[i]) * cold; }
     // 30 bits that grow as tokens become less likely; more where there is no mass.
     __device__ u32 key(float below) const {
-        float y = below * (BINS / SPAN);
+        float y = below * bins;
         if (!(y < (float)BINS)) return 0xffffffffu;
         u32 key = 0;
 #pragma unroll
@@ -165,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sample(const float* logits, const int* numbers, const float* shares, float* out) {
     __shared__ Histogram first, deeper;
     __shared__ u64 bests[THREADS / 32];
-    __shared__ float sums[THREADS / 32];
+    __shared__ float sums[THREADS / 32], leasts[THREADS / 32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, s = blockIdx.x;
     const int* number = numbers + 6 * s;
     const float temperature = shares[2 * s], top_p = shares[2 * s + 1];
@@ -177,18 +179,30 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         return;
     }
-    Row row = {logits + (i64)s * VOCAB, size, 0.0f, 1.0f};
+    Row row = {logits + (i64)s * VOCAB, size, 0.0f, 1.0f, 0.0f};
 
-    // The largest, and of several the first.
+    // The largest, of several the first, and the least.
     u64 best = 0;
+    float least = infinity();
 #pragma unroll 8
-    for (int i = threadIdx.x; i < size; i += THREADS)
+    for (int i = threadIdx.x; i < size; i += THREADS) {
         best = more(best, (u64)ordered(row.logits[i]) << 32 | (u32)~i);
+        least = fminf(least, row.logits[i]);
+    }
 #pragma unroll
-    for (int o = 16; o > 0; o /= 2) best = more(best, __shfl_xor_sync(ALL_LANES, best, o));
-    if (lane == 0) bests[warp] = best;
+    for (int o = 16; o > 0; o /= 2) {
+        best = more(best, __shfl_xor_sync(ALL_LANES, best, o));
+        least = fminf(least, __shfl_xor_sync(ALL_LANES, least, o));
+    }
+    if (lane == 0) {
+        bests[warp] = best;
+        leasts[warp] = least;
+    }
     __syncthreads();
-    for (int i = 0; i < THREADS / 32; i++) best = more(best, bests[i]);
+    for (int i = 0; i < THREADS / 32; i++) {
+        best = more(best, bests[i]);
+        least = fminf(least, leasts[i]);
+    }
     int token = (int)~(u32)best;
     row.top = row.logits[token];
 
@@ -204,6 +218,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     if (temperature > 0.0f) {
         row.cold = 1.0f / temperature;
+        // A little more than there is, so that the last bin has the least logit.
+        const float span = fminf(SPAN, (row.top - least) * row.cold * 1.001f);
+        row.bins = span > 0.0f ? (float)BINS / span : 0.0f;
         fill(first, row, 0, 0);
         u64 mass = 0;
         u32 count = 0;
