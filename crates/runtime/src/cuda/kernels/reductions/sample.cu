@@ -3,27 +3,31 @@
 // logits f32 [S, VOCAB]; numbers i32 [S, 6]: tokens to draw from, top_k, two words of a seed, the sequence, the place in it;
 // shares f32 [S, 2]: temperature, top_p; out f32 [S, 2]: token, log-probability. All dense. As in `ops::sample`.
 //
-// A block a sequence. Tokens in the order of their likelihood are never sorted: what is kept by top_k and by top_p is a prefix of
+// RANKS blocks a sequence, one cluster, so that few sequences use more of the GPU; each takes every RANKS-th stretch of the tokens and
+// they add up what they found through each other's shared memory. Tokens in the order of their likelihood are never sorted: what is kept by top_k and by top_p is a prefix of
 // that order, and so is what comes before the token drawn, so each of the three is one search for the first prefix that has a wanted
 // number of tokens or a wanted mass. A search descends three levels of a histogram over (largest - logit) / temperature, BINS bins
 // each, which hold tokens and masses; one pass over the row fills a level, and all searches share the first. Bins reach as far as
 // the least logit, so that tokens spread over them and additions seldom meet. Masses are whole numbers, parts of 2^40 of the
 // largest, so sums do not depend on an order: equal numbers give equal tokens. Tokens below e^-SPAN of the largest have no mass.
 // Tokens that differ by less than SPAN 2^-30 count as equally likely, and come by their numbers.
-// Bytes: the logits from memory, and again from the cache for each pass: 4 passes where only the temperature is given, 8 at most.
+// Bytes: the logits from memory, and again from the cache for each pass: 5 passes where only the temperature is given, 10 at most.
+//
+// Defines: VOCAB, RANKS (1 before sm_90, which has no clusters).
 
 #define THREADS 1024
 #define BINS 1024
 #define SPAN 28.0f
 #define LOG2E 1.4426950408889634f
 #define UNIT 1099511627776.0f
+#define NO_KEY 0xffffffffu
 
 struct Bin {
     u64 mass;
     u32 count;
 };
 
-// Where a search ended: the key of the last token of the prefix, how many of that key belong to it, and the prefix.
+// Where a search ended: the mass of the prefix, the key of its last token, and how many of that key belong to it.
 struct Found {
     u64 mass;
     u32 key, of_key;
@@ -33,6 +37,38 @@ struct Histogram {
     u64 mass[BINS];
     u32 count[BINS];
 };
+
+#if RANKS > 1
+#define CLUSTER __cluster_dims__(RANKS, 1, 1)
+// Writes to shared memory before it are seen by all blocks of the cluster behind it.
+__device__ __forceinline__ void join() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// The same place in another block's shared memory.
+__device__ __forceinline__ u32 place_of(const void* own, int rank) {
+    u32 at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(own)), "r"(rank));
+    return at;
+}
+__device__ __forceinline__ u64 of_rank(const u64* own, int rank) {
+    u64 x;
+    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(x) : "r"(place_of(own, rank)) : "memory");
+    return x;
+}
+__device__ __forceinline__ u32 of_rank(const u32* own, int rank) {
+    u32 x;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(x) : "r"(place_of(own, rank)) : "memory");
+    return x;
+}
+#else
+#define CLUSTER
+__device__ __forceinline__ void join() { __syncthreads(); }
+__device__ __forceinline__ u64 of_rank(const u64* own, int) { return *own; }
+__device__ __forceinline__ u32 of_rank(const u32* own, int) { return *own; }
+#endif
+__device__ __forceinline__ float of_rank(const float* own, int rank) {
+    return __uint_as_float(of_rank((const u32*)own, rank));
+}
 
 __device__ __forceinline__ u64 more(u64 a, u64 b) { return a > b ? a : b; }
 
@@ -44,7 +80,7 @@ __device__ __forceinline__ u32 ordered(float x) {
 
 struct Row {
     const float* logits;
-    int size;
+    int size, rank;
     float top, cold;  // the largest logit; 1 / temperature
     float bins;       // bins of a unit
 
@@ -52,7 +88,7 @@ struct Row {
     // 30 bits that grow as tokens become less likely; more where there is no mass.
     __device__ u32 key(float below) const {
         float y = below * bins;
-        if (!(y < (float)BINS)) return 0xffffffffu;
+        if (!(y < (float)BINS)) return NO_KEY;
         u32 key = 0;
 #pragma unroll
         for (int level = 0; level < 3; level++) {
@@ -62,28 +98,36 @@ struct Row {
         }
         return key;
     }
-    __device__ u64 mass(float below) const { return (u64)(exp2f(-LOG2E * below) * UNIT); }
+    // Of all tokens of a key.
+    __device__ u64 mass(u32 key) const { return (u64)(exp2f(-LOG2E * ((float)key / (bins * (BINS * BINS)))) * UNIT); }
 };
 
-// Tokens and masses of the bins of a level, of those whose key begins as `key` does.
-__device__ void fill(Histogram& h, const Row& row, int level, u32 key) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < BINS; i += THREADS) {
-        h.mass[i] = 0;
-        h.count[i] = 0;
-    }
+// Tokens and masses of a level's bin of this thread, of those whose key begins as `key` does.
+__device__ Bin fill(Histogram& h, const Row& row, int level, u32 key) {
+    join();
+    h.mass[threadIdx.x] = 0;
+    h.count[threadIdx.x] = 0;
     __syncthreads();
     const int low = 20 - 10 * level;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < row.size; i += THREADS) {
-        float below = row.below(i);
-        u32 of = row.key(below);
-        if (of == 0xffffffffu || (level > 0 && of >> (low + 10) != key >> (low + 10))) continue;
-        u32 bin = of >> low & (BINS - 1);
-        atomicAdd(&h.count[bin], 1u);
-        atomicAdd(&h.mass[bin], row.mass(below));
+    for (int i = row.rank * THREADS + threadIdx.x; i < row.size; i += RANKS * THREADS) {
+        const u32 of = row.key(row.below(i));
+        if (of == NO_KEY || (level > 0 && of >> (low + 10) != key >> (low + 10))) continue;
+        // Lanes with one key add together: logits that were rounded to few values would wait for each other.
+        const u32 same = __match_any_sync(__activemask(), of);
+        if ((int)threadIdx.x % 32 != __ffs(same) - 1) continue;
+        const u32 bin = of >> low & (BINS - 1), count = (u32)__popc(same);
+        atomicAdd(&h.count[bin], count);
+        atomicAdd(&h.mass[bin], row.mass(of) * count);
     }
-    __syncthreads();
+    join();
+    Bin own = {0, 0};
+#pragma unroll
+    for (int r = 0; r < RANKS; r++) {
+        own.mass += of_rank(&h.mass[threadIdx.x], r);
+        own.count += of_rank(&h.count[threadIdx.x], r);
+    }
+    return own;
 }
 
 // The first bin up to which, beginning with `before`, there are `wanted`: its number, what lies before it, and what it has.
@@ -92,11 +136,11 @@ struct Step {
     u32 bin;
 };
 
-__device__ Step step(const Histogram& h, Bin before, bool by_mass, u64 wanted) {
+__device__ Step step(Bin own, Bin before, bool by_mass, u64 wanted) {
     __shared__ Bin warps[THREADS / 32];
     __shared__ Step found;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    Bin own = {h.mass[threadIdx.x], h.count[threadIdx.x]}, sum = own;
+    Bin sum = own;
 #pragma unroll
     for (int o = 1; o < 32; o *= 2) {
         u64 mass = __shfl_up_sync(ALL_LANES, sum.mass, o);
@@ -119,14 +163,29 @@ __device__ Step step(const Histogram& h, Bin before, bool by_mass, u64 wanted) {
     return result;
 }
 
+// All bins together.
+__device__ Bin whole(Bin own) {
+    __shared__ Bin warps[THREADS / 32];
+#pragma unroll
+    for (int o = 16; o > 0; o /= 2) {
+        own.mass += __shfl_xor_sync(ALL_LANES, own.mass, o);
+        own.count += __shfl_xor_sync(ALL_LANES, own.count, o);
+    }
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = own;
+    __syncthreads();
+    Bin all = {0, 0};
+    for (int i = 0; i < THREADS / 32; i++) all.mass += warps[i].mass, all.count += warps[i].count;
+    return all;
+}
+
 // The first prefix with `wanted` tokens or mass, of which there is as much.
-__device__ Found search(const Histogram& first, Histogram& deeper, const Row& row, bool by_mass, u64 wanted) {
+__device__ Found search(Bin first, Histogram& h, const Row& row, bool by_mass, u64 wanted) {
     Step at = step(first, {0, 0}, by_mass, wanted);
     u32 key = at.bin << 20;
 #pragma unroll
     for (int level = 1; level < 3; level++) {
-        fill(deeper, row, level, key);
-        at = step(deeper, at.before, by_mass, wanted);
+        Bin own = fill(h, row, level, key);
+        at = step(own, at.before, by_mass, wanted);
         key |= at.bin << (20 - 10 * level);
     }
     u64 each = at.in.mass / (at.in.count ? at.in.count : 1), missing = wanted - (by_mass ? at.before.mass : (u64)at.before.count);
@@ -136,56 +195,72 @@ __device__ Found search(const Histogram& first, Histogram& deeper, const Row& ro
     return {mass, key, (u32)of_key};
 }
 
-// The number of the `nth` token of a key, counted from 1.
-__device__ int token_of(const Row& row, u32 key, u32 nth) {
+// The number of the `nth` token of a key, counted from 1. Few tokens share a key: they are listed as they are found, and the one with
+// `nth` - 1 smaller numbers is taken. Where they are more than the list holds, stretches are counted in order.
+__device__ int token_of(Histogram& h, const Row& row, u32 key, u32 nth) {
     __shared__ int token;
-    __shared__ u32 warps[THREADS / 32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 before = 0;
-    if (threadIdx.x == 0) token = row.size - 1;
-    for (int from = 0; from < row.size; from += THREADS) {
-        int i = from + threadIdx.x;
-        bool is_one = i < row.size && row.key(row.below(i)) == key;
-        u32 here = (u32)__syncthreads_count(is_one);
-        if (before + here < nth) {
-            before += here;
-            continue;
+    __shared__ u32 found;
+    u32* list = h.count;
+    if (threadIdx.x == 0) token = row.size - 1, found = 0;
+    __syncthreads();
+#pragma unroll 8
+    for (int i = threadIdx.x; i < row.size; i += THREADS)
+        if (row.key(row.below(i)) == key) {
+            u32 at = atomicAdd(&found, 1u);
+            if (at < BINS) list[at] = (u32)i;
         }
-        u32 same = __ballot_sync(ALL_LANES, is_one);
-        if (lane == 0) warps[warp] = __popc(same);
-        __syncthreads();
-        u32 place = before + __popc(same & ((1u << lane) - 1)) + 1;
-        for (int w = 0; w < warp; w++) place += warps[w];
-        if (is_one && place == nth) token = i;
-        break;
+    __syncthreads();
+    if (found <= BINS) {
+        u32 smaller = 0;
+        if (threadIdx.x < found)
+            for (u32 i = 0; i < found; i++) smaller += list[i] < list[threadIdx.x];
+        if (threadIdx.x < found && smaller + 1 == nth) token = (int)list[threadIdx.x];
+    } else {
+        u32 before = 0;
+        for (int from = 0; from < row.size; from += THREADS) {
+            int i = from + threadIdx.x;
+            bool is_one = i < row.size && row.key(row.below(i)) == key;
+            u32 here = (u32)__syncthreads_count(is_one);
+            if (before + here >= nth) {
+                // The nth of all lies in this stretch: count those of earlier threads.
+                h.mass[threadIdx.x] = is_one;
+                __syncthreads();
+                u32 place = before + 1;
+                if (is_one)
+                    for (int j = 0; j < (int)threadIdx.x; j++) place += (u32)h.mass[j];
+                if (is_one && place == nth) token = i;
+                break;
+            }
+            before += here;
+        }
     }
     __syncthreads();
     return token;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
     sample(const float* logits, const int* numbers, const float* shares, float* out) {
-    __shared__ Histogram first, deeper;
-    __shared__ u64 bests[THREADS / 32];
-    __shared__ float sums[THREADS / 32], leasts[THREADS / 32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, s = blockIdx.x;
+    __shared__ Histogram h;
+    __shared__ u64 bests[THREADS / 32], best_here;
+    __shared__ float sums[THREADS / 32], leasts[THREADS / 32], least_here, sum_here;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, s = blockIdx.x / RANKS, rank = blockIdx.x % RANKS;
     const int* number = numbers + 6 * s;
     const float temperature = shares[2 * s], top_p = shares[2 * s + 1];
     const int size = number[0] < VOCAB ? number[0] : VOCAB, top_k = number[1];
     if (size <= 0) {
-        if (threadIdx.x == 0) {
+        if (threadIdx.x == 0 && rank == 0) {
             out[2 * s] = -1.0f;
             out[2 * s + 1] = 0.0f;
         }
         return;
     }
-    Row row = {logits + (i64)s * VOCAB, size, 0.0f, 1.0f, 0.0f};
+    Row row = {logits + (i64)s * VOCAB, size, rank, 0.0f, 1.0f, 0.0f};
 
     // The largest, of several the first, and the least.
     u64 best = 0;
     float least = infinity();
 #pragma unroll 8
-    for (int i = threadIdx.x; i < size; i += THREADS) {
+    for (int i = rank * THREADS + threadIdx.x; i < size; i += RANKS * THREADS) {
         best = more(best, (u64)ordered(row.logits[i]) << 32 | (u32)~i);
         least = fminf(least, row.logits[i]);
     }
@@ -199,9 +274,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         leasts[warp] = least;
     }
     __syncthreads();
-    for (int i = 0; i < THREADS / 32; i++) {
-        best = more(best, bests[i]);
-        least = fminf(least, leasts[i]);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < THREADS / 32; i++) {
+            best = more(best, bests[i]);
+            least = fminf(least, leasts[i]);
+        }
+        best_here = best;
+        least_here = least;
+    }
+    join();
+    for (int r = 0; r < RANKS; r++) {
+        best = more(best, of_rank(&best_here, r));
+        least = fminf(least, of_rank(&least_here, r));
     }
     int token = (int)~(u32)best;
     row.top = row.logits[token];
@@ -209,40 +293,44 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // The sum of probabilities over that of the largest.
     float sum = 0.0f;
 #pragma unroll 8
-    for (int i = threadIdx.x; i < size; i += THREADS) sum += exp2f(LOG2E * (row.logits[i] - row.top));
+    for (int i = rank * THREADS + threadIdx.x; i < size; i += RANKS * THREADS) sum += exp2f(LOG2E * (row.logits[i] - row.top));
     sum = lanes_sum<32>(sum);
     if (lane == 0) sums[warp] = sum;
     __syncthreads();
+    if (threadIdx.x == 0) {
+        sum = 0.0f;
+        for (int i = 0; i < THREADS / 32; i++) sum += sums[i];
+        sum_here = sum;
+    }
+    join();
     sum = 0.0f;
-    for (int i = 0; i < THREADS / 32; i++) sum += sums[i];
+    for (int r = 0; r < RANKS; r++) sum += of_rank(&sum_here, r);
 
     if (temperature > 0.0f) {
         row.cold = 1.0f / temperature;
         // A little more than there is, so that the last bin has the least logit.
         const float span = fminf(SPAN, (row.top - least) * row.cold * 1.001f);
-        row.bins = span > 0.0f ? (float)BINS / span : 0.0f;
-        fill(first, row, 0, 0);
-        u64 mass = 0;
-        u32 count = 0;
-        for (int i = lane; i < BINS; i += 32) mass += first.mass[i], count += first.count[i];
-#pragma unroll
-        for (int o = 16; o > 0; o /= 2) {
-            mass += __shfl_xor_sync(ALL_LANES, mass, o);
-            count += __shfl_xor_sync(ALL_LANES, count, o);
-        }
-        if (top_k > 0 && (u32)top_k < count) mass = search(first, deeper, row, false, (u64)top_k).mass;
+        row.bins = span > 0.0f ? (float)BINS / span : 1.0f;
+        const Bin first = fill(h, row, 0, 0);
+        Bin all = whole(first);
+        u64 mass = all.mass;
+        if (top_k > 0 && (u32)top_k < all.count) mass = search(first, h, row, false, (u64)top_k).mass;
         if (top_p < 1.0f) {
             u64 wanted = (u64)ceil((double)top_p * (double)mass);
             if (wanted < 1) wanted = 1;
-            if (wanted < mass) mass = search(first, deeper, row, true, wanted).mass;
+            if (wanted < mass) mass = search(first, h, row, true, wanted).mass;
         }
         uint4 words = philox(make_uint4((u32)number[5], 0u, (u32)number[4], 0u), (u32)number[2], (u32)number[3]);
         u64 unit = (u64)words.x << 21 | (u64)(words.y >> 11);
-        Found found = search(first, deeper, row, true, __umul64hi(unit << 11, mass) + 1);
-        token = token_of(row, found.key, found.of_key);
+        Found found = search(first, h, row, true, __umul64hi(unit << 11, mass) + 1);
+        // The others have read this block's bins.
+        join();
+        if (rank == 0) token = token_of(h, row, found.key, found.of_key);
     }
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && rank == 0) {
         out[2 * s] = (float)token;
         out[2 * s + 1] = row.logits[token] - row.top - logf(sum);
     }
+    // Nobody leaves while others read its shared memory.
+    join();
 }
