@@ -26,6 +26,7 @@ use crate::args::{Data, DataCommand, Inspect, Prepare, Reading, recipe_and_overr
 use crate::examples;
 use crate::images;
 use crate::screen::{Screen, bytes, count, duration};
+use crate::waiting;
 
 /// Time between lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -131,6 +132,7 @@ struct Shown {
 
 impl Shown {
     fn new(screen: Screen) -> Shown {
+        std::mem::forget(waiting::hold());
         let bar = ProgressBar::new_spinner();
         bar.set_draw_target(match screen.live {
             true => ProgressDrawTarget::stderr_with_hz(8),

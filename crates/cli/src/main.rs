@@ -23,6 +23,7 @@ mod logits;
 mod many;
 mod measuring;
 mod model;
+mod palette;
 mod plan;
 mod profile;
 mod progress;
@@ -39,6 +40,7 @@ mod time_limit;
 mod topology;
 mod train;
 mod tune;
+mod waiting;
 mod watch;
 
 use std::process::ExitCode;
@@ -135,6 +137,7 @@ fn main() -> ExitCode {
     };
     let trains = matches!(args.command, Command::Train(_) | Command::Resume(_) | Command::Sweep(_));
     let screen = Screen::new(args.json, args.quiet, args.verbose, trains);
+    waiting::start(&screen);
     match cleared {
         Ok(names) => names.iter().for_each(|name| {
             screen.note(format!(

@@ -31,6 +31,7 @@ use crate::tasks::capacities::Capacities;
 use crate::tasks::dataset::Feeding;
 use crate::tasks::{self, image_table};
 use crate::weights::adapters;
+use flatout_waits::{self as waits, Unit};
 
 /// Plans of a run and the extents they were made for.
 #[derive(Clone, Debug)]
@@ -134,6 +135,7 @@ const FURTHER: [(Shard, &str); 2] = [
 /// Compiles for training: `grad`, `apply` and, where something is held out, `eval`. Several ranks also divide sums of gradients,
 /// and then what layers read, where `shard=auto` fits no other way.
 pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
+    let _wait = waits::begin("planning", Unit::Nothing, None);
     let refused = match compile_as_asked(config, target) {
         Err(refused) if target.ranks > 1 && config.switches.memory.shard == Auto::Auto => refused,
         compiled => return compiled,
