@@ -36,7 +36,7 @@ impl Ink {
     /// A text in this ink. It is escaped already, as [`crate::screen::printable`] does it.
     pub fn paint(self, text: &str, colours: bool) -> String {
         match self {
-            _ if !colours || text.is_empty() => text.into(),
+            _ if !colours || text.trim().is_empty() => text.into(),
             Ink::Plain => text.into(),
             ink => format!("\x1b[{}m{text}\x1b[0m", ink.code()),
         }

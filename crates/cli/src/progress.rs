@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use console::Term;
 use flatout_train::run::events::{Event, Step};
+use flatout_train::run::samples::Sample;
 use flatout_waits as waits;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::palette::Ink;
-use crate::screen::Screen;
+use crate::screen::{Screen, one_line};
 use crate::status::{Status, painted};
 use crate::waiting::{self, Hold};
 
@@ -101,6 +102,7 @@ impl Progress {
                 self.painted_line(format!("{}  {}", self.of_step(*step), screen.paint(Ink::Warning, words)));
             }
             Event::Resume { step } => self.line(format!("continuing after step {step}")),
+            Event::Sample(sample) => self.painted_line(screen.paint(Ink::Faint, words_of(sample))),
             Event::Saved { .. } | Event::End(_) => {}
         }
     }
@@ -167,6 +169,24 @@ impl Progress {
     }
 }
 
+/// A sample on one line.
+fn words_of(sample: &Sample) -> String {
+    const MOST: usize = 160;
+    let name = sample.image.as_deref().unwrap_or(&sample.prompt);
+    let line = match (&sample.text, &sample.prediction) {
+        (Some(text), _) if text.starts_with(char::is_whitespace) => format!("{}{text}", sample.prompt),
+        (Some(text), _) => format!("{}  {text}", sample.prompt),
+        (None, Some(seen)) => {
+            let truth = seen.truth.as_ref().map_or(String::new(), |truth| format!(", it is {truth}"));
+            let short: String = name.chars().take(MOST / 2).collect();
+            format!("{} ({:.0}%){truth}: {short}", seen.predicted, 100.0 * seen.probability)
+        }
+        (None, None) => name.to_string(),
+    };
+    let line: String = line.chars().take(MOST).collect();
+    format!("sample   {}", one_line(&line))
+}
+
 impl Bar {
     fn new(screen: &Screen, steps: u64) -> Bar {
         let bar = ProgressBar::new(steps);
@@ -225,5 +245,36 @@ fn keep_drawn(bar: &Weak<Mutex<Bar>>) {
         if bar.is_stale() {
             bar.draw();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flatout_train::run::samples::Prediction;
+
+    #[test]
+    fn samples_are_one_short_line_that_moves_no_cursor() {
+        let mut sample = Sample {
+            step: 1,
+            prompt: "once\x1b[2J".into(),
+            text: Some(" upon\na\rtime \u{9b}31m".into()),
+            image: None,
+            prediction: None,
+        };
+        let line = words_of(&sample);
+        assert!(!line.contains(char::is_control) && line.starts_with("sample   once"), "{line}");
+        assert!(line.contains("upon\\na\\rtime"), "{line}");
+        sample.text = Some("x".repeat(5000));
+        assert!(words_of(&sample).chars().count() < 200);
+        sample.text = None;
+        sample.prediction = Some(Prediction {
+            predicted: "cat\x07".into(),
+            probability: 0.75,
+            truth: Some("dog".into()),
+            is_right: false,
+        });
+        sample.image = Some("3.png".into());
+        assert_eq!(words_of(&sample), "sample   cat\\u{7} (75%), it is dog: 3.png");
     }
 }

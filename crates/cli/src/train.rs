@@ -467,11 +467,18 @@ fn end_block(
             let mut generator = Generator::open(run.dir(), device)?;
             let how = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 1, max_tokens: 60 };
             let written = generator.generate("", how, |_| {})?;
-            let sample = Sample { step: outcome.steps, prompt: "", text: written.trim() };
+            let text = written.trim();
+            let sample = Sample {
+                step: outcome.steps,
+                prompt: String::new(),
+                text: Some(text.into()),
+                image: None,
+                prediction: None,
+            };
             if let Err(error) = samples::append(run.dir(), &sample) {
                 screen.note(format!("{} is not written: {error}", samples::SAMPLES));
             }
-            screen.result_fact("sample", sample.text);
+            screen.result_fact("sample", text);
             vec![
                 format!("flatout generate {dir}                  more text from this model"),
                 "flatout train tiny data.path=book.txt   train on your own text".into(),

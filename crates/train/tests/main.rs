@@ -35,6 +35,7 @@ mod preference_run;
 mod queues;
 mod rates;
 mod resume;
+mod samples;
 mod seen_preference;
 mod small_recipe;
 mod small_run;

@@ -50,6 +50,13 @@ fn answer(live: &Live, request: &Request) -> Answer {
         "/" => page::answer(),
         "/api/live" => live.subscribe(request.values("run")),
         "/api/run" => json(request.value("id").and_then(|id| live.run(id))),
+        "/api/sample" => match (request.value("id"), request.value("image")) {
+            (Some(id), Some(name)) => match live.image(id, name) {
+                Some(png) => Answer::whole(200, "image/png", png),
+                None => Answer::text(404, "there is no such picture here"),
+            },
+            _ => Answer::text(404, "there is no such picture here"),
+        },
         "/api/sweep" => json(request.value("id").and_then(|id| live.sweep(id))),
         _ => Answer::text(404, "there is nothing here"),
     }

@@ -19,6 +19,10 @@ const WARNING_BYTES: usize = 2000;
 /// Bytes of the `start` line, and classes of a confusion matrix, that are kept.
 const START_BYTES: usize = 1 << 20;
 const CLASSES: usize = 128;
+/// Samples that are kept, the newest, bytes of the lines of all, and of one.
+const SAMPLES: usize = 512;
+const SAMPLE_BYTES: usize = 256 << 10;
+const SAMPLE_LINE: usize = 16 << 10;
 /// Bytes that a record keeps at most, its curves full and its parts as large as they may be.
 pub const MOST_BYTES: usize = 4 << 20;
 
@@ -83,6 +87,8 @@ pub struct Record {
     pub confusion: Option<(u64, Vec<Vec<u64>>)>,
     pub warnings: VecDeque<String>,
     pub warning_count: u64,
+    /// The newest samples, each with the bytes of its line.
+    samples: VecDeque<(usize, Value)>,
     pub skipped: u64,
     pub epoch: Option<f64>,
     /// Why the clock of the GPU is held down at the newest step.
@@ -109,6 +115,7 @@ impl Default for Record {
             confusion: None,
             warnings: VecDeque::new(),
             warning_count: 0,
+            samples: VecDeque::new(),
             skipped: 0,
             epoch: None,
             throttled: vec![],
@@ -165,6 +172,7 @@ impl Record {
                 self.confusion = confusion.filter(|rows| rows.len() <= CLASSES).map(|rows| (step, rows));
             }
             "saved" => self.saved = Some(step),
+            "sample" if bytes.len() <= SAMPLE_LINE => self.sample(bytes),
             "warning" => self.warn(line.message.as_deref().unwrap_or("")),
             "spike" => {
                 let (loss, median) = (line.loss.unwrap_or(f64::NAN), line.median.unwrap_or(f64::NAN));
@@ -181,9 +189,24 @@ impl Record {
     fn keep(&mut self, step: u64) {
         self.steps.keep(step);
         self.evaluations.keep(step);
+        self.samples.retain(|(_, sample)| sample["step"].as_u64().is_some_and(|at| at <= step));
         if self.confusion.as_ref().is_some_and(|(at, _)| *at > step) {
             self.confusion = None;
         }
+    }
+
+    fn sample(&mut self, bytes: &[u8]) {
+        let Ok(sample) = serde_json::from_slice(bytes) else { return };
+        self.samples.push_back((bytes.len(), sample));
+        let size = |samples: &VecDeque<(usize, Value)>| samples.iter().map(|(bytes, _)| bytes).sum::<usize>();
+        while self.samples.len() > SAMPLES || size(&self.samples) > SAMPLE_BYTES {
+            self.samples.pop_front();
+        }
+    }
+
+    /// The newest samples, the oldest first.
+    pub fn samples(&self) -> Vec<Value> {
+        self.samples.iter().map(|(_, sample)| sample.clone()).collect()
     }
 
     fn warn(&mut self, message: &str) {
@@ -237,9 +260,11 @@ mod tests {
             start(100.0),
             step(1, 5.0, 101.0),
             step(2, 4.0, 102.0),
+            json!({ "event": "sample", "step": 2, "prompt": "", "text": "kept" }),
             json!({ "event": "saved", "step": 2 }),
             step(3, 99.0, 103.0),
             json!({ "event": "eval", "step": 3, "loss": 98.0, "metrics": { "confusion": [[1, 0], [0, 1]] } }),
+            json!({ "event": "sample", "step": 3, "prompt": "", "text": "void" }),
             start(500.0),
             json!({ "event": "resume", "step": 2 }),
             step(3, 3.0, 501.5),
@@ -248,6 +273,8 @@ mod tests {
         assert_eq!(told["curves"]["loss"]["mean"], json!([5.0, 4.0, 3.0]));
         assert_eq!(told["seconds"], json!([1.0, 2.0, 3.5]), "without the time between processes");
         assert!(record.evaluations.is_empty() && record.confusion.is_none());
+        let samples = record.samples();
+        assert_eq!((samples.len(), &samples[0]["text"]), (1, &json!("kept")));
         assert_eq!((record.starts, record.saved), (2, Some(2)));
     }
 
@@ -270,10 +297,21 @@ mod tests {
             let text = self::step(step, 1.0, step as f64).to_string();
             record.take(&Line::read(text.as_bytes()).unwrap(), text.as_bytes());
         }
+        for step in 0..2000 {
+            let text = json!({ "event": "sample", "step": step, "text": "x".repeat(1000) }).to_string();
+            record.take(&Line::read(text.as_bytes()).unwrap(), text.as_bytes());
+        }
+        let kept: usize = record.samples.iter().map(|(bytes, _)| bytes).sum();
+        assert!(kept <= SAMPLE_BYTES && record.samples().last().unwrap()["step"] == 1999);
+        let huge = json!({ "event": "sample", "step": 3000, "text": "x".repeat(SAMPLE_LINE) }).to_string();
+        record.take(&Line::read(huge.as_bytes()).unwrap(), huge.as_bytes());
+        assert_eq!(record.samples().last().unwrap()["step"], 1999);
         assert_eq!((record.warnings.len(), record.warning_count), (WARNINGS, 200));
         assert!(record.steps.len() <= STEPS);
         let curves = record.steps.most_bytes() + record.evaluations.most_bytes();
-        let rest = WARNINGS * (WARNING_BYTES + 4) + 2 * START_BYTES + CLASSES * CLASSES * 8;
+        // A value of JSON takes a few times the bytes of its text at most.
+        let rest =
+            WARNINGS * (WARNING_BYTES + 4) + 2 * START_BYTES + CLASSES * CLASSES * 8 + 2 * SAMPLE_BYTES;
         assert!(curves + rest < MOST_BYTES, "{curves} and {rest}");
     }
 }
