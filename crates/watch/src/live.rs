@@ -137,6 +137,18 @@ impl Live {
         Some(all)
     }
 
+    /// The curves of the steps between two, as finely as a chart shows them; `null` where those that are known are as fine.
+    pub fn part(&self, id: &str, from: u64, to: u64) -> Option<Value> {
+        let (dir, part) = {
+            let state = self.shared.lock();
+            let entry = state.runs.get(id)?;
+            (entry.dir.clone(), entry.follower.as_ref()?.part(from, to))
+        };
+        let Some(part) = part else { return Some(Value::Null) };
+        let file = self.shared.folder.file(&dir, LOG).ok()?;
+        part.read(&file).ok()
+    }
+
     /// The picture of a sample.
     pub fn image(&self, id: &str, name: &str) -> Option<Vec<u8>> {
         let dir = self.shared.lock().runs.get(id)?.dir.clone();

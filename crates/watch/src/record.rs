@@ -95,10 +95,20 @@ pub struct Record {
     pub throttled: Vec<String>,
     /// Changes with everything but the curves.
     pub revision: u64,
-    /// The clock of the newest process: seconds taken before it, when it began, and whether its first step is awaited.
+    clock: Clock,
+}
+
+/// The clock of the newest process.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    /// Seconds taken before it.
     before: f64,
+    /// When it began.
     began: f64,
+    /// Its first step is awaited.
     begins: bool,
+    /// Seconds at the last step that was told of.
+    seconds: f64,
 }
 
 impl Default for Record {
@@ -120,14 +130,26 @@ impl Default for Record {
             epoch: None,
             throttled: vec![],
             revision: 0,
-            before: 0.0,
-            began: f64::NAN,
-            begins: false,
+            clock: Clock { before: 0.0, began: f64::NAN, begins: false, seconds: 0.0 },
         }
     }
 }
 
 impl Record {
+    /// A record that goes on from where a log stood.
+    pub fn at(clock: Clock) -> Record {
+        Record { clock, ..Record::default() }
+    }
+
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// The last step that counts; 0 where there is none.
+    pub fn last_step(&self) -> u64 {
+        self.steps.last().map_or(0, |at| at.step)
+    }
+
     /// Takes the next line, and the bytes it was read from.
     pub fn take(&mut self, line: &Line<'_>, bytes: &[u8]) {
         let step = line.step.unwrap_or(0);
@@ -141,22 +163,23 @@ impl Record {
                 self.start =
                     if bytes.len() <= START_BYTES { serde_json::from_slice(bytes).ok() } else { None };
                 self.end = None;
-                (self.began, self.begins) = (line.time.unwrap_or(f64::NAN), true);
+                (self.clock.began, self.clock.begins) = (line.time.unwrap_or(f64::NAN), true);
             }
             "resume" => {
                 self.keep(step);
-                if std::mem::take(&mut self.begins) {
-                    self.before = self.steps.last().map_or(0.0, |at| at.seconds);
+                if std::mem::take(&mut self.clock.begins) {
+                    self.clock.before = self.steps.last().map_or(self.clock.seconds, |at| at.seconds);
                 }
             }
             "step" => {
-                if std::mem::take(&mut self.begins) {
+                if std::mem::take(&mut self.clock.begins) {
                     self.keep(0);
-                    self.before = 0.0;
+                    self.clock.before = 0.0;
                 }
                 self.keep(step.saturating_sub(1));
-                let elapsed = (line.time.unwrap_or(f64::NAN) - self.began).max(0.0);
-                let seconds = self.before + if elapsed.is_finite() { elapsed } else { 0.0 };
+                let elapsed = (line.time.unwrap_or(f64::NAN) - self.clock.began).max(0.0);
+                let seconds = self.clock.before + if elapsed.is_finite() { elapsed } else { 0.0 };
+                self.clock.seconds = seconds;
                 let at = At { step, tokens: line.tokens.unwrap_or(0) as f64, seconds };
                 self.steps.push(at, STEP_CHANNELS.iter().map(|(_, of)| of(line)));
                 self.skipped = line.skipped.unwrap_or(self.skipped);
