@@ -101,15 +101,15 @@ fn plans_have_room_for_samples_only_where_they_are_asked_for() {
     let plans = |words: &[&str]| {
         compile::compile(&config(&[&EVALUATED, words].concat()), &compile::target()).unwrap().plans
     };
-    let (without, with) = (plans(&[]), plans(&[PROMPTS]));
+    let (without, with) = (plans(&[]), plans(&[PROMPTS, "samples.max_tokens=8"]));
     assert!(without.plan(Role::Prefill).is_none() && with.plan(Role::Prefill).is_some());
     assert_eq!(plans(&["samples.max_tokens=3", "samples.temperature=0"]).to_string(), without.to_string());
     let cache = |plans: &PlanSet| -> usize {
         plans.slots.iter().filter(|slot| slot.class == Class::Cache).map(|slot| slot.ty.bytes()).sum()
     };
     assert_eq!(cache(&without), 0);
-    // Keys and values of two layers with one head of 16, for a context of 32, in f32.
-    assert_eq!(cache(&with), 2 * 2 * 16 * 32 * 4);
+    // Keys and values of two layers with one head of 16 in f32, for what begins a text, a prompt of 19 bytes and 8 tokens.
+    assert_eq!(cache(&with), 2 * 2 * 16 * (1 + 19 + 8) * 4);
     assert!(with.arena_bytes >= without.arena_bytes + cache(&with));
 }
 

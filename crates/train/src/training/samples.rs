@@ -66,7 +66,8 @@ struct Writer {
 }
 
 impl Samples {
-    /// Prepares what a config asks for. `capacity` is that of the plan `eval`; pictures are written by whoever `writes` the run.
+    /// Prepares what a config asks for, of what is held out with the capacity of the plan `eval`. Whoever `writes` the run writes
+    /// pictures.
     pub fn open(
         config: &Config,
         data: &dyn Dataset,

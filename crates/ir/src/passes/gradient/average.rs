@@ -49,8 +49,8 @@ pub(super) fn moved<'g>(average: Tensor<'g>, weight: Tensor<'g>, rate: Tensor<'g
     average + (weight - average) * rate.reshape(&vec![1; dims.len()]).broadcast(&dims)
 }
 
-/// Lets evaluation, and what writes samples beside it, read averages, where `apply` makes any. Gives how many parameters it reads so. Those of which ranks have
-/// shares are gathered into the slots of the weights before (`shards`).
+/// Lets evaluation, and the plans that write samples beside it, read averages, where `apply` makes any. Gives how many parameters
+/// are read so. Those of which ranks have shares are gathered into the slots of the weights before (`shards`).
 pub(crate) fn bind(graphs: &mut [(Role, Graph)], adapters: &[Adapter], divided: &[Divided]) -> usize {
     let Some((_, apply)) = graphs.iter().find(|(role, _)| *role == Role::Apply) else { return 0 };
     let gathered = shards::inside(apply, divided);

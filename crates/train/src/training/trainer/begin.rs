@@ -325,7 +325,8 @@ fn train_in(
         origin.map_or(Ok(()), |origin| origin.keep(run.dir()))?;
     }
     let shown = held_out.as_deref().map(|set| (set, compiled.eval_batch));
-    let samples = Samples::open(config, data, shown, run.dir(), ranks.is_first())?;
+    // The files beside a model, among them its chat template, are there once the first rank has kept them.
+    let samples = ranks.in_turn(|| Samples::open(config, data, shown, run.dir(), ranks.is_first()))?;
     let mut scored = 0;
     let say = &mut |said: String| {
         scored += 1;
