@@ -149,10 +149,11 @@ fn samples_move_no_cursor() {
     let scene = Scene::new();
     fs::write(scene.folder.path().join("book.txt"), "the \u{1b}[31mred\u{1b}[0m fox <b>\r\n\n".repeat(400))
         .expect("a file");
-    let prompts = "samples.prompts=[\"the \\u001b[2J<img src=x>\"]";
+    let prompts = "samples.prompts=['the \u{1b}[2J<img src=x>']";
     let words = [
         "data.path=book.txt",
         "model.vocab=300",
+        "model.context=64",
         "eval.rows=2",
         prompts,
         "samples.max_tokens=8",

@@ -29,7 +29,7 @@ const samplesPart = (id, samples) => {
   });
   show(place);
   const tools = make('div', { class: 'tools' }, make('label', {}, steps.length > 1 ? slider : null, words));
-  const section = part('Samples', `${count(known.length)} of ${count(steps.length)} evaluations`, tools, content);
+  const section = part('Samples', `${count(known.length)} at ${count(steps.length)} ${steps.length === 1 ? 'evaluation' : 'evaluations'}`, tools, content);
   section.classList.add('samples');
   return section;
 };

@@ -64,7 +64,7 @@ pub(crate) fn bind(graphs: &mut [(Role, Graph)], adapters: &[Adapter], divided: 
     let reads = |role: Role| matches!(role, Role::Eval | Role::Prefill | Role::Decode);
     let mut most = 0;
     for (_, graph) in graphs.iter_mut().filter(|(role, _)| reads(*role)) {
-        let (bound, count) = bound(graph, &has_average, adapters);
+        let (bound, count) = bound(graph, has_average, adapters);
         *graph = bound;
         most = most.max(count);
     }
