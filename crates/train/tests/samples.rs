@@ -140,6 +140,10 @@ fn bad_wishes_are_sentences() {
     let outcome = train(&asked, None, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |_| {});
     let sentence = outcome.unwrap_err().to_string();
     assert!(sentence.contains("has 41 tokens, and there is room for 32"), "{sentence}");
+    let unknown = asked.with(&["samples.prompts=['the xylophone']".into()]).unwrap();
+    let outcome = train(&unknown, None, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |_| {});
+    let sentence = outcome.unwrap_err().to_string();
+    assert!(sentence.starts_with("`samples.prompts`: The word \"xylophone\" is not one of"), "{sentence}");
 }
 
 /// With as many samples as are evaluated, the share of right ones is the accuracy of the evaluation.

@@ -7,10 +7,9 @@
 use std::fs;
 use std::path::Path;
 
-use flatout_data::Vocabulary;
-use flatout_data::durable;
 use flatout_data::examples::{Date, Questions};
 use flatout_data::images::thumbnail;
+use flatout_data::{DataError, Vocabulary, durable};
 use flatout_ir::Role;
 use flatout_ir::passes::input_path;
 use flatout_runtime::Session;
@@ -166,15 +165,17 @@ impl Writer {
             )));
         };
         let mut stops = vec![vocabulary.eos()];
+        let unreadable = |error: DataError| Failure::User(UserError(format!("`samples.prompts`: {error}")));
         let tokens = |prompt: &String| Ok([vec![vocabulary.bos()], vocabulary.encode(prompt)?].concat());
-        let prompts: Vec<Vec<u32>> = match config.data.task {
-            Task::Text => wanted.prompts.iter().map(tokens).collect::<Result<_, Failure>>()?,
+        let prompts: Result<Vec<Vec<u32>>, DataError> = match config.data.task {
+            Task::Text => wanted.prompts.iter().map(tokens).collect(),
             _ => {
                 let questions = questions(config, vocabulary, run)?;
                 stops.extend(questions.end()?);
-                wanted.prompts.iter().map(|prompt| questions.tokens(prompt)).collect::<Result<_, _>>()?
+                wanted.prompts.iter().map(|prompt| questions.tokens(prompt)).collect()
             }
         };
+        let prompts = prompts.map_err(unreadable)?;
         if let Some((prompt, tokens)) =
             wanted.prompts.iter().zip(&prompts).find(|(_, tokens)| tokens.len() >= room.capacity)
         {
