@@ -149,7 +149,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     }
-    match device::start_threads().and_then(|()| run(&args.command, &screen)) {
+    let code = match device::start_threads().and_then(|()| run(&args.command, &screen)) {
         Ok(code) => code,
         Err(Failure::User(error)) => {
             complain(error);
@@ -159,7 +159,9 @@ fn main() -> ExitCode {
             complain(sentence);
             ExitCode::FAILURE
         }
-    }
+    };
+    waiting::end();
+    code
 }
 
 fn run(command: &Command, screen: &Screen) -> Result<ExitCode, Failure> {

@@ -42,7 +42,7 @@ struct Bar {
     drawn_width: usize,
     is_of_wait: bool,
     /// While there is a bar, no other line is drawn.
-    _hold: Hold,
+    hold: Option<Hold>,
 }
 
 impl Progress {
@@ -166,6 +166,7 @@ impl Progress {
         let mut bar = self.bar();
         bar.status = None;
         bar.bar.finish_and_clear();
+        bar.hold = None;
     }
 }
 
@@ -204,7 +205,7 @@ impl Bar {
             colours: screen.colours,
             drawn_width: 0,
             is_of_wait: false,
-            _hold: waiting::hold(),
+            hold: Some(waiting::hold()),
         }
     }
 

@@ -58,6 +58,11 @@ pub fn above<T>(print: impl FnOnce() -> T) -> T {
     print()
 }
 
+/// Takes the line away for good: the command ends.
+pub fn end() {
+    std::mem::forget(hold());
+}
+
 /// Keeps the line away for as long as this lives, for whoever draws on the terminal.
 pub struct Hold;
 

@@ -113,7 +113,7 @@ impl Part {
         match (&*read.event, read.step.unwrap_or(0)) {
             ("step", step) if step > self.to => {}
             ("step", step) => {
-                // What lies before the part sets the clock, and takes no room.
+                // Steps before the part set the clock, and take no room.
                 if step >= self.from && record.last_step() < self.from {
                     record.steps.clear();
                 }

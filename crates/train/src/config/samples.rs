@@ -1,4 +1,4 @@
-//! Section `samples`: what is logged of the model at every evaluation, for people to look at.
+//! Section `samples`: texts and predictions of the model that are logged at every evaluation, for people to look at.
 
 use flatout_models::config::Attention;
 use flatout_settings::section;
@@ -9,7 +9,7 @@ use crate::UserError;
 use crate::refuse;
 
 section! {
-    /// What is logged of the model at every evaluation, for people to look at.
+    /// Texts and predictions of the model that are logged at every evaluation.
     pub struct Samples {
         /// Texts that the model continues, or, where conversations are learned, questions that it answers.
         pub prompts: Vec<String> = Vec::new(),
