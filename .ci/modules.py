@@ -2,7 +2,7 @@
 """Checks that arrows between crates and between modules of the training crate point down, and that folders stay small.
 
 1. A crate depends only on crates below it: cli, measure, report, watch and serve, train, then models, runtime and data, then ir, settings,
-   world and http. Dependencies of tests alone are left out.
+   world, http and waits. Dependencies of tests alone are left out.
 2. The first-level modules of crates/train/src form no cycle. Every path `crate::...` in a module's files counts, also inside
    functions; test modules do not. Where there is a cycle, it is printed with the lines that make it.
 3. No folder at or below those of FOLDERS holds more than MOST files.
@@ -25,7 +25,7 @@ ROWS = (
     ("flatout-report", "flatout-watch", "flatout-serve"),
     ("flatout-train",),
     ("flatout-models", "flatout-runtime", "flatout-data"),
-    ("flatout-ir", "flatout-settings", "flatout-world", "flatout-http"),
+    ("flatout-ir", "flatout-settings", "flatout-world", "flatout-http", "flatout-waits"),
 )
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains in a terminal under tmux, makes it narrower and wider while the bar runs, and looks at what is left on the screen.
+"""Trains in a terminal under tmux, makes it narrower and wider while the bar runs or something is waited for, and looks at what is left on the screen.
 
     python3 .ci/terminal.py target/debug/flatout
 
@@ -7,6 +7,7 @@ It needs tmux and says that it skips where there is none. A line PASS or FAIL a 
 
 import os
 import pathlib
+import random
 import shutil
 import subprocess
 import sys
@@ -39,13 +40,35 @@ def main():
         while time.monotonic() < end and not until():
             time.sleep(0.2)
 
+    def waits(scratch):
+        """Training a tokeniser takes longer than a second: a line says so, and leaves nothing behind."""
+        words = random.Random(1)
+        vocabulary = ["".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=words.randint(2, 9))) for _ in range(20000)]
+        text = "\n\n".join(" ".join(words.choices(vocabulary, k=150)) for _ in range(12000))
+        pathlib.Path(scratch, "book.txt").write_text(text)
+        command = f"LC_ALL=C.UTF-8 {program} train tiny data.path=book.txt model.vocab=6000 train.steps=2 eval.rows=0 --run waits; echo finished-here; sleep 600"
+        subprocess.run([*tmux, "-f", "/dev/null", "new-session", "-d", "-x", "90", "-y", "50", command], cwd=scratch, env=env, check=True)
+        line = "training a tokeniser of 6000 tokens  "
+        wait(lambda: line in screen(), 60)
+        claim(line in screen(), "a wait of more than a second is told", screen())
+        subprocess.run([*tmux, "resize-window", "-x", "30", "-y", "50"], check=True)
+        time.sleep(1)
+        claim(screen(300).count("training a tokeniser") <= 2, "one such line is left after the terminal became narrower", screen(300))
+        subprocess.run([*tmux, "resize-window", "-x", "90", "-y", "50"], check=True)
+        wait(lambda: "finished-here" in screen(300), 180)
+        claim("finished-here" in screen(300) and line not in screen(300), "it is gone when the work is done", screen(300))
+        subprocess.run([*tmux, "kill-server"], check=False)
+
     with tempfile.TemporaryDirectory() as scratch:
-        command = f"LC_ALL=C.UTF-8 {program} train tiny {' '.join(SMALL)} --run run; echo finished-here; sleep 600"
         env = {**os.environ, "TERM": "xterm-256color"}
+        waits(scratch)
+        command = f"LC_ALL=C.UTF-8 {program} train tiny {' '.join(SMALL)} --run run; echo finished-here; sleep 600"
         subprocess.run([*tmux, "-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "50", command], cwd=scratch, env=env, check=True)
         try:
             wait(lambda: BAR in screen(), 60)
             claim(BAR in screen(), "a bar is drawn", screen())
+            painted = subprocess.run([*tmux, "capture-pane", "-p", "-e"], check=True, capture_output=True, text=True).stdout
+            claim("\x1b[36mdata" in painted and "\x1b[36m" + BAR in painted, "lines and the bar have colours", painted)
             for width in ("80", "61", "100"):
                 subprocess.run([*tmux, "resize-window", "-x", width, "-y", "50"], check=True)
                 time.sleep(2)

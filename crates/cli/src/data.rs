@@ -19,7 +19,6 @@ use flatout_train::machine;
 use flatout_train::recipes;
 use flatout_train::tasks::examples::example_sets;
 use flatout_train::tasks::text::corpus_saying;
-use indicatif::{ProgressBar, ProgressDrawTarget};
 use serde_json::json;
 
 use crate::args::{Data, DataCommand, Inspect, Prepare, Reading, recipe_and_overrides};
@@ -74,7 +73,6 @@ fn prepare(args: &Prepare, screen: &Screen) -> Result<ExitCode, Failure> {
     let began = Instant::now();
     let mut shown = Shown::new(*screen);
     let prepared = write_shards(&preparation, &mut |progress| shown.see(progress));
-    shown.bar.finish_and_clear();
     let prepared = prepared?;
     if screen.json {
         screen.object(&as_json(&prepared, &args.out));
@@ -122,26 +120,18 @@ fn prepare(args: &Prepare, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Progress as one line that changes on a terminal, and as a line from time to time elsewhere.
+/// Progress as a line from time to time, where no terminal has one that changes.
 struct Shown {
     screen: Screen,
-    bar: ProgressBar,
     last_line: Instant,
 }
 
 impl Shown {
     fn new(screen: Screen) -> Shown {
-        let bar = ProgressBar::new_spinner();
-        bar.set_draw_target(match screen.live {
-            true => ProgressDrawTarget::stderr_with_hz(8),
-            false => ProgressDrawTarget::hidden(),
-        });
-        Shown { screen, bar, last_line: Instant::now() }
+        Shown { screen, last_line: Instant::now() }
     }
 
     fn see(&mut self, progress: &Progress) {
-        self.bar.set_message(line(progress));
-        self.bar.tick();
         if !self.screen.live && self.last_line.elapsed() >= LINE_EVERY {
             self.last_line = Instant::now();
             self.screen.note(line(progress));

@@ -1,8 +1,6 @@
 //! `data inspect` of conversations, with images or without, labelled texts and preferences: their schema, how many, how long,
 //! the balance of classes, and what the loss sees of some of them.
 
-use std::io::IsTerminal;
-
 use flatout_data::ExampleTable;
 use flatout_data::examples::{ExampleSets, ImageCounts, SetDescription, Sighting, frames_in_words, spans};
 use flatout_data::formats::Place;
@@ -10,12 +8,8 @@ use flatout_data::inspect::Span;
 use serde_json::json;
 
 use crate::data::{shortened, show_lengths};
+use crate::palette::Ink;
 use crate::screen::{Screen, count, one_line, printable};
-
-/// Characters that colour a terminal's text until they are taken back.
-const LEARNED: &str = "\x1b[32m";
-const READ: &str = "\x1b[2m";
-const PLAIN: &str = "\x1b[0m";
 
 pub fn show(sets: &ExampleSets, samples: usize, screen: &Screen) {
     let taken: Vec<usize> = spread(&sets.train, samples);
@@ -67,7 +61,7 @@ pub fn show(sets: &ExampleSets, samples: usize, screen: &Screen) {
     summary(&sets.description, sets.train.together() > 1, screen);
     balance(sets, screen);
     show_lengths(&sets.description.lengths, screen);
-    let colours = coloured();
+    let colours = screen.result_colours;
     if sets.classes.is_empty() {
         let how =
             if colours { "what is green is learned" } else { "what stands in [[ ]] is read but not trained" };
@@ -187,18 +181,11 @@ fn answer(sets: &ExampleSets, at: usize) -> Option<&'static str> {
 fn marked(Span { is_trained, text, .. }: &Span, colours: bool) -> String {
     let text = printable(text);
     match (is_trained, colours) {
-        (true, true) => format!("{LEARNED}{text}{PLAIN}"),
-        (false, true) => format!("{READ}{text}{PLAIN}"),
+        (true, true) => Ink::Good.paint(&text, true),
+        (false, true) => Ink::Faint.paint(&text, true),
         (true, false) => text.into_owned(),
         (false, false) => format!("[[{text}]]"),
     }
-}
-
-/// Whether standard output shows colours and nobody asked for none.
-fn coloured() -> bool {
-    let is_given = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let moves = std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb");
-    moves && !is_given("NO_COLOR") && std::io::stdout().is_terminal()
 }
 
 /// Examples at equal distances; of pairs both answers.

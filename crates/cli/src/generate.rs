@@ -15,6 +15,7 @@ use flatout_train::infer::generate::{
 use flatout_train::infer::sampling::Sampling;
 use flatout_train::run::BESIDE;
 use flatout_train::weights::loaded::Loaded;
+use flatout_waits::{self as waits, Unit};
 use serde_json::json;
 
 use crate::args::Generate;
@@ -85,7 +86,8 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
         screen.piece("\n");
         vec![text]
     } else {
-        let made = generator.continue_prompts(&tokens, how, &mut |_, _| {})?;
+        let wait = waits::begin("generating", Unit::Things("tokens"), None);
+        let made = generator.continue_prompts(&tokens, how, &mut |_, _| wait.add(1))?;
         let whole = |(prompt, more): (&Prompt, &Vec<u32>)| match asks {
             true => vocabulary.decode(more).trim().to_string(),
             false => vocabulary.decode(&[&prompt.tokens[..], more].concat()),

@@ -24,6 +24,7 @@ mod logits;
 mod many;
 mod measuring;
 mod model;
+mod palette;
 mod plan;
 mod profile;
 mod progress;
@@ -41,6 +42,7 @@ mod time_limit;
 mod topology;
 mod train;
 mod tune;
+mod waiting;
 mod watch;
 
 use std::process::ExitCode;
@@ -141,6 +143,7 @@ fn main() -> ExitCode {
     };
     let trains = matches!(args.command, Command::Train(_) | Command::Resume(_) | Command::Sweep(_));
     let screen = Screen::new(args.json, args.quiet, args.verbose, trains);
+    waiting::start(&screen);
     match cleared {
         Ok(names) => names.iter().for_each(|name| {
             screen.note(format!(
@@ -152,7 +155,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     }
-    match device::start_threads().and_then(|()| run(&args.command, &screen)) {
+    let code = match device::start_threads().and_then(|()| run(&args.command, &screen)) {
         Ok(code) => code,
         Err(Failure::User(error)) => {
             complain(error);
@@ -162,7 +165,9 @@ fn main() -> ExitCode {
             complain(sentence);
             ExitCode::FAILURE
         }
-    }
+    };
+    waiting::end();
+    code
 }
 
 fn run(command: &Command, screen: &Screen) -> Result<ExitCode, Failure> {

@@ -36,9 +36,12 @@ pub fn device(loaded: &Loaded) -> Result<Device, Failure> {
     Device::open(loaded.config.switches.compute.backend)
 }
 
-/// A line when a file begins and when it is whole, and now and then on the way.
+/// A line when a file begins and when it is whole, and now and then on the way, where no terminal shows how far it is.
 pub fn fetching(file: &Fetching<'_>, screen: &Screen) {
     let Fetching { file, done_bytes, total_bytes } = file;
+    if screen.live && *total_bytes != Some(*done_bytes) {
+        return;
+    }
     screen.note(match total_bytes {
         Some(total) if total == done_bytes => format!("fetched  {file} ({})", bytes(*total)),
         Some(total) => format!("fetching {file}: {} of {}", bytes(*done_bytes), bytes(*total)),

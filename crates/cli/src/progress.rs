@@ -1,22 +1,26 @@
 //! What a run shows while it trains: a bar on a terminal, lines elsewhere, events as JSON where asked for.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use console::Term;
 use flatout_train::run::events::{Event, Step};
+use flatout_train::run::samples::Sample;
+use flatout_waits as waits;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::screen::Screen;
-use crate::status::Status;
+use crate::palette::Ink;
+use crate::screen::{Screen, one_line};
+use crate::status::{Status, painted};
+use crate::waiting::{self, Hold};
 
 /// Seconds between lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
-/// Of a terminal that does not tell its width.
-const USUAL_WIDTH: u16 = 80;
 
 pub struct Progress {
     screen: Screen,
-    bar: ProgressBar,
+    bar: Arc<Mutex<Bar>>,
     steps: u64,
     is_of_images: bool,
     smoothed: Option<f64>,
@@ -24,21 +28,32 @@ pub struct Progress {
     began: Instant,
     began_step: u64,
     last_line: Option<Instant>,
-    /// Columns of the terminal when the bar was last drawn.
+}
+
+/// The bar on a terminal. A thread draws it again where the terminal has another width, or where the run does something that takes
+/// longer than a second, such as an evaluation.
+struct Bar {
+    bar: ProgressBar,
+    status: Option<Status>,
+    /// The thread that trains: what others prepare beside it is not waited for.
+    trainer: ThreadId,
+    colours: bool,
+    /// Columns of the terminal when the bar was last drawn, and whether it spoke of something that takes long.
     drawn_width: usize,
+    is_of_wait: bool,
+    /// While there is a bar, no other line is drawn.
+    hold: Option<Hold>,
 }
 
 impl Progress {
     /// Of a run with this many steps, some of which are done.
     pub fn new(screen: Screen, [steps, done]: [u64; 2], is_of_images: bool) -> Progress {
-        let bar = ProgressBar::new(steps);
-        bar.set_draw_target(if screen.live {
-            ProgressDrawTarget::stderr_with_hz(8)
-        } else {
-            ProgressDrawTarget::hidden()
-        });
-        // Cut off at the terminal's edge even where it became narrower since the message was made.
-        bar.set_style(ProgressStyle::with_template("{wide_msg}").expect("a template that parses"));
+        let bar = Arc::new(Mutex::new(Bar::new(&screen, steps)));
+        if screen.live {
+            let drawn = Arc::downgrade(&bar);
+            // Without the thread the bar is drawn after every step alone.
+            let _ = thread::Builder::new().name("bar".into()).spawn(move || keep_drawn(&drawn));
+        }
         Progress {
             screen,
             bar,
@@ -49,7 +64,6 @@ impl Progress {
             began: Instant::now(),
             began_step: done,
             last_line: None,
-            drawn_width: 0,
         }
     }
 
@@ -57,29 +71,38 @@ impl Progress {
         if self.screen.json {
             return self.screen.json_line(&event.to_json());
         }
+        let screen = self.screen;
         match event {
             Event::Start(start) => {
                 self.memory_bytes = start.arena_bytes + start.driver_bytes;
-                self.line(format!("optim    {}", start.optimizer));
-                self.line(format!("loader   {}", start.loader));
+                self.fact("optim", &start.optimizer);
+                self.fact("loader", &start.loader);
                 if let Some(attention) = &start.attention {
-                    self.line(format!("attention {attention}"));
+                    self.fact("attention", attention);
                 }
             }
             Event::Step(step) => self.step(step),
             Event::Eval { step, loss, metrics, averaged } => {
                 let metrics = metrics.as_ref().map_or(String::new(), |m| format!("  {}", m.words()));
                 let of = if *averaged { "  (averaged weights)" } else { "" };
-                self.line(format!("step {step}  held-out loss {loss:.4}{metrics}{of}"));
+                let loss = screen.paint(Ink::Strong, format_args!("held-out loss {loss:.4}{metrics}"));
+                self.painted_line(format!("{}  {loss}{of}", self.of_step(*step)));
             }
             Event::Saved { step, path } if self.screen.verbose => {
                 self.line(format!("step {step}  saved {path}"))
             }
-            Event::Warning { message } => self.line(format!("warning: {message}")),
-            Event::Spike { step, loss, median, deviations } => self.line(format!(
-                "step {step}  loss {loss:.4} stands {deviations:.0} deviations above its median of {median:.4}"
-            )),
+            Event::Warning { message } => {
+                let label = screen.paint(Ink::Warning, "warning:");
+                self.painted_line(format!("{label} {}", screen.paint(Ink::Plain, message)));
+            }
+            Event::Spike { step, loss, median, deviations } => {
+                let words = format!(
+                    "loss {loss:.4} stands {deviations:.0} deviations above its median of {median:.4}"
+                );
+                self.painted_line(format!("{}  {}", self.of_step(*step), screen.paint(Ink::Warning, words)));
+            }
             Event::Resume { step } => self.line(format!("continuing after step {step}")),
+            Event::Sample(sample) => self.painted_line(screen.paint(Ink::Faint, words_of(sample))),
             Event::Saved { .. } | Event::End(_) => {}
         }
     }
@@ -97,7 +120,7 @@ impl Progress {
         let made = step.step.saturating_sub(self.began_step) as f64;
         let rate = made / self.began.elapsed().as_secs_f64();
         let status = Status {
-            step,
+            step: step.clone(),
             steps: self.steps,
             smoothed_loss,
             memory_bytes: self.memory_bytes,
@@ -105,29 +128,154 @@ impl Progress {
             is_of_images: self.is_of_images,
         };
         if self.screen.live {
-            let terminal = Term::stderr();
-            let (_, width) = terminal.size_checked().unwrap_or((0, USUAL_WIDTH));
-            let width = usize::from(width).max(1);
-            // A terminal that became narrower has broken the bar's line in several, and the bar clears only the last.
-            let above = self.drawn_width.div_ceil(width).saturating_sub(1);
-            if above > 0 {
-                self.bar.suspend(|| {
-                    let _ = terminal.clear_last_lines(above);
-                });
-            }
-            self.drawn_width = width;
-            self.bar.set_message(status.bar(width));
+            let mut bar = self.bar();
+            bar.status = Some(status);
+            bar.draw();
         } else {
             self.last_line = Some(Instant::now());
             self.screen.note(status.line());
         }
     }
 
+    fn bar(&self) -> MutexGuard<'_, Bar> {
+        self.bar.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn of_step(&self, step: u64) -> String {
+        self.screen.paint(Ink::Label, format_args!("step {step}"))
+    }
+
+    fn fact(&self, label: &str, text: &str) {
+        let label = self.screen.paint(Ink::Label, format_args!("{label:<8}"));
+        self.painted_line(format!("{label} {}", self.screen.paint(Ink::Plain, text)));
+    }
+
     pub fn line(&self, line: String) {
-        self.screen.note_above(self.screen.live.then_some(&self.bar), line);
+        self.painted_line(self.screen.paint(Ink::Plain, line));
+    }
+
+    /// A line above the bar, of texts that went through [`Screen::paint`].
+    fn painted_line(&self, line: String) {
+        match self.screen.live {
+            true => self.bar().bar.println(line),
+            false => self.screen.painted_note(line),
+        }
     }
 
     pub fn finish(&self) {
-        self.bar.finish_and_clear();
+        let mut bar = self.bar();
+        bar.status = None;
+        bar.bar.finish_and_clear();
+        bar.hold = None;
+    }
+}
+
+/// A sample on one line.
+fn words_of(sample: &Sample) -> String {
+    const MOST: usize = 160;
+    let name = sample.image.as_deref().unwrap_or(&sample.prompt);
+    let line = match (&sample.text, &sample.prediction) {
+        (Some(text), _) if text.starts_with(char::is_whitespace) => format!("{}{text}", sample.prompt),
+        (Some(text), _) => format!("{}  {text}", sample.prompt),
+        (None, Some(seen)) => {
+            let truth = seen.truth.as_ref().map_or(String::new(), |truth| format!(", it is {truth}"));
+            let short: String = name.chars().take(MOST / 2).collect();
+            format!("{} ({:.0}%){truth}: {short}", seen.predicted, 100.0 * seen.probability)
+        }
+        (None, None) => name.to_string(),
+    };
+    let line: String = line.chars().take(MOST).collect();
+    format!("sample   {}", one_line(&line))
+}
+
+impl Bar {
+    fn new(screen: &Screen, steps: u64) -> Bar {
+        let bar = ProgressBar::new(steps);
+        bar.set_draw_target(if screen.live {
+            ProgressDrawTarget::stderr_with_hz(8)
+        } else {
+            ProgressDrawTarget::hidden()
+        });
+        // Cut off at the terminal's edge even where it became narrower since the message was made.
+        bar.set_style(ProgressStyle::with_template("{wide_msg}").expect("a template that parses"));
+        Bar {
+            bar,
+            status: None,
+            trainer: thread::current().id(),
+            colours: screen.colours,
+            drawn_width: 0,
+            is_of_wait: false,
+            hold: Some(waiting::hold()),
+        }
+    }
+
+    fn draw(&mut self) {
+        let Some(status) = &self.status else { return };
+        let width = waiting::width();
+        let wait = waits::newest_by(self.trainer, waiting::AFTER);
+        let head = format!("{}/{}", status.step.step, status.steps);
+        let text = match &wait {
+            Some(seen) => format!("{head}  {}", waiting::words(seen)).chars().take(width).collect(),
+            None => status.bar(width),
+        };
+        // A terminal that became narrower has broken the bar's line, which is filled up to the width it was drawn at, in several,
+        // and the bar clears only the last.
+        let above = self.drawn_width.div_ceil(width).saturating_sub(1);
+        if above > 0 {
+            self.bar.suspend(|| {
+                let _ = Term::stderr().clear_last_lines(above);
+            });
+        }
+        (self.drawn_width, self.is_of_wait) = (width, wait.is_some());
+        self.bar.set_message(if self.colours { painted(&text) } else { text });
+    }
+
+    /// Whether it stands there otherwise than it would be drawn now.
+    fn is_stale(&self) -> bool {
+        let waits = waits::newest_by(self.trainer, waiting::AFTER).is_some();
+        waits || self.is_of_wait || self.drawn_width != waiting::width()
+    }
+}
+
+/// Draws a bar again where that is due, until it is gone.
+fn keep_drawn(bar: &Weak<Mutex<Bar>>) {
+    loop {
+        thread::sleep(waiting::EVERY);
+        let Some(bar) = bar.upgrade() else { return };
+        let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
+        if bar.is_stale() {
+            bar.draw();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flatout_train::run::samples::Prediction;
+
+    #[test]
+    fn samples_are_one_short_line_that_moves_no_cursor() {
+        let mut sample = Sample {
+            step: 1,
+            prompt: "once\x1b[2J".into(),
+            text: Some(" upon\na\rtime \u{9b}31m".into()),
+            image: None,
+            prediction: None,
+        };
+        let line = words_of(&sample);
+        assert!(!line.contains(char::is_control) && line.starts_with("sample   once"), "{line}");
+        assert!(line.contains("upon\\na\\rtime"), "{line}");
+        sample.text = Some("x".repeat(5000));
+        assert!(words_of(&sample).chars().count() < 200);
+        sample.text = None;
+        sample.prediction = Some(Prediction {
+            predicted: "cat\x07".into(),
+            probability: 0.75,
+            truth: Some("dog".into()),
+            is_right: false,
+        });
+        sample.image = Some("3.png".into());
+        assert_eq!(words_of(&sample), "sample   cat\\u{7} (75%), it is dog: 3.png");
     }
 }

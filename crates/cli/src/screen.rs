@@ -12,6 +12,9 @@ pub use flatout_report::words::{bytes, count, duration, flops, short};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+use crate::palette::{self, Ink};
+use crate::waiting;
+
 /// What the user wants to see.
 #[derive(Clone, Copy)]
 pub struct Screen {
@@ -20,6 +23,10 @@ pub struct Screen {
     pub verbose: bool,
     /// Standard error is a terminal that may be drawn on.
     pub live: bool,
+    /// Standard error takes colours.
+    pub colours: bool,
+    /// Standard output does.
+    pub result_colours: bool,
     /// The output is only a view of what the command does, which goes on where nobody can read it.
     pub is_view: bool,
 }
@@ -31,13 +38,21 @@ impl Screen {
     pub fn new(json: bool, quiet: bool, verbose: bool, is_view: bool) -> Screen {
         // A terminal that cannot move its cursor, or does not say that it can, gets lines.
         let moves = std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb");
+        let colours = palette::has_colours(io::stderr().is_terminal());
+        let result_colours = palette::has_colours(io::stdout().is_terminal());
         let live = !json && !quiet && moves && io::stderr().is_terminal();
-        Screen { json, quiet, verbose, live, is_view }
+        Screen { json, quiet, verbose, live, colours, result_colours, is_view }
     }
 
     /// A line of the result.
     pub fn result(&self, line: impl Display) {
         self.coloured(printable(&line.to_string()));
+    }
+
+    /// A line of the result that begins with a word that says what it is about.
+    pub fn result_fact(&self, label: &str, text: impl Display) {
+        let label = Ink::Label.paint(&format!("{label:<8}"), self.result_colours);
+        self.coloured(format_args!("{label} {}", printable(&text.to_string())));
     }
 
     /// A line of the result with colours; texts and names in it went through [`printable`].
@@ -68,7 +83,7 @@ impl Screen {
             return;
         }
         let mut out = io::stdout();
-        let Err(error) = out.write_fmt(text).and_then(|()| out.flush()) else { return };
+        let Err(error) = waiting::above(|| out.write_fmt(text).and_then(|()| out.flush())) else { return };
         if !self.is_view {
             complain(format!("standard output cannot be written: {error}"));
             std::process::exit(1);
@@ -80,10 +95,13 @@ impl Screen {
         }
     }
 
-    /// A bar of so many parts by indicatif's template, where one may be drawn.
+    /// A bar of this many parts by indicatif's template, where one may be drawn. From then on it says what is waited for.
     pub fn bar(&self, template: &str, parts: u64) -> Option<ProgressBar> {
         let style = || ProgressStyle::with_template(template).expect("a template");
-        self.live.then(|| ProgressBar::new(parts).with_style(style()))
+        self.live.then(|| {
+            std::mem::forget(waiting::hold());
+            ProgressBar::new(parts).with_style(style())
+        })
     }
 
     /// A note above the bar, where there is one.
@@ -94,22 +112,38 @@ impl Screen {
         }
     }
 
+    /// A text in an ink, escaped, for a line of [`Screen::painted_note`].
+    pub fn paint(&self, ink: Ink, text: impl Display) -> String {
+        ink.paint(&printable(&text.to_string()), self.colours)
+    }
+
+    /// A line of the start of a run: a word that says what it is about, and the matter.
+    pub fn fact(&self, label: &str, text: impl Display) {
+        let label = self.paint(Ink::Label, format_args!("{label:<8}"));
+        self.painted_note(format_args!("{label} {}", self.paint(Ink::Plain, text)));
+    }
+
+    /// A line beside the result with colours; texts in it went through [`Screen::paint`].
+    pub fn painted_note(&self, line: impl Display) {
+        if !self.quiet && !self.json {
+            let _ = waiting::above(|| writeln!(io::stderr(), "{line}"));
+        }
+    }
+
     /// A line beside the result that was asked for by name, also where little is shown.
     pub fn always(&self, line: impl Display) {
-        let _ = writeln!(io::stderr(), "{}", printable(&line.to_string()));
+        let _ = waiting::above(|| writeln!(io::stderr(), "{}", printable(&line.to_string())));
     }
 
     /// A line beside the result.
     pub fn note(&self, line: impl Display) {
-        if !self.quiet && !self.json {
-            let _ = writeln!(io::stderr(), "{}", printable(&line.to_string()));
-        }
+        self.painted_note(printable(&line.to_string()));
     }
 }
 
 /// Says on standard error what went wrong, as far as that can be written.
 pub fn complain(sentence: impl Display) {
-    let _ = writeln!(io::stderr(), "flatout: {}", printable(&sentence.to_string()));
+    let _ = waiting::above(|| writeln!(io::stderr(), "flatout: {}", printable(&sentence.to_string())));
 }
 
 /// A text with its control characters escaped, but for the ends of its lines and tabs.

@@ -3,6 +3,8 @@
 use console::Term;
 use flatout_report::plot::Scale;
 
+use crate::palette::{has_colours, paint_curve};
+
 pub struct Curve {
     pub name: String,
     pub points: Vec<(f64, f64)>,
@@ -23,12 +25,11 @@ impl Paper {
     /// As wide as a terminal within bounds, and in colours where it is one and nobody asked for none.
     pub fn of(terminal: &Term, height: usize, log_x: bool) -> Paper {
         let (_, width) = terminal.size_checked().unwrap_or((0, 80));
-        let wants_colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         Paper {
             width: (width as usize).clamp(40, 120),
             height,
             log_x,
-            colours: terminal.is_term() && wants_colours,
+            colours: has_colours(terminal.is_term()),
         }
     }
 }
@@ -38,7 +39,6 @@ const ACROSS: usize = 2;
 const DOWN: usize = 4;
 /// The bit of a dot by row and column, as Unicode's Braille patterns have them.
 const DOTS: [[u8; ACROSS]; DOWN] = [[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]];
-const INKS: [u8; 6] = [36, 33, 32, 35, 34, 31];
 
 /// The lines of a sketch: a legend, the curves beside their labels, the labels below. Nothing where there is nothing to
 /// draw.
@@ -61,7 +61,7 @@ pub fn sketch(curves: &[Curve], paper: Paper) -> Vec<String> {
     let mut lines = vec![];
     if curves.len() > 1 {
         let names = curves.iter().enumerate().map(|(i, curve)| match paper.colours {
-            true => format!("{} {}", ink(i, "━━"), curve.name),
+            true => format!("{} {}", paint_curve(i, "━━"), curve.name),
             false => format!("{} {}", letter(i), curve.name),
         });
         lines.push(format!("{:margin$}  {}", "", names.collect::<Vec<_>>().join("   ")));
@@ -114,7 +114,7 @@ fn cell(grids: &[Grid], at: usize, colours: bool) -> String {
     let dots = char::from_u32(0x2800 + dots as u32).unwrap_or(' ').to_string();
     match (colours, grids.len(), here.len()) {
         (_, 1, _) => dots,
-        (true, ..) => ink(*first, &dots),
+        (true, ..) => paint_curve(*first, &dots),
         (false, _, 1) => letter(*first).to_string(),
         (false, ..) => "*".into(),
     }
@@ -122,10 +122,6 @@ fn cell(grids: &[Grid], at: usize, colours: bool) -> String {
 
 fn letter(i: usize) -> char {
     (b'a' + (i % 26) as u8) as char
-}
-
-fn ink(i: usize, text: &str) -> String {
-    format!("\x1b[{}m{text}\x1b[0m", INKS[i % INKS.len()])
 }
 
 /// The line under the curves with its ticks, and their labels, none over another.

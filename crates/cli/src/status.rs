@@ -3,11 +3,12 @@
 use flatout_train::metrics::Metrics;
 use flatout_train::run::events::Step;
 
+use crate::palette::Ink;
 use crate::screen::{bytes, count, duration};
 
 /// What there is to say after an update.
-pub struct Status<'a> {
-    pub step: &'a Step,
+pub struct Status {
+    pub step: Step,
     /// Of the whole run.
     pub steps: u64,
     pub smoothed_loss: f64,
@@ -22,10 +23,10 @@ pub struct Status<'a> {
 type Piece = (u8, String);
 
 const GAP: &str = "  ";
-/// Widths from which a bar has so many places.
+/// Widths from which a bar has a number of places.
 const BARS: [(usize, usize); 3] = [(120, 28), (80, 16), (56, 8)];
 
-impl Status<'_> {
+impl Status {
     /// Everything, for a log.
     pub fn line(&self) -> String {
         let said: Vec<String> = self.pieces().into_iter().map(|(_, text)| text).collect();
@@ -54,7 +55,7 @@ impl Status<'_> {
     }
 
     fn pieces(&self) -> Vec<Piece> {
-        let step = self.step;
+        let step = &self.step;
         let percent = |share: f64| format!("{:.0}%", 100.0 * share);
         let mut pieces =
             vec![(0, format!("loss {:.4}", step.loss)), (4, format!("mean {:.4}", self.smoothed_loss))];
@@ -91,12 +92,23 @@ impl Status<'_> {
     }
 }
 
+/// The line of a bar in colours, which take no places.
+pub fn painted(line: &str) -> String {
+    let from = line.find(|c: char| c.is_ascii_digit()).unwrap_or(0);
+    let (bar, rest) = line.split_at(from);
+    let bar = Ink::Bar.paint(bar, !bar.trim().is_empty());
+    match rest.split(GAP).find(|piece| piece.starts_with("loss ")) {
+        Some(loss) => format!("{bar}{}", rest.replacen(loss, &Ink::Strong.paint(loss, true), 1)),
+        None => format!("{bar}{rest}"),
+    }
+}
+
 /// Rows a second, with a decimal where there are few.
 fn rate(rows: f64) -> String {
     if rows < 10.0 { format!("{rows:.1}") } else { count(rows as u64) }
 }
 
-/// So much of so many places, in halves.
+/// A share of a number of places, in halves.
 fn bar(share: f64, places: usize) -> String {
     let halves = (share.clamp(0.0, 1.0) * 2.0 * places as f64) as usize;
     let (full, half) = (halves / 2, halves % 2);
@@ -120,9 +132,9 @@ mod tests {
         Step { gpu: Some(gpu), ..serde_json::from_str(line).expect("a step") }
     }
 
-    fn status(step: &Step) -> Status<'_> {
+    fn status(step: &Step) -> Status {
         Status {
-            step,
+            step: step.clone(),
             steps: 800,
             smoothed_loss: 1.487,
             memory_bytes: 35 << 30,
@@ -177,6 +189,18 @@ mod tests {
         assert_eq!(status.bar(34), "317/800  loss 1.5001  12 min left");
         assert_eq!(status.bar(80), "━━━━━━           317/800  loss 1.5001  255,358 tok/s  12 min left");
         assert!(status.bar(250).ends_with("data 2%  GPU 98% 690 W  throttled by power  12 min left"));
+    }
+
+    #[test]
+    fn colours_take_no_places() {
+        let line = status(&step()).bar(80);
+        let painted = painted(&line);
+        assert_eq!(console::strip_ansi_codes(&painted), line);
+        assert!(
+            painted.contains("\x1b[1mloss 1.5001\x1b[0m") && painted.starts_with("\x1b[36m"),
+            "{painted:?}"
+        );
+        assert_eq!(super::painted("317"), "317");
     }
 
     #[test]

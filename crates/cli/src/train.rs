@@ -34,10 +34,12 @@ use flatout_train::weights::pretrained;
 use crate::args::{ResumeRun, Train, recipe_and_overrides};
 use crate::many::{self, Advice, Part};
 use crate::model;
+use crate::palette::Ink;
 use crate::progress::Progress;
-use crate::screen::{Screen, bytes, count, duration, short};
+use crate::screen::{Screen, bytes, count, duration, printable, short};
 use crate::sketch::{Curve, Paper, sketch};
 use crate::start::{self, Starting};
+use crate::waiting;
 
 pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     let part = many::part(&args.ranks)?;
@@ -233,7 +235,7 @@ fn run_through(
             sinks,
             &mut |notice| match notice {
                 _ if !ranks.is_first() => {}
-                Notice::Data(said) => screen.note(format!("data     {said}")),
+                Notice::Data(said) => screen.fact("data", said),
                 Notice::Ready(ready) => {
                     start_block(ready, screen);
                     if let Err(error) = kept::write(ready.run, ready.config, ready.compiled) {
@@ -277,30 +279,30 @@ fn run_through(
 /// At most twelve lines: what is trained, on what, how much, with what memory, and what `auto` chose.
 fn start_block(ready: &Ready<'_>, screen: &Screen) {
     let Ready { config, compiled, data, run, steps, laps, .. } = ready;
-    screen.note(format!(
-        "{}  ->  {}",
-        if config.recipe.is_empty() { "recipe" } else { &config.recipe },
-        run.display()
-    ));
-    screen.note(format!(
-        "model    {} parameters{}: {}",
-        short(compiled.parameters),
-        match compiled.trained() {
-            all if all == compiled.parameters => String::new(),
-            some => format!(" ({} trained)", short(some)),
-        },
-        config.model.dimensions()
-    ));
+    let recipe = if config.recipe.is_empty() { "recipe" } else { &config.recipe };
+    screen.painted_note(screen.paint(Ink::Strong, format_args!("{recipe}  ->  {}", run.display())));
+    screen.fact(
+        "model",
+        format!(
+            "{} parameters{}: {}",
+            short(compiled.parameters),
+            match compiled.trained() {
+                all if all == compiled.parameters => String::new(),
+                some => format!(" ({} trained)", short(some)),
+            },
+            config.model.dimensions()
+        ),
+    );
     let described = data.describe();
     let words = data.vocabulary().map_or(0, |vocabulary| vocabulary.size());
     let about = if described.is_estimated { "about " } else { "" };
-    screen.note(match (data.floor(), described.tokens) {
+    let of_data = match (data.floor(), described.tokens) {
         (Some(floor), _) => format!(
-            "data     a synthetic language of {words} words; no model gets below {:.4} nats a token, no trigram model below {:.4}",
+            "a synthetic language of {words} words; no model gets below {:.4} nats a token, no trigram model below {:.4}",
             floor.nats, floor.trigram_nats
         ),
         (None, Some(tokens)) => format!(
-            "data     {about}{} tokens in {} {}, {} held out; vocabulary {words}",
+            "{about}{} tokens in {} {}, {} held out; vocabulary {words}",
             count(tokens),
             count(described.documents.unwrap_or(0)),
             match config.data.task {
@@ -311,44 +313,49 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
             count(described.held_out_documents.unwrap_or(0))
         ),
         (None, None) => match data.sentence() {
-            Some(sentence) => format!("data     {sentence}"),
-            None => format!("data     an endless stream; vocabulary {words}"),
+            Some(sentence) => sentence,
+            None => format!("an endless stream; vocabulary {words}"),
         },
-    });
+    };
+    screen.fact("data", of_data);
     let batch = config.train.batch;
     let (steps, lr) = (count(*steps), format!("lr {} {}", config.optimizer.lr, config.schedule.name));
     let tokens = count(prediction::tokens_per_update(config, compiled) as u64);
     match &compiled.settled.arrangement {
-        None if config.model.image_size().is_some() => screen.note(format!(
-            "train    {steps} steps of {batch} images, {} at once; {lr}",
-            compiled.micro_batch
-        )),
-        None => screen.note(format!(
-            "train    {steps} steps of {batch} rows ({tokens} tokens), {} at once; {lr}",
-            compiled.micro_batch
-        )),
+        None if config.model.image_size().is_some() => screen.fact(
+            "train",
+            format!("{steps} steps of {batch} images, {} at once; {lr}", compiled.micro_batch),
+        ),
+        None => screen.fact(
+            "train",
+            format!(
+                "{steps} steps of {batch} rows ({tokens} tokens), {} at once; {lr}",
+                compiled.micro_batch
+            ),
+        ),
         Some(arrangement) => {
             let unit = if config.together() > 1 { "pairs" } else { "examples" };
-            screen.note(format!("train    {steps} steps of {batch} {unit} (about {tokens} tokens); {lr}"));
-            screen.note(format!("lengths  {}", arrangement.words()));
+            screen.fact("train", format!("{steps} steps of {batch} {unit} (about {tokens} tokens); {lr}"));
+            screen.fact("lengths", arrangement.words());
         }
     }
-    screen.note(format!(
-        "memory   {}, planned to the byte: flatout plan shows it",
-        bytes(compiled.plans.arena_bytes as u64)
-    ));
-    screen.note(match compiled.target.name.as_str() {
-        "cpu" => format!("device   {}cpu with {} threads", ranks_in_words(compiled), compiled.target.cores),
+    screen.fact(
+        "memory",
+        format!("{}, planned to the byte: flatout plan shows it", bytes(compiled.plans.arena_bytes as u64)),
+    );
+    let of_device = match compiled.target.name.as_str() {
+        "cpu" => format!("{}cpu with {} threads", ranks_in_words(compiled), compiled.target.cores),
         gpu => match (compiled.target.ranks, device::visible_gpus()) {
-            (1, 0 | 1) => format!("device   {gpu}"),
-            (1, visible) => format!("device   {gpu} (1 of {visible}: --gpus {visible} takes all)"),
-            _ => format!("device   {}{gpu}", ranks_in_words(compiled)),
+            (1, 0 | 1) => gpu.to_string(),
+            (1, visible) => format!("{gpu} (1 of {visible}: --gpus {visible} takes all)"),
+            _ => format!("{}{gpu}", ranks_in_words(compiled)),
         },
-    });
-    screen.note(format!("start    {}", spent(laps)));
+    };
+    screen.fact("device", of_device);
+    screen.fact("start", spent(laps));
     let chosen: Vec<String> =
         compiled.settled.chosen.iter().map(|c| format!("{}={}", c.switch, c.value)).collect();
-    screen.note(format!("auto     {} (why: flatout plan)", chosen.join(" ")));
+    screen.fact("auto", format!("{} (why: flatout plan)", chosen.join(" ")));
     if let Some(layers) = fp8_layers::sentence(&compiled.plans, &compiled.settled) {
         screen.note(layers);
     }
@@ -390,7 +397,7 @@ fn draw_loss(run: &Path) {
     }
     for line in sketch(&[Curve { name: "loss".into(), points }], Paper::of(&terminal, HEIGHT, false)) {
         // A terminal that is gone takes nothing from the run.
-        let _ = terminal.write_line(&line);
+        let _ = waiting::above(|| terminal.write_line(&line));
     }
 }
 
@@ -408,12 +415,9 @@ fn end_block(
         (true, false) => "held-out loss",
         (false, _) => "loss",
     };
-    screen.result(format!(
-        "done     {} steps in {}",
-        count(outcome.steps),
-        duration(began.elapsed().as_secs_f64())
-    ));
-    screen.result(match floor {
+    let took = duration(began.elapsed().as_secs_f64());
+    screen.result_fact("done", format_args!("{} steps in {took}", count(outcome.steps)));
+    let came_to = match floor {
         Some(floor) => format!(
             "{what} {:.4}: {:.1}% above the floor of {:.4}; the best trigram model stays {:.1}% above it",
             outcome.loss,
@@ -428,9 +432,10 @@ fn end_block(
                 format!("{what} {:.4} nats {each}", outcome.loss)
             }
         },
-    });
+    };
+    screen.coloured(Ink::Strong.paint(&printable(&came_to), screen.result_colours));
     if let Some(why) = &outcome.early {
-        screen.result(format!("early    {why}"));
+        screen.result_fact("early", why);
     }
     if screen.live {
         draw_loss(run.dir());
@@ -462,11 +467,18 @@ fn end_block(
             let mut generator = Generator::open(run.dir(), device)?;
             let how = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 1, max_tokens: 60 };
             let written = generator.generate("", how, |_| {})?;
-            let sample = Sample { step: outcome.steps, prompt: "", text: written.trim() };
+            let text = written.trim();
+            let sample = Sample {
+                step: outcome.steps,
+                prompt: String::new(),
+                text: Some(text.into()),
+                image: None,
+                prediction: None,
+            };
             if let Err(error) = samples::append(run.dir(), &sample) {
                 screen.note(format!("{} is not written: {error}", samples::SAMPLES));
             }
-            screen.result(format!("sample   {}", sample.text));
+            screen.result_fact("sample", text);
             vec![
                 format!("flatout generate {dir}                  more text from this model"),
                 "flatout train tiny data.path=book.txt   train on your own text".into(),
@@ -475,10 +487,10 @@ fn end_block(
             ]
         }
     };
-    screen.result(format!("run      {dir}"));
-    screen.result(format!("report   {dir}/report.md"));
+    screen.result_fact("run", &dir);
+    screen.result_fact("report", format_args!("{dir}/report.md"));
     for (i, line) in next.iter().enumerate() {
-        screen.note(format!("{:<9}{line}", if i == 0 { "next" } else { "" }));
+        screen.fact(if i == 0 { "next" } else { "" }, line);
     }
     Ok(())
 }

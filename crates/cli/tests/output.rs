@@ -142,3 +142,51 @@ fn control_characters_of_data_are_escaped() {
     }
     assert!(escaped >= 6, "{escaped} commands had something to escape");
 }
+
+/// A prompt may hold anything, and so may what a model writes.
+#[test]
+fn samples_move_no_cursor() {
+    let scene = Scene::new();
+    fs::write(scene.folder.path().join("book.txt"), "the \u{1b}[31mred\u{1b}[0m fox <b>\r\n\n".repeat(400))
+        .expect("a file");
+    let prompts = "samples.prompts=['the \u{1b}[2J<img src=x>']";
+    let words = [
+        "data.path=book.txt",
+        "model.vocab=300",
+        "model.context=64",
+        "eval.rows=2",
+        prompts,
+        "samples.max_tokens=8",
+        "--run",
+        "run",
+    ];
+    let said = say(scene.folder.path(), &small_train(&words));
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(said.err.contains("sample   the \\u{1b}[2J<img src=x>"), "{}", said.err);
+    assert!(!said.err.contains('\u{1b}') && !said.out.contains('\u{1b}'), "{}", said.err);
+    let events = scene.events("run");
+    let sample =
+        events.iter().find_map(|event| if let Event::Sample(sample) = event { Some(sample) } else { None });
+    let sample = sample.expect("a sample");
+    assert_eq!((sample.step, sample.prompt.as_str()), (6, "the \u{1b}[2J<img src=x>"));
+    assert!(sample.text.as_ref().is_some_and(|text| !text.is_empty()));
+}
+
+/// Lines have colours where they are forced, and none in a pipe.
+#[test]
+fn colours_are_asked_for() {
+    let scene = Scene::new();
+    let output = |name: &str, value: &str, run: &str| {
+        let mut command = flatout(scene.folder.path(), &small_train(&["--run", run]));
+        let output = command.env_remove("NO_COLOR").env(name, value).output().expect("an end");
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    let plain = output("CLICOLOR", "1", "plain");
+    assert!(!plain.contains('\u{1b}') && plain.contains("model    "), "{plain}");
+    let forced = output("CLICOLOR_FORCE", "1", "forced");
+    assert!(
+        forced.contains("\u{1b}[36mmodel   \u{1b}[0m ")
+            && forced.contains("\u{1b}[36mdone    \u{1b}[0m 6 steps"),
+        "{forced}"
+    );
+}

@@ -82,15 +82,10 @@ fn other_addresses_ask_for_a_token() {
     assert!(get(&serving.url, "/", &format!("Cookie: {pair}\r\n")).starts_with("HTTP/1.0 200"));
 }
 
-#[test]
-fn a_run_shows_itself_while_it_trains() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let words = small_train(&["train.steps=100000", "--run", "runs/a", "--watch"]);
-    let mut child = flatout(folder.path(), &words)
-        .env_remove("DISPLAY")
-        .env_remove("WAYLAND_DISPLAY")
-        .spawn()
-        .expect("it starts");
+/// Starts a command that trains with `--watch` until its page answers, and gives the address; the process is killed.
+fn shows_itself(dir: &Path, words: &[&str]) -> String {
+    let mut child =
+        flatout(dir, words).env_remove("DISPLAY").env_remove("WAYLAND_DISPLAY").spawn().expect("it starts");
     let mut err = BufReader::new(child.stderr.take().expect("it is captured"));
     let url = loop {
         let mut line = String::new();
@@ -104,6 +99,32 @@ fn a_run_shows_itself_while_it_trains() {
     child.kill().expect("it is ended");
     child.wait().expect("it has ended");
     assert!(page.starts_with("HTTP/1.0 200"), "{page}");
+    url
+}
+
+#[test]
+fn a_run_shows_itself_while_it_trains() {
+    let folder = tempfile::tempdir().expect("a folder");
+    shows_itself(folder.path(), &small_train(&["train.steps=100000", "--run", "runs/a", "--watch"]));
+}
+
+/// The first rank alone has a page. Its parent passes the address on; killed, it takes its ranks with it.
+#[test]
+fn ranks_show_their_run_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let words =
+        ["train.steps=100000", "train.batch=4", "--run", "runs/a", "--watch", "--ranks", "2", "backend=cpu"];
+    shows_itself(folder.path(), &small_train(&words));
+}
+
+#[test]
+fn a_run_that_goes_on_shows_itself() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let said = say(folder.path(), &small_train(&["train.steps=4", "--run", "runs/a"]));
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    shows_itself(folder.path(), &["resume", "runs/a", "train.steps=100000", "--watch"]);
+    let ranks = ["resume", "runs/a", "train.steps=100000", "--watch", "--ranks", "2"];
+    shows_itself(folder.path(), &ranks);
 }
 
 #[test]

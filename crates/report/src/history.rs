@@ -165,6 +165,7 @@ impl History {
                 Event::Spike { step, loss, median, .. } => history.warnings.push(format!(
                     "step {step}: the loss of {loss:.4} stands out; the median before it is {median:.4}"
                 )),
+                Event::Sample(_) => {}
                 Event::End(end) => history.end = Some(end.clone()),
             }
         }

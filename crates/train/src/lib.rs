@@ -16,6 +16,7 @@ pub mod ranks;
 pub mod recipes;
 pub mod resolve;
 pub mod run;
+pub mod sampling;
 pub mod switches;
 pub mod tasks;
 pub mod training;

@@ -35,6 +35,7 @@ mod preference_run;
 mod queues;
 mod rates;
 mod resume;
+mod samples;
 mod seen_preference;
 mod serving;
 mod small_recipe;

@@ -138,6 +138,7 @@ class Chart {
   zoom(event) {
     if (this.drag !== undefined && Math.abs(event.offsetX - this.drag) > 6) {
       pointer.zoom = [this.valueAt(this.drag), this.valueAt(event.offsetX)].sort((a, b) => a - b);
+      refine();
     }
     this.drag = undefined;
     this.dragTo = undefined;

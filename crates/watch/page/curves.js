@@ -44,6 +44,44 @@ const smoothingShare = () => 0.2 * (kept.smooth / 100) ** 2;
 /** Tokens over which curves are smoothed, one span for all runs: a share of those that the longest has seen. */
 const smoothingSpan = () => smoothingShare() * most([0, ...shownIds().map((id) => store.curves.get(id)?.steps.tokens.at(-1) ?? 0)]);
 
+/** Curves of the part that is looked at, finer than those of a whole run: id -> the part, and the steps as columns. */
+const parts = new Map();
+
+/** Asks for finer curves of the part that is looked at, where those that are known were thinned. */
+const refine = () => {
+  if (currentView() !== curvesView) return;
+  for (const id of shownIds()) {
+    const steps = store.curves.get(id)?.steps;
+    if (!steps || !(steps.stride > 1) || !pointer.zoom) continue;
+    const column = steps[columnOf()];
+    const at = (value) => Math.min(Math.max(placeOf(column, value), 0), column.length - 1);
+    const [low, high] = [at(pointer.zoom[0]), at(pointer.zoom[1])];
+    // Some more on both sides, for what is smoothed.
+    const room = Math.ceil((high - low) / 4) + 1;
+    const [from, to] = [steps.step[Math.max(0, low - room)], steps.step[Math.min(steps.step.length - 1, high + room)]];
+    const known = parts.get(id);
+    // A run that goes on at the end of the part is asked for now and then.
+    if (known && known.from === from && (known.to === to || Date.now() - known.asked < 2000)) continue;
+    const wanted = { from, to, steps: known?.from === from ? known.steps : null, asked: Date.now() };
+    parts.set(id, wanted);
+    fetch(`/api/part?id=${encodeURIComponent(id)}&from=${from}&to=${to}`).then((answer) => (answer.ok ? answer.json() : null)).then((part) => {
+      if (!part?.steps || parts.get(id) !== wanted) return;
+      wanted.steps = appended(null, part.steps);
+      redrawAll();
+    }).catch(() => { /* The curves that are known stay. */ });
+  }
+};
+
+/** The steps of a run as they are drawn: of the part that is looked at, where finer ones are there. */
+const stepsOf = (id) => {
+  const known = store.curves.get(id).steps;
+  const part = pointer.zoom && parts.get(id)?.steps;
+  if (!part) return known;
+  const [column, last] = [part[columnOf()], known[columnOf()].at(-1)];
+  const covers = column[0] <= Math.max(pointer.zoom[0], known[columnOf()][0]) && column.at(-1) >= Math.min(pointer.zoom[1], last) - 0.02 * (pointer.zoom[1] - pointer.zoom[0]);
+  return covers ? part : known;
+};
+
 /** The curves of a chart as they are now. */
 const dataOf = (chart) => {
   const [column, span] = [columnOf(), smoothingSpan()];
@@ -54,7 +92,7 @@ const dataOf = (chart) => {
     const known = store.curves.get(id);
     if (!known || chart.unless?.(id)) continue;
     const [colour, name] = [colourOf(id), nameOf(id)];
-    const steps = known.steps;
+    const steps = stepsOf(id);
     const curve = chart.curve && steps.curves[chart.curve];
     if (curve) {
       const hasTokens = steps.tokens.at(-1) > 0;
@@ -123,6 +161,7 @@ const curvesView = {
     if (smooth) smooth.textContent = this.smoothWords();
     replace(this.empty, ids.length ? null : emptyView());
     this.tools.hidden = !ids.length;
+    if (pointer.zoom) refine();
     redrawAll();
   },
 

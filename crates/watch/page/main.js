@@ -114,6 +114,8 @@ store.listeners.push((what) => {
     isDue = false;
     const all = [...news];
     news.clear();
+    // The folder of a sweep is looked at for the sweep.
+    if (all.includes('first') && !first && store.sweeps.includes('.')) go('sweeps');
     byId('folder').textContent = store.folder.split('/').pop() || store.folder;
     byId('folder').title = store.folder;
     if (all.includes('list')) { drawTabs(); side.draw(); }

@@ -25,7 +25,7 @@ const runView = {
     replace(this.view,
       this.heading(id, run), this.facts,
       details && [
-        this.problems(details), this.warnings(details.record), this.classes(details), this.samples(details), this.plan(details),
+        this.problems(details), this.warnings(details.record), this.classes(details), samplesPart(id, details.samples ?? []), this.plan(details),
         this.kernels(details), this.switches(details), this.machine(details), this.config(details),
       ].filter(Boolean),
     );
@@ -111,12 +111,6 @@ const runView = {
           const sum = row.reduce((a, b) => a + b, 0);
           return make('tr', {}, make('th', { scope: 'row', title: name(index) }, name(index)), row.map((value, column) => cell(value, index, column, sum)));
         })))));
-  },
-
-  samples(details) {
-    if (!details.samples?.length) return null;
-    return part('Samples', 'the newest first', make('ul', { class: 'texts' }, [...details.samples].reverse().slice(0, 20).map((sample) => make('li', {},
-      make('span', { class: 'faint' }, isNumber(sample.step) ? `step ${count(sample.step)}  ` : '', sample.prompt ? `${sample.prompt} ` : ''), sample.text ?? ''))));
   },
 
   /** Memory over the launches of a step, stacked by category. */

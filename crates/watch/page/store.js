@@ -84,7 +84,7 @@ const takeList = (list) => {
   for (const run of list.runs) store.runs.set(run.id, run);
   store.sweeps = list.sweeps;
   store.notes = list.notes;
-  if (isFirst) chooseFirst();
+  if (isFirst) { chooseFirst(); changed('first'); }
   changed('list');
 };
 
@@ -146,6 +146,12 @@ const subscribe = () => {
   const own = (take) => (event) => { if (store.source === source) take(JSON.parse(event.data)); };
   source.addEventListener('runs', own((list) => { takeList(list); chooseNewest(); }));
   source.addEventListener('run', own(takeRun));
+  // Another page took this one's place: it does not take it back by itself.
+  source.addEventListener('full', own(({ most_pages: mostPages }) => {
+    source.close();
+    store.source = null;
+    setStatus(`more than ${mostPages} pages are open, so this one rests: load it again to go on`, true);
+  }));
   // A stream that begins again sends every curve from its beginning.
   source.onopen = () => setStatus('');
   source.onerror = () => {

@@ -1,5 +1,8 @@
 // The view of sweeps: a table of runs, and parallel coordinates of what was varied and what came of it.
 
+/** A sweep under its name, or that of the folder that it is. */
+const titleOfSweep = (id) => (id === '.' ? store.folder.split('/').pop() : id);
+
 const sweepView = {
   title: 'Sweeps',
   sort: 'best',
@@ -27,7 +30,9 @@ const sweepView = {
 
   draw() {
     const { sweep, id } = this;
-    const runs = (sweep.runs ?? []).map((run) => ({ ...run, live: store.runs.get(`${id}/${run.name}`) }));
+    // A sweep that is the folder itself has its runs beside it.
+    const idOf = (name) => (id === '.' ? name : `${id}/${name}`);
+    const runs = (sweep.runs ?? []).map((run) => ({ ...run, live: store.runs.get(idOf(run.name)) }));
     const keys = [...new Set(runs.flatMap((run) => Object.keys(run.values ?? {})))];
     const isHigherBetter = sweep.goal && !/loss|bits/.test(sweep.goal);
     const better = (a, b) => (isHigherBetter ? b - a : a - b);
@@ -47,10 +52,10 @@ const sweepView = {
     ]);
     const choose = store.sweeps.length > 1 ? make('label', {}, 'Sweep', make('select', {
       onchange: (event) => { this.id = event.target.value; this.sweep = null; this.update('list'); },
-    }, store.sweeps.map((name) => make('option', { value: name, selected: name === id }, name)))) : null;
+    }, store.sweeps.map((name) => make('option', { value: name, selected: name === id }, titleOfSweep(name))))) : null;
     const all = make('button', { class: 'link', type: 'button', onclick: () => { setShown(runs.filter((run) => run.live).map((run) => run.live.id)); go('curves'); } }, 'Draw the curves of all');
     const canvas = make('canvas', { role: 'img', 'aria-label': 'Parallel coordinates of the sweep' });
-    replace(this.view, make('div', { class: 'tools' }, choose, make('h2', {}, id), make('span', { class: 'faint' }, `${sweep.recipe ?? ''}, ${runs.length} runs by ${sweep.goal ?? 'loss'}`), all),
+    replace(this.view, make('div', { class: 'tools' }, choose, make('h2', {}, titleOfSweep(id)), make('span', { class: 'faint' }, `${sweep.recipe ?? ''}, ${runs.length} runs by ${sweep.goal ?? 'loss'}`), all),
       keys.length ? part('Parallel coordinates', 'the better a run, the darker its line', make('div', { class: 'coordinates' }, canvas)) : null,
       part('Runs', null, table(head, rows, (index) => (runs[index] === best ? 'best' : null))),
       sweep.means?.length ? part('Means over seeds', null, this.means(sweep)) : null);

@@ -86,6 +86,13 @@ impl Curves {
         newest.take(64).find(|mean| mean.is_finite()).map(f64::from)
     }
 
+    /// Forgets all points; the next is the first.
+    pub fn clear(&mut self) {
+        self.buckets.clear();
+        self.stride = 1;
+        self.revision += 1;
+    }
+
     pub fn push(&mut self, at: At, values: impl Iterator<Item = Option<f64>>) {
         self.revision += 1;
         let is_full = self.buckets.last().is_none_or(|last| last.points >= self.stride);

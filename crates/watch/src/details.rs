@@ -3,11 +3,12 @@
 //! `plan.json` and `samples.jsonl` are written by `train`, `ablate.json` by `ablate --out`, and `profile.json` is what
 //! `profile --json` prints. The last two may also lie in the folder of the runs, for all runs of their recipe.
 
-use std::io;
+use std::io::{self, Read};
 use std::path::Path;
 
 use flatout_train::config::Config;
 use flatout_train::config::resolved::Resolved;
+use flatout_train::run::samples::{self, IMAGES};
 use serde_json::{Map, Value, json};
 
 use crate::folder::Folder;
@@ -56,7 +57,7 @@ pub fn details(folder: &Folder, dir: &Path, recipe: Option<&str>) -> Value {
         let kept = PROFILE.iter().filter_map(|name| Some((name.to_string(), profile.get(*name)?.clone())));
         Value::Object(kept.collect::<Map<String, Value>>())
     });
-    all["samples"] = json!(samples(folder, dir).unwrap_or_default());
+    all["samples"] = json!(newest_samples(folder, dir).unwrap_or_default());
     all["problems"] = json!(problems);
     all
 }
@@ -81,9 +82,27 @@ pub fn read(folder: &Folder, dir: &Path, name: &str, problems: &mut Vec<String>)
     told.map_err(|why| problems.push(format!("{name} cannot be read: {why}"))).ok()
 }
 
+/// Bytes of a picture of a sample at most.
+const IMAGE: u64 = 64 << 10;
+/// How a PNG file begins.
+const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
+
+/// A picture among the samples of a run: a PNG file of that folder, by a name that is nothing but one.
+pub fn image(folder: &Folder, dir: &Path, name: &str) -> Option<Vec<u8>> {
+    let (stem, ending) = name.split_once('.')?;
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    if ending != "png" || stem.is_empty() || !stem.chars().all(is_plain) {
+        return None;
+    }
+    let mut bytes = vec![];
+    let file = folder.file(&dir.join(IMAGES), name).ok()?;
+    file.take(IMAGE + 1).read_to_end(&mut bytes).ok()?;
+    (bytes.len() as u64 <= IMAGE && bytes.starts_with(PNG)).then_some(bytes)
+}
+
 /// The newest samples: lines of JSON at the end of `samples.jsonl`.
-fn samples(folder: &Folder, dir: &Path) -> io::Result<Vec<Value>> {
-    let file = folder.file(dir, "samples.jsonl")?;
+fn newest_samples(folder: &Folder, dir: &Path) -> io::Result<Vec<Value>> {
+    let file = folder.file(dir, samples::SAMPLES)?;
     let size = file.metadata()?.len();
     let begin = size.saturating_sub(SAMPLES as u64);
     let mut buffer = vec![0; (size - begin) as usize];

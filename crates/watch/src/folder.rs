@@ -15,8 +15,10 @@ use rustix::fs::OFlags;
 const MOST_FOLDERS: usize = 50_000;
 const CONFIG: &str = "config.toml";
 const SWEEP: &str = "sweep.json";
+/// The name of a sweep that is the folder itself.
+const ITSELF: &str = ".";
 
-/// A folder of runs, or one run.
+/// A folder of runs, one run, or the runs of a sweep.
 #[derive(Clone, Debug)]
 pub struct Folder {
     root: PathBuf,
@@ -61,7 +63,12 @@ impl Folder {
         };
         match is_file(&self.root.join(CONFIG)) {
             true => search.add_run(&self.root),
-            false => search.within(&self.root, 0),
+            false => {
+                if is_file(&self.root.join(SWEEP)) {
+                    search.found.sweeps.push(Place { id: ITSELF.into(), dir: self.root.clone() });
+                }
+                search.within(&self.root, 0);
+            }
         }
         let Search { folders, outside, mut found, .. } = search;
         if outside > 0 {

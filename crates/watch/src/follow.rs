@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::line::Line;
+use crate::part::{Marks, Part};
 use crate::record::Record;
 
 /// Bytes that are read at once, and that a line may have at most: longer ones are passed over.
@@ -21,6 +22,7 @@ static GENERATION: AtomicU64 = AtomicU64::new(1);
 #[derive(Debug, Default)]
 pub struct Follower {
     pub record: Record,
+    marks: Marks,
     /// Where the next line begins.
     offset: u64,
     size: u64,
@@ -39,6 +41,11 @@ impl Follower {
     /// The share of the log that was read.
     pub fn share(&self) -> f64 {
         if self.size == 0 { 1.0 } else { (self.offset as f64 / self.size as f64).min(1.0) }
+    }
+
+    /// The part of the log that has the steps between two, where it is worth reading again.
+    pub fn part(&self, from: u64, to: u64) -> Option<Part> {
+        self.marks.part(from, to, self.offset)
     }
 
     /// Reads on by about `most` bytes; gives whether more is there.
@@ -73,6 +80,7 @@ impl Follower {
 
     /// Takes the whole lines of the next bytes; gives how many bytes they had.
     fn chunk(&mut self, file: &File) -> io::Result<usize> {
+        self.marks.see(self.offset, &self.record);
         let mut want = CHUNK;
         loop {
             self.buffer.resize(want, 0);
@@ -111,7 +119,13 @@ impl Follower {
         let mut taken = 0;
         for line in buffer[..bytes].split_inclusive(|byte| *byte == b'\n') {
             match Line::read(line) {
-                Some(read) => self.record.take(&read, line),
+                Some(read) => {
+                    let before = self.record.last_step();
+                    self.record.take(&read, line);
+                    if self.record.last_step() < before {
+                        self.marks.go_back(self.record.last_step());
+                    }
+                }
                 None if is_end && taken + line.len() == bytes => break,
                 None => self.unreadable += u64::from(!line.trim_ascii().is_empty()),
             }

@@ -9,6 +9,7 @@
 //! glance    the first and last lines of a log: enough for a list of thousands of runs
 //! details   the rest of a run's folder: settings, plan, profile, ablation, samples
 //! live      the thread that looks for news and sends each page what it does not have yet
+//! part      a part of a log read again, where somebody looks closer
 //! page      the page, one document made of the files in `page/`
 //! ```
 //!
@@ -23,6 +24,7 @@ pub mod glance;
 pub mod line;
 pub mod live;
 pub mod page;
+pub mod part;
 pub mod record;
 
 use std::io;
@@ -50,6 +52,18 @@ fn answer(live: &Live, request: &Request) -> Answer {
         "/" => page::answer(),
         "/api/live" => live.subscribe(request.values("run")),
         "/api/run" => json(request.value("id").and_then(|id| live.run(id))),
+        "/api/part" => {
+            let number = |name: &str| request.value(name).and_then(|text| text.parse::<u64>().ok());
+            let asked = request.value("id").zip(number("from").zip(number("to")));
+            json(asked.and_then(|(id, (from, to))| live.part(id, from, to)))
+        }
+        "/api/sample" => match (request.value("id"), request.value("image")) {
+            (Some(id), Some(name)) => match live.image(id, name) {
+                Some(png) => Answer::whole(200, "image/png", png),
+                None => Answer::text(404, "there is no such picture here"),
+            },
+            _ => Answer::text(404, "there is no such picture here"),
+        },
         "/api/sweep" => json(request.value("id").and_then(|id| live.sweep(id))),
         _ => Answer::text(404, "there is nothing here"),
     }

@@ -25,7 +25,7 @@ use crate::glance::Glance;
 /// Runs whose curves one page is sent at once, runs that are followed for all pages, and pages.
 pub const MOST_SHOWN: usize = 32;
 pub const MOST_FOLLOWED: usize = 64;
-const MOST_PAGES: usize = 16;
+pub const MOST_PAGES: usize = 16;
 /// Between two looks at the runs that are shown, and at the folder.
 const TICK: Duration = Duration::from_millis(250);
 const LOOK: Duration = Duration::from_secs(2);
@@ -120,16 +120,39 @@ impl Live {
 
     /// All that is known of a run.
     pub fn run(&self, id: &str) -> Option<Value> {
-        let (dir, recipe, record) = {
+        let (dir, recipe, record, samples) = {
             let state = self.shared.lock();
             let entry = state.runs.get(id)?;
-            let record = entry.follower.as_ref().map(|follower| follower.record.object());
-            (entry.dir.clone(), entry.glance.recipe.clone(), record)
+            let record = entry.follower.as_ref().map(|follower| &follower.record);
+            let samples = record.map(|record| record.samples()).unwrap_or_default();
+            (entry.dir.clone(), entry.glance.recipe.clone(), record.map(|record| record.object()), samples)
         };
         let mut all = details::details(&self.shared.folder, &dir, recipe.as_deref());
         all["id"] = json!(id);
+        // Those of evaluations stand in the log, before the one that the run ended with.
+        let of_end = all["samples"].take();
+        let of_end = of_end.as_array().into_iter().flatten().cloned();
+        all["samples"] = Value::Array(samples.into_iter().chain(of_end).collect());
         all["record"] = record.unwrap_or(Value::Null);
         Some(all)
+    }
+
+    /// The curves of the steps between two, as finely as a chart shows them; `null` where those that are known are as fine.
+    pub fn part(&self, id: &str, from: u64, to: u64) -> Option<Value> {
+        let (dir, part) = {
+            let state = self.shared.lock();
+            let entry = state.runs.get(id)?;
+            (entry.dir.clone(), entry.follower.as_ref()?.part(from, to))
+        };
+        let Some(part) = part else { return Some(Value::Null) };
+        let file = self.shared.folder.file(&dir, LOG).ok()?;
+        part.read(&file).ok()
+    }
+
+    /// The picture of a sample.
+    pub fn image(&self, id: &str, name: &str) -> Option<Vec<u8>> {
+        let dir = self.shared.lock().runs.get(id)?.dir.clone();
+        details::image(&self.shared.folder, &dir, name)
     }
 
     /// The summary of a sweep.
@@ -162,8 +185,14 @@ impl Shared {
                 false => inbox.recv_timeout(pause),
             };
             match opened {
-                Ok(page) if pages.len() < MOST_PAGES => pages.push(page),
-                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(page) => {
+                    pages.push(page);
+                    if pages.len() > MOST_PAGES {
+                        let told = json!({ "most_pages": MOST_PAGES });
+                        pages.remove(0).stream.send("full", &told.to_string());
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             let wanted: BTreeSet<String> = pages.iter().flat_map(|page| page.runs.iter().cloned()).collect();

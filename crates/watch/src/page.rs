@@ -8,12 +8,13 @@ use flatout_http::{Answer, random_word};
 const DOCUMENT: &str = include_str!("../page/index.html");
 const STYLE: &str = include_str!("../page/style.css");
 /// In the order they are joined in: each may use those before it.
-const SCRIPTS: [&str; 9] = [
+const SCRIPTS: [&str; 10] = [
     include_str!("../page/elements.js"),
     include_str!("../page/words.js"),
     include_str!("../page/store.js"),
     include_str!("../page/chart.js"),
     include_str!("../page/curves.js"),
+    include_str!("../page/samples.js"),
     include_str!("../page/run.js"),
     include_str!("../page/compare.js"),
     include_str!("../page/sweep.js"),
@@ -23,7 +24,7 @@ const SCRIPTS: [&str; 9] = [
 pub fn answer() -> Answer {
     let word = random_word(16);
     let policy = format!(
-        "default-src 'none'; script-src 'nonce-{word}'; style-src 'nonce-{word}'; connect-src 'self'; img-src data:; \
+        "default-src 'none'; script-src 'nonce-{word}'; style-src 'nonce-{word}'; connect-src 'self'; img-src 'self' data:; \
          base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     );
     Answer::whole(200, "text/html; charset=utf-8", document(&word)).with("content-security-policy", policy)

@@ -19,6 +19,10 @@ const WARNING_BYTES: usize = 2000;
 /// Bytes of the `start` line, and classes of a confusion matrix, that are kept.
 const START_BYTES: usize = 1 << 20;
 const CLASSES: usize = 128;
+/// Samples that are kept, the newest, bytes of the lines of all, and of one.
+const SAMPLES: usize = 512;
+const SAMPLE_BYTES: usize = 256 << 10;
+const SAMPLE_LINE: usize = 16 << 10;
 /// Bytes that a record keeps at most, its curves full and its parts as large as they may be.
 pub const MOST_BYTES: usize = 4 << 20;
 
@@ -83,16 +87,28 @@ pub struct Record {
     pub confusion: Option<(u64, Vec<Vec<u64>>)>,
     pub warnings: VecDeque<String>,
     pub warning_count: u64,
+    /// The newest samples, each with the bytes of its line.
+    samples: VecDeque<(usize, Value)>,
     pub skipped: u64,
     pub epoch: Option<f64>,
     /// Why the clock of the GPU is held down at the newest step.
     pub throttled: Vec<String>,
     /// Changes with everything but the curves.
     pub revision: u64,
-    /// The clock of the newest process: seconds taken before it, when it began, and whether its first step is awaited.
+    clock: Clock,
+}
+
+/// The clock of the newest process.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    /// Seconds taken before it.
     before: f64,
+    /// When it began.
     began: f64,
+    /// Its first step is awaited.
     begins: bool,
+    /// Seconds at the last step that was told of.
+    seconds: f64,
 }
 
 impl Default for Record {
@@ -109,18 +125,31 @@ impl Default for Record {
             confusion: None,
             warnings: VecDeque::new(),
             warning_count: 0,
+            samples: VecDeque::new(),
             skipped: 0,
             epoch: None,
             throttled: vec![],
             revision: 0,
-            before: 0.0,
-            began: f64::NAN,
-            begins: false,
+            clock: Clock { before: 0.0, began: f64::NAN, begins: false, seconds: 0.0 },
         }
     }
 }
 
 impl Record {
+    /// A record that goes on from where a log stood.
+    pub fn at(clock: Clock) -> Record {
+        Record { clock, ..Record::default() }
+    }
+
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// The last step that counts; 0 where there is none.
+    pub fn last_step(&self) -> u64 {
+        self.steps.last().map_or(0, |at| at.step)
+    }
+
     /// Takes the next line, and the bytes it was read from.
     pub fn take(&mut self, line: &Line<'_>, bytes: &[u8]) {
         let step = line.step.unwrap_or(0);
@@ -134,22 +163,23 @@ impl Record {
                 self.start =
                     if bytes.len() <= START_BYTES { serde_json::from_slice(bytes).ok() } else { None };
                 self.end = None;
-                (self.began, self.begins) = (line.time.unwrap_or(f64::NAN), true);
+                (self.clock.began, self.clock.begins) = (line.time.unwrap_or(f64::NAN), true);
             }
             "resume" => {
                 self.keep(step);
-                if std::mem::take(&mut self.begins) {
-                    self.before = self.steps.last().map_or(0.0, |at| at.seconds);
+                if std::mem::take(&mut self.clock.begins) {
+                    self.clock.before = self.steps.last().map_or(self.clock.seconds, |at| at.seconds);
                 }
             }
             "step" => {
-                if std::mem::take(&mut self.begins) {
+                if std::mem::take(&mut self.clock.begins) {
                     self.keep(0);
-                    self.before = 0.0;
+                    self.clock.before = 0.0;
                 }
                 self.keep(step.saturating_sub(1));
-                let elapsed = (line.time.unwrap_or(f64::NAN) - self.began).max(0.0);
-                let seconds = self.before + if elapsed.is_finite() { elapsed } else { 0.0 };
+                let elapsed = (line.time.unwrap_or(f64::NAN) - self.clock.began).max(0.0);
+                let seconds = self.clock.before + if elapsed.is_finite() { elapsed } else { 0.0 };
+                self.clock.seconds = seconds;
                 let at = At { step, tokens: line.tokens.unwrap_or(0) as f64, seconds };
                 self.steps.push(at, STEP_CHANNELS.iter().map(|(_, of)| of(line)));
                 self.skipped = line.skipped.unwrap_or(self.skipped);
@@ -165,6 +195,7 @@ impl Record {
                 self.confusion = confusion.filter(|rows| rows.len() <= CLASSES).map(|rows| (step, rows));
             }
             "saved" => self.saved = Some(step),
+            "sample" if bytes.len() <= SAMPLE_LINE => self.sample(bytes),
             "warning" => self.warn(line.message.as_deref().unwrap_or("")),
             "spike" => {
                 let (loss, median) = (line.loss.unwrap_or(f64::NAN), line.median.unwrap_or(f64::NAN));
@@ -181,9 +212,24 @@ impl Record {
     fn keep(&mut self, step: u64) {
         self.steps.keep(step);
         self.evaluations.keep(step);
+        self.samples.retain(|(_, sample)| sample["step"].as_u64().is_some_and(|at| at <= step));
         if self.confusion.as_ref().is_some_and(|(at, _)| *at > step) {
             self.confusion = None;
         }
+    }
+
+    fn sample(&mut self, bytes: &[u8]) {
+        let Ok(sample) = serde_json::from_slice(bytes) else { return };
+        self.samples.push_back((bytes.len(), sample));
+        let size = |samples: &VecDeque<(usize, Value)>| samples.iter().map(|(bytes, _)| bytes).sum::<usize>();
+        while self.samples.len() > SAMPLES || size(&self.samples) > SAMPLE_BYTES {
+            self.samples.pop_front();
+        }
+    }
+
+    /// The newest samples, the oldest first.
+    pub fn samples(&self) -> Vec<Value> {
+        self.samples.iter().map(|(_, sample)| sample.clone()).collect()
     }
 
     fn warn(&mut self, message: &str) {
@@ -237,9 +283,11 @@ mod tests {
             start(100.0),
             step(1, 5.0, 101.0),
             step(2, 4.0, 102.0),
+            json!({ "event": "sample", "step": 2, "prompt": "", "text": "kept" }),
             json!({ "event": "saved", "step": 2 }),
             step(3, 99.0, 103.0),
             json!({ "event": "eval", "step": 3, "loss": 98.0, "metrics": { "confusion": [[1, 0], [0, 1]] } }),
+            json!({ "event": "sample", "step": 3, "prompt": "", "text": "void" }),
             start(500.0),
             json!({ "event": "resume", "step": 2 }),
             step(3, 3.0, 501.5),
@@ -248,6 +296,8 @@ mod tests {
         assert_eq!(told["curves"]["loss"]["mean"], json!([5.0, 4.0, 3.0]));
         assert_eq!(told["seconds"], json!([1.0, 2.0, 3.5]), "without the time between processes");
         assert!(record.evaluations.is_empty() && record.confusion.is_none());
+        let samples = record.samples();
+        assert_eq!((samples.len(), &samples[0]["text"]), (1, &json!("kept")));
         assert_eq!((record.starts, record.saved), (2, Some(2)));
     }
 
@@ -270,10 +320,21 @@ mod tests {
             let text = self::step(step, 1.0, step as f64).to_string();
             record.take(&Line::read(text.as_bytes()).unwrap(), text.as_bytes());
         }
+        for step in 0..2000 {
+            let text = json!({ "event": "sample", "step": step, "text": "x".repeat(1000) }).to_string();
+            record.take(&Line::read(text.as_bytes()).unwrap(), text.as_bytes());
+        }
+        let kept: usize = record.samples.iter().map(|(bytes, _)| bytes).sum();
+        assert!(kept <= SAMPLE_BYTES && record.samples().last().unwrap()["step"] == 1999);
+        let huge = json!({ "event": "sample", "step": 3000, "text": "x".repeat(SAMPLE_LINE) }).to_string();
+        record.take(&Line::read(huge.as_bytes()).unwrap(), huge.as_bytes());
+        assert_eq!(record.samples().last().unwrap()["step"], 1999);
         assert_eq!((record.warnings.len(), record.warning_count), (WARNINGS, 200));
         assert!(record.steps.len() <= STEPS);
         let curves = record.steps.most_bytes() + record.evaluations.most_bytes();
-        let rest = WARNINGS * (WARNING_BYTES + 4) + 2 * START_BYTES + CLASSES * CLASSES * 8;
+        // A value of JSON takes a few times the bytes of its text at most.
+        let rest =
+            WARNINGS * (WARNING_BYTES + 4) + 2 * START_BYTES + CLASSES * CLASSES * 8 + 2 * SAMPLE_BYTES;
         assert!(curves + rest < MOST_BYTES, "{curves} and {rest}");
     }
 }

@@ -20,8 +20,14 @@ pub struct Scene {
 
 impl Scene {
     pub fn new() -> Scene {
+        Scene::of(|_| {})
+    }
+
+    /// The same, with what lies in the folder already.
+    pub fn of(fill: impl FnOnce(&Path)) -> Scene {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("runs")).unwrap();
+        fill(&dir.path().join("runs"));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let server = flatout_watch::serve(&dir.path().join("runs"), listener).unwrap();
         Scene { dir, server }
@@ -45,6 +51,14 @@ impl Scene {
         self.ask(path).read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.into())
+    }
+
+    /// The status of an answer whose body may be no text.
+    pub fn status(&self, path: &str) -> u16 {
+        let mut answer = vec![];
+        self.ask(path).read_to_end(&mut answer).unwrap();
+        let head = String::from_utf8_lossy(&answer[..answer.len().min(12)]).into_owned();
+        head.split(' ').nth(1).unwrap().parse().unwrap()
     }
 
     /// Connections that close after one answer have bodies as they are.

@@ -95,6 +95,7 @@ fn names_and_texts_stay_data() {
             &[
                 start(5),
                 step(1, 2.5),
+                serde_json::json!({ "event": "sample", "step": 1, "prompt": "<b>\u{1b}[2J", "text": "</script>\n\nevent: runs\ndata: {}\n\n" }),
                 serde_json::json!({ "event": "warning", "message": "</script><script>alert(1)</script>\u{2028}\n\nevent: runs\ndata: {}\n\n" }),
             ],
         );
@@ -118,6 +119,37 @@ fn names_and_texts_stay_data() {
     assert!(run["record"]["warnings"][0].as_str().unwrap().contains("event: runs\ndata: {}"));
     let (_, page) = scene.get("/");
     assert!(!page.contains("alert(1)"), "names are not in the page");
+}
+
+#[test]
+fn pictures_of_samples_are_those_of_the_run_alone() {
+    let scene = Scene::new();
+    let (run, other) = (scene.run("a"), scene.run("b"));
+    append(&run, &[start(5), step(1, 2.5)]);
+    let png = "\u{89}PNG\r\n\u{1a}\n".chars().map(|c| c as u8).collect::<Vec<u8>>();
+    fs::create_dir(run.join("samples")).unwrap();
+    fs::write(run.join("samples/3.png"), &png).unwrap();
+    fs::write(run.join("samples/text.png"), SECRET).unwrap();
+    fs::write(run.join("samples/large.png"), [&png[..], &[0; 1 << 17]].concat()).unwrap();
+    fs::write(run.join("secret.png"), [&png[..], SECRET.as_bytes()].concat()).unwrap();
+    symlink(run.join("secret.png"), run.join("samples/link.png")).unwrap();
+    let outside = scene.dir.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("3.png"), [&png[..], SECRET.as_bytes()].concat()).unwrap();
+    symlink(&outside, other.join("samples")).unwrap();
+    scene.live(&["a", "b"]).until("runs", |list| list["runs"].as_array().unwrap().len() == 2);
+    let status = |id: &str, name: &str| {
+        scene.status(&format!("/api/sample?id={}&image={}", encoded(id), encoded(name)))
+    };
+    assert_eq!(status("a", "3.png"), 200);
+    for name in
+        ["4.png", "text.png", "large.png", "link.png", "../secret.png", "..", "", ".png", "3.png/", "3.PNG"]
+    {
+        assert_eq!(status("a", name), 404, "{name}");
+    }
+    assert_eq!(status("b", "3.png"), 404, "a folder that leads elsewhere");
+    assert_eq!(status("c", "3.png"), 404);
+    assert_eq!(scene.status("/api/sample?id=a"), 404);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 
+use flatout_watch::live::MOST_PAGES;
 use serde_json::{Value, json};
 
 use crate::client::{Scene, append, start, step};
@@ -121,4 +122,42 @@ fn the_rest_of_a_folder_is_shown() {
     assert_eq!(told["samples"][0]["text"], "once");
     assert_eq!(told["record"]["starts"], 1);
     assert_eq!(told["problems"], json!([]));
+}
+
+#[test]
+fn samples_are_told_with_their_run() {
+    let scene = Scene::new();
+    let run = scene.run("a");
+    let sample =
+        |step: u64, text: &str| json!({ "event": "sample", "step": step, "prompt": "once", "text": text });
+    append(&run, &[start(9), step(1, 2.5), sample(1, "first"), step(2, 2.0), sample(2, "second")]);
+    fs::write(run.join("samples.jsonl"), "{\"step\":9,\"prompt\":\"\",\"text\":\"last\"}\n").unwrap();
+    scene.live(&["a"]).until("run", |run| run["id"] == "a" && run["read"] == 1.0);
+    let told: Value = serde_json::from_str(&scene.get("/api/run?id=a").1).unwrap();
+    let texts: Vec<&str> =
+        told["samples"].as_array().unwrap().iter().map(|sample| sample["text"].as_str().unwrap()).collect();
+    assert_eq!(texts, ["first", "second", "last"]);
+}
+
+#[test]
+fn the_folder_of_a_sweep_shows_the_sweep() {
+    let scene =
+        Scene::of(|runs| fs::write(runs.join("sweep.json"), "{\"recipe\":\"tiny\",\"runs\":[]}").unwrap());
+    append(&scene.run("lr=1"), &[start(9), step(1, 2.5)]);
+    let list = scene.live(&[]).until("runs", |list| list["runs"].as_array().unwrap().len() == 1);
+    assert_eq!((&list["sweeps"], &list["runs"][0]["id"]), (&json!(["."]), &json!("lr=1")));
+    assert_eq!(scene.get("/api/sweep?id=.").0, 200);
+}
+
+#[test]
+fn the_oldest_of_too_many_pages_is_told() {
+    let scene = Scene::new();
+    append(&scene.run("a"), &[start(9), step(1, 2.5)]);
+    let mut first = scene.live(&["a"]);
+    first.until("runs", |_| true);
+    let mut others: Vec<_> = (0..MOST_PAGES).map(|_| scene.live(&["a"])).collect();
+    assert_eq!(first.until("full", |_| true), json!({ "most_pages": MOST_PAGES }));
+    for other in &mut others {
+        other.until("runs", |list| list["runs"].as_array().unwrap().len() == 1);
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use flatout_waits::{self as waits, Unit};
 use rayon::ThreadPool;
 use rayon::prelude::*;
 
@@ -247,6 +248,7 @@ impl Reading<'_> {
         skipped: &mut Skipped,
         see: &mut SeeBatch<'_>,
     ) -> Result<(), DataError> {
+        let wait = waits::begin("reading examples", Unit::Things("examples"), None);
         for mut stream in self.streams(inputs)? {
             let mut form: Option<RowForm> = None;
             loop {
@@ -264,9 +266,11 @@ impl Reading<'_> {
                     }
                 }
                 let Some(form) = &form else { continue };
+                let rows = batch.len() as u64;
                 if !see(batch, form, skipped)? {
                     return Ok(());
                 }
+                wait.add(rows);
             }
             if let Stream::File(records) = &stream {
                 skipped.merge(records.skipped());

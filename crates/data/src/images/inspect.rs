@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -54,7 +55,8 @@ pub fn inspect(sets: &ImageSets, samples: usize) -> Result<ImageInspection, Data
     };
     let side =
         |index: u64| if index < train { (&sets.train, index) } else { (&sets.held_out, index - train) };
-    let looked = chosen.par_iter().map_init(Vec::new, |buffer, index| {
+    let wait = waits::begin("reading headers", Unit::Things("images"), Some(chosen.len() as u64));
+    let looked = chosen.par_iter().inspect(|_| wait.add(1)).map_init(Vec::new, |buffer, index| {
         let (set, index) = side(*index);
         match header(set, index, buffer) {
             Ok((kind, width, height)) => {

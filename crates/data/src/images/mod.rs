@@ -44,6 +44,7 @@ mod set;
 mod sets;
 mod sources;
 mod stored;
+pub mod thumbnail;
 mod view;
 
 pub use asked::{AskedImages, asked};

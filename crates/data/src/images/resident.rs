@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 
 use super::CHANNELS;
@@ -50,7 +51,9 @@ impl ByteTable {
                 unreachable!("a source of one size has pixels")
             }
         };
-        pixels.par_chunks_exact_mut(image).enumerate().map_init(Vec::new, put).collect::<Result<(), _>>()?;
+        let wait = waits::begin("decoding images", Unit::Things("images"), Some(count as u64));
+        let images = pixels.par_chunks_exact_mut(image).enumerate().inspect(|_| wait.add(1));
+        images.map_init(Vec::new, put).collect::<Result<(), _>>()?;
         Ok(Some(Self { height, width, pixels }))
     }
 }

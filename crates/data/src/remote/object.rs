@@ -4,6 +4,7 @@ use std::io::{self, Read};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use flatout_waits::{self as waits, Unit};
 use ureq::http::Response;
 use ureq::{Agent, Body};
 
@@ -123,6 +124,7 @@ impl Client {
 
     /// Tries until there is an answer, or none is to be expected.
     pub fn patiently<T>(&self, mut attempt: impl FnMut() -> Result<T, Refusal>) -> Result<T, String> {
+        let _wait = waits::begin("waiting for a server", Unit::Nothing, None);
         let mut failures = 0;
         loop {
             match attempt() {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -165,11 +166,14 @@ impl Seen {
 
 /// All documents.
 fn whole(inputs: &[Input], read: &ReadOptions, samples: usize) -> Result<Seen, DataError> {
+    let wait = waits::begin("reading text", Unit::Bytes, Some(inputs.iter().map(|input| input.bytes).sum()));
     let scanned = inputs.par_iter().map(|input| {
         let mut reader = formats::read(input, read)?;
         let mut seen = Seen::default();
         for document in &mut reader {
-            seen.take(document?, samples);
+            let document = document?;
+            wait.add(document.text.len() as u64);
+            seen.take(document, samples);
         }
         keep_least(&mut seen.taken, samples);
         Ok(Seen { skipped: reader.skipped().clone(), ..seen })

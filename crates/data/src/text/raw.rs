@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 
 use super::tokenizer::Vocabulary;
@@ -71,9 +72,11 @@ impl Raw {
         let Self { index, split, bytes } = self;
         if bytes <= in_memory_bytes {
             let side = |selection: &Selection| -> Result<Arc<dyn Documents>, DataError> {
+                let wait = waits::begin("tokenising", Unit::Things("documents"), Some(selection.count()));
                 let documents: Vec<Vec<u32>> = (0..selection.count())
                     .into_par_iter()
                     .map(|place| vocabulary.encode_document(&index.read(selection.at(place))?.text))
+                    .inspect(|_| wait.add(1))
                     .collect::<Result<_, DataError>>()?;
                 let documents: Vec<&[u32]> = documents.iter().map(Vec::as_slice).collect();
                 Ok(Arc::new(TokenTable::new(&documents, vocabulary.size())))
@@ -100,12 +103,13 @@ impl OnDemand {
     fn estimate(&self, side: &Selection) -> Result<TokenCount, DataError> {
         let count = side.count();
         let taken = count.min(ESTIMATED_BY);
+        let wait = waits::begin("counting the tokens of a sample", Unit::Things("documents"), Some(taken));
         let tokens = (0..taken).into_par_iter().map(|nth| {
             let place = (u128::from(nth) * u128::from(count) / u128::from(taken)) as u64;
             let text = self.index.read(side.at(place))?.text;
             Ok(self.vocabulary.encode_document(&text)?.len() as u64)
         });
-        let tokens: Vec<u64> = tokens.collect::<Result<_, DataError>>()?;
+        let tokens: Vec<u64> = tokens.inspect(|_| wait.add(1)).collect::<Result<_, DataError>>()?;
         let sum: u64 = tokens.iter().sum();
         match taken == count {
             true => Ok(TokenCount::exact(sum)),

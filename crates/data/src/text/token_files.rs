@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 
 use super::shards::shard::widen;
@@ -112,8 +113,9 @@ impl TokenFiles {
     pub(crate) fn open(paths: &[PathBuf], options: BinOptions, held_out: f64) -> Result<Sides, DataError> {
         let mut splitter = Splitter::new(held_out);
         let mut opened = Self { files: Vec::new(), documents: Vec::new(), tokens: 0 };
+        let wait = waits::begin("reading token files", Unit::Things("files"), Some(paths.len() as u64));
         let scanned = paths.par_iter().enumerate().map(|(number, path)| scan(path, number, options));
-        for scanned in scanned.collect::<Vec<_>>() {
+        for scanned in scanned.inspect(|_| wait.add(1)).collect::<Vec<_>>() {
             let (file, documents) = scanned?;
             opened.files.push(file);
             for (extent, hash) in documents {

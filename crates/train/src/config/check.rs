@@ -37,6 +37,7 @@ impl Config {
         self.validate_optimizer()?;
         self.validate_schedule()?;
         self.validate_classes()?;
+        self.validate_samples()?;
         at_least_one("checkpoint.keep", self.checkpoint.keep)?;
         if self.checkpoint.best && self.eval.rows == 0 {
             refuse!(
@@ -542,7 +543,7 @@ pub(super) fn at_least_one(key: &str, value: usize) -> Result<(), UserError> {
     Ok(())
 }
 
-fn at_most(key: &str, value: usize, most: usize) -> Result<(), UserError> {
+pub(super) fn at_most(key: &str, value: usize, most: usize) -> Result<(), UserError> {
     if value > most {
         refuse!("`{key}` is {value} and may be {most} at most");
     }

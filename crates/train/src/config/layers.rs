@@ -41,7 +41,7 @@ const CLASSES: &str = "model.classes";
 const VOCAB: &str = "model.vocab";
 
 /// What `flatout resume` may change. Ranks divide their state anew at every start, and another number of them may need to divide more.
-const MAY_CHANGE: [&str; 10] = [
+const MAY_CHANGE: [&str; 11] = [
     "train.steps",
     "train.epochs",
     "train.on_nonfinite",
@@ -50,6 +50,7 @@ const MAY_CHANGE: [&str; 10] = [
     "eval.",
     "checkpoint.",
     "log.",
+    "samples.",
     "mesh.",
     "switches.shard",
 ];

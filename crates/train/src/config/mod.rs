@@ -17,6 +17,7 @@ mod places;
 mod preference;
 mod prompts;
 pub mod resolved;
+mod samples;
 mod schema;
 mod task;
 mod text;
@@ -30,6 +31,7 @@ pub use nearest::{nearest, suggestion};
 pub use optimizer::{Optimizer, Word};
 pub use preference::Preference;
 pub use prompts::{Prompt, Prompts, SYSTEM};
+pub use samples::Samples;
 pub use schema::{SchemaKey, schema};
 pub use task::{Sight, Task, Unit};
 
@@ -71,6 +73,8 @@ pub struct Config {
     pub checkpoint: Checkpoint,
     pub loader: Loader,
     pub log: Log,
+    #[serde(default)]
+    pub samples: Samples,
     pub switches: Switches,
 }
 
@@ -355,7 +359,7 @@ section! {
         pub freeze: Vec<String> = Vec::new(),
         /// Parameters with a learning rate or weight decay of their own.
         pub groups: Groups = Groups::default(),
-        /// Layers, from the first, that recompute=full runs again: all (auto), or so many, while the others keep more.
+        /// Layers, from the first, that recompute=full runs again: all (auto), or this many, while the others keep more.
         pub recompute_layers: Count = Count::Auto,
         /// Layers whose products run in fp8: those that gain by it here (auto), all, or names such as ffn.down.
         pub fp8_layers: Vec<String> = vec!["auto".into()],
@@ -375,7 +379,7 @@ section! {
         pub ema: f64 = 0.0,
         /// Evaluations without a better eval.metric after which the run ends.
         pub patience: Option<u64>,
-        /// Trains so many runs, each of which holds out another part of the labelled texts.
+        /// The number of runs to train, each of which holds out another part of the labelled texts.
         pub folds: Option<usize>,
         /// Which of the folds this run is, from 1; all of them, one after another, where not given.
         pub fold: Option<usize>,
@@ -478,7 +482,7 @@ section! {
     pub struct Log {
         /// Updates between step lines.
         pub every: u64 = 1,
-        /// A loss so many robust deviations above the median of the last 128 is reported as a spike; 0 for none.
+        /// A loss that lies this many robust deviations above the median of the last 128 is reported as a spike; 0 reports none.
         pub spike: f64 = 6.0,
     }
 }

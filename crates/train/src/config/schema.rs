@@ -6,7 +6,8 @@ use flatout_models::config::{Model, ModelKind};
 use flatout_settings::{Key, Kind, Leaf, Section, leaves};
 
 use super::{
-    Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Mesh, Optimizer, Preference, Schedule, Train, text,
+    Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Mesh, Optimizer, Preference, Samples, Schedule,
+    Train, text,
 };
 use crate::switches::Switches;
 
@@ -40,6 +41,7 @@ pub(super) fn sections() -> Vec<(&'static str, Vec<Key>)> {
         ("checkpoint", Checkpoint::keys()),
         ("loader", Loader::keys()),
         ("log", Log::keys()),
+        ("samples", Samples::keys()),
         ("switches", Switches::keys()),
     ]
 }
@@ -162,7 +164,7 @@ pub(super) enum Meaning {
 }
 
 /// The key a name on the command line means: a full path, else a switch, else a key of any section; where several
-/// sections have it, `train` wins, then `model`.
+/// sections have it, `train` wins, then `model`, and `samples` comes last.
 pub(super) fn lookup(name: &str) -> Meaning {
     lookup_among(of_kind(ModelKind::default()), name)
 }
@@ -173,7 +175,10 @@ pub(super) fn lookup_among(keys: &[Found], name: &str) -> Meaning {
     if let Some(found) = by_path(name.to_string()).or_else(|| by_path(format!("switches.{name}"))) {
         return Meaning::One(found.clone());
     }
-    let named: Vec<&Found> = keys.iter().filter(|found| found.name == name).collect();
+    let mut named: Vec<&Found> = keys.iter().filter(|found| found.name == name).collect();
+    if named.iter().any(|found| found.section != "samples") {
+        named.retain(|found| found.section != "samples");
+    }
     let of = |section: &str| named.iter().find(|found| found.section == section);
     match (of("train").or_else(|| of("model")), &named[..]) {
         (Some(found), _) | (None, [found]) => Meaning::One((*found).clone()),
@@ -208,6 +213,8 @@ mod tests {
     fn short_names_find_their_key() {
         assert_eq!(path_of("optimizer.lr"), "optimizer.lr");
         assert_eq!(path_of("lr"), "optimizer.lr");
+        assert_eq!(path_of("max_tokens"), "data.max_tokens", "not of samples");
+        assert_eq!(path_of("temperature"), "samples.temperature");
         assert_eq!(path_of("precision"), "switches.precision");
         assert_eq!(path_of("fuse.qkv"), "switches.fuse.qkv");
         assert_eq!(path_of("norm"), "model.norm", "fuse.norm is another name");

@@ -7,5 +7,6 @@ pub mod generate;
 pub mod images;
 pub mod logits;
 pub mod predictions;
-pub mod sampling;
 pub mod session;
+
+pub use crate::sampling;

@@ -11,15 +11,19 @@ use crate::resolve::settle::settle;
 use crate::switches::Settled;
 use crate::weights::initial;
 use crate::weights::loaded::Loaded;
+use flatout_waits::{self as waits, Unit};
 
 impl Loaded {
     /// Compiles programs in the precision of the config and fills a session with the weights.
     pub fn session(&mut self, device: &Device, programs: &[Program]) -> Result<Session, Failure> {
+        let wait = waits::begin("planning", Unit::Nothing, None);
         let target = &device.target(&self.config.switches);
         let graph = &programs[0].graph;
         let mut settled = settle(&of_part(&self.config, graph), target, graph)?;
         keep_as_read(&mut settled, programs);
-        let mut session = device.session(compile(programs, target, &settled.options)?, &settled)?;
+        let plans = compile(programs, target, &settled.options)?;
+        drop(wait);
+        let mut session = device.session(plans, &settled)?;
         self.weights.load(&mut session, |_| true)?;
         initial::write_tables(&mut session)?;
         if session.plans().plan(Role::Derive).is_some() {

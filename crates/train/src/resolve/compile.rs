@@ -22,6 +22,7 @@ use crate::resolve::fp8_layers;
 use crate::resolve::lanes;
 use crate::resolve::mesh;
 use crate::resolve::recompute_layers;
+use crate::resolve::samples;
 use crate::resolve::settle::settle;
 use crate::resolve::tower;
 use crate::switches::active;
@@ -31,6 +32,7 @@ use crate::tasks::capacities::Capacities;
 use crate::tasks::dataset::Feeding;
 use crate::tasks::{self, image_table};
 use crate::weights::adapters;
+use flatout_waits::{self as waits, Unit};
 
 /// Plans of a run and the extents they were made for.
 #[derive(Clone, Debug)]
@@ -131,9 +133,11 @@ const FURTHER: [(Shard, &str); 2] = [
     ),
 ];
 
-/// Compiles for training: `grad`, `apply` and, where something is held out, `eval`. Several ranks also divide sums of gradients,
+/// Compiles for training: `grad`, `apply` and, where something is held out, `eval`; where samples of text are asked for, the plans that
+/// write them. Several ranks also divide sums of gradients,
 /// and then what layers read, where `shard=auto` fits no other way.
 pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
+    let _wait = waits::begin("planning", Unit::Nothing, None);
     let refused = match compile_as_asked(config, target) {
         Err(refused) if target.ranks > 1 && config.switches.memory.shard == Auto::Auto => refused,
         compiled => return compiled,
@@ -247,6 +251,7 @@ pub fn compile_for(
         };
         programs.push(program(Role::Eval, &capacities, false));
     }
+    programs.extend(samples::programs(config));
     let mut settled = settle(config, target, &programs[0].graph)?.with_lengths(arranged);
     settled.chosen.extend(of_images.clone());
     fp8_layers::settle(config, &programs[0], target, &mut settled)?;

@@ -10,5 +10,6 @@ pub mod lanes;
 pub mod mesh;
 pub mod prediction;
 mod recompute_layers;
+pub mod samples;
 pub mod settle;
 pub mod tower;

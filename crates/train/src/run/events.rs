@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::metrics::Metrics;
+use crate::run::samples::Sample;
 
 /// A line. Numbers that are not finite are written as `null` and read as NaN; floats are in their shortest exact
 /// form, those of 32 bits as such.
@@ -52,6 +53,8 @@ pub enum Event {
         /// How many robust deviations it lies above the median.
         deviations: f64,
     },
+    /// A text that the model wrote, or a class that it predicted, at an evaluation.
+    Sample(Sample),
     End(End),
 }
 

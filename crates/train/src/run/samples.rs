@@ -1,25 +1,49 @@
-//! Texts that a run's model wrote, a JSON object a line in `samples.jsonl`, for those who look at the run.
+//! Samples of a run: texts that its model wrote and classes that it predicted, for those who look at the run.
+//!
+//! Those of evaluations are events of the log; the text that the model writes at the end lies in `samples.jsonl`, an object a line.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-/// Where the samples of a run are.
+/// Where the samples of a run's end are.
 pub const SAMPLES: &str = "samples.jsonl";
+/// The folder of a run that has the images of samples.
+pub const IMAGES: &str = "samples";
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Sample<'a> {
-    /// The update after which the model wrote it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// The update after which it was taken.
     pub step: u64,
-    /// Empty where the model began by itself.
-    pub prompt: &'a str,
-    pub text: &'a str,
+    /// The text that the model was given; empty where it began by itself, and of images.
+    #[serde(default)]
+    pub prompt: String,
+    /// The text that the model wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    /// The file of a held-out image, in the folder of samples.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Of a model of classes.
+    #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
+    pub prediction: Option<Prediction>,
 }
 
-/// Appends a sample to those of a run.
-pub fn append(run: &Path, sample: &Sample<'_>) -> io::Result<()> {
+/// The class that a model sees in a text or an image.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prediction {
+    pub predicted: String,
+    pub probability: f64,
+    /// The class it has; absent where it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub truth: Option<String>,
+    pub is_right: bool,
+}
+
+/// Appends a sample to those of a run's end.
+pub fn append(run: &Path, sample: &Sample) -> io::Result<()> {
     let line = serde_json::to_string(sample).expect("a sample has a JSON form") + "\n";
     OpenOptions::new().append(true).create(true).open(run.join(SAMPLES))?.write_all(line.as_bytes())
 }
@@ -32,14 +56,40 @@ mod tests {
     fn samples_are_lines() {
         let dir = tempfile::tempdir().unwrap();
         for step in [1, 2] {
-            append(dir.path(), &Sample { step, prompt: "", text: "two\nlines \"and\" marks" }).unwrap();
+            let text = Some("two\nlines \"and\" marks".into());
+            append(dir.path(), &Sample { step, prompt: String::new(), text, image: None, prediction: None })
+                .unwrap();
         }
         let text = std::fs::read_to_string(dir.path().join(SAMPLES)).unwrap();
+        assert_eq!(text.lines().next(), Some(r#"{"step":1,"prompt":"","text":"two\nlines \"and\" marks"}"#));
         let lines: Vec<serde_json::Value> =
             text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(
             (lines.len(), &lines[1]["step"], &lines[1]["text"]),
             (2, &2.into(), &"two\nlines \"and\" marks".into())
         );
+    }
+
+    #[test]
+    fn predictions_lie_beside_the_other_fields() {
+        let prediction = Prediction {
+            predicted: "cat".into(),
+            probability: 0.75,
+            truth: Some("dog".into()),
+            is_right: false,
+        };
+        let sample = Sample {
+            step: 3,
+            prompt: String::new(),
+            text: None,
+            image: Some("7.png".into()),
+            prediction: Some(prediction),
+        };
+        let json = serde_json::to_string(&sample).unwrap();
+        assert_eq!(
+            json,
+            r#"{"step":3,"prompt":"","image":"7.png","predicted":"cat","probability":0.75,"truth":"dog","is_right":false}"#
+        );
+        assert_eq!(serde_json::from_str::<Sample>(&json).unwrap(), sample);
     }
 }

@@ -10,6 +10,7 @@ use flatout_ir::pieces::saved_dtype;
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::{Class, DType, Piece, PlanSet, Role, TensorType};
 use flatout_runtime::{Copied, Copying, Session};
+use flatout_waits::{self as waits, Unit};
 
 use crate::Failure;
 use crate::UserError;
@@ -168,10 +169,13 @@ pub fn load(session: &mut Session, file: &TensorFile, wanted: impl Fn(Class) -> 
     for region in coded(session.plans()) {
         region.load(session, file, &pieces)?;
     }
+    let bytes: usize = pieces.iter().map(Piece::bytes).sum();
+    let wait = waits::begin("reading the checkpoint", Unit::Bytes, Some(bytes as u64));
     for piece in pieces.iter().filter(|piece| moments::code(piece.ty.dtype).is_none()) {
         let mut bytes = vec![0; piece.bytes()];
         file.read_range(&piece.path, piece.range.clone(), &mut bytes).map_err(Failure::io(&piece.path))?;
         session.write_range(&piece.slot, piece.at, &bytes)?;
+        wait.add(bytes.len() as u64);
     }
     if session.plans().plan(Role::Derive).is_some() {
         session.run(Role::Derive)?;

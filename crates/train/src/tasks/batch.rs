@@ -176,6 +176,25 @@ pub trait BatchSource {
     fn waited(&self) -> Waited;
 }
 
+/// A sample as people see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// The batch that has its results, and its place there.
+    pub batch: usize,
+    pub at: usize,
+    pub shown: ShownAs,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ShownAs {
+    Tokens(Vec<u32>),
+    /// Rows and columns of an image, and three bytes a pixel.
+    Pixels {
+        size: [usize; 2],
+        rgb: Vec<u8>,
+    },
+}
+
 /// Samples that are read once and in order: what is evaluated, or asked about.
 pub trait EvalSet {
     fn samples(&self) -> usize;
@@ -184,6 +203,12 @@ pub trait EvalSet {
     fn batches(&self, capacity: usize) -> usize;
 
     fn batch(&self, number: usize, capacity: usize, inputs: &Inputs) -> Result<Batch, Failure>;
+
+    /// A sample by its number as people see it, and where its results are among those of batches for `capacity` samples. `None`
+    /// where a sample is nothing to look at by itself.
+    fn shown(&self, _number: usize, _capacity: usize) -> Result<Option<Shown>, Failure> {
+        Ok(None)
+    }
 
     /// The bytes of text that a predicted token stands for in the mean, where it is text and the vocabulary tells.
     fn bytes_per_token(&self, _vocabulary: Option<&Vocabulary>) -> Option<f64> {

@@ -17,7 +17,7 @@ use flatout_ir::Role;
 use flatout_models::vision::Qwen3VlConfig;
 use serde_json::Value;
 
-use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
+use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs, Shown, ShownAs};
 use super::dataset::{Dataset, Feeding, Share, loader_threads, read_cursor, updates};
 use super::preference::{Compared, Side};
 use super::seen::{PatchImages, SeenImages};
@@ -551,6 +551,26 @@ impl EvalSet for LaidOut {
         };
         let compared = self.compared.as_ref().map(|(compared, side)| (compared, *side));
         Ok(batch(Role::Eval, laid_out, images, compared, inputs))
+    }
+
+    fn shown(&self, number: usize, _: usize) -> Result<Option<Shown>, Failure> {
+        let mut at = number;
+        for (batch, part) in self.parts.iter().enumerate() {
+            if at >= part.samples.len() {
+                at -= part.samples.len();
+                continue;
+            }
+            // Where examples share what they begin with, a segment is several of them.
+            let Some(Segment { start, len }) =
+                part.segments.get(at).filter(|_| part.segments.len() == part.samples.len())
+            else {
+                return Ok(None);
+            };
+            let tokens = &part.tokens[*start as usize..(*start + *len) as usize];
+            let tokens = tokens.iter().filter_map(|token| u32::try_from(*token).ok()).collect();
+            return Ok(Some(Shown { batch, at, shown: ShownAs::Tokens(tokens) }));
+        }
+        Ok(None)
     }
 }
 

@@ -18,7 +18,7 @@ use flatout_runtime::Session;
 use serde_json::Value;
 
 use super::augmentation;
-use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
+use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs, Shown, ShownAs};
 use super::dataset::{Dataset, Feeding, Share, loaded_by_threads, loader_threads, read_cursor, updates};
 use super::examples::check_names;
 use super::image_table;
@@ -434,5 +434,11 @@ impl EvalSet for OrderedImages {
         let images = images::ordered(&self.set, &self.view, range)?;
         let maker = Maker { capacity, inputs: inputs.clone(), ..self.maker.clone() };
         Ok(maker.batch(Role::Eval, images))
+    }
+
+    fn shown(&self, number: usize, capacity: usize) -> Result<Option<Shown>, Failure> {
+        let images = images::ordered(&self.set, &self.view, number as u64..number as u64 + 1)?;
+        let shown = ShownAs::Pixels { size: [self.view.height, self.view.width], rgb: images.pixels };
+        Ok(Some(Shown { batch: number / capacity, at: number % capacity, shown }))
     }
 }

@@ -11,6 +11,7 @@ use crate::Failure;
 use crate::metrics::{AnswerTally, Metrics, RewardMetrics, Tally, TextMetrics};
 use crate::tasks::batch::{self, Batch, Draw, EvalSet, Inputs};
 use crate::training::update;
+use flatout_waits::{self as waits, Unit};
 
 /// The result of `eval` that holds the logits of classes, where a model has classes.
 const CLASS_LOGITS: &str = "class_logits";
@@ -61,6 +62,7 @@ pub fn evaluate<Reason>(
 ) -> Result<Result<Sums, Reason>, Failure> {
     let evaluator = Evaluator::new(session);
     let mut sums = Sums::default();
+    let wait = waits::begin("evaluating", Unit::Things("batches"), Some(set.batches(capacity) as u64));
     for number in 0..set.batches(capacity) {
         if let Some(reason) = before_each() {
             return Ok(Err(reason));
@@ -68,6 +70,7 @@ pub fn evaluate<Reason>(
         let (batch, results) = evaluator.run(session, set, number, capacity, draw)?;
         sums.add(&results);
         see(batch, &results);
+        wait.add(1);
     }
     Ok(Ok(sums))
 }

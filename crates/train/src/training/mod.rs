@@ -7,6 +7,7 @@ pub mod host;
 pub mod opening;
 pub mod reference;
 pub mod resume;
+mod samples;
 pub mod schedule;
 mod shared_eval;
 mod spike;

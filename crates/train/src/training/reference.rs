@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use flatout_data::{Layout, durable};
 use flatout_ir::{Plan, Program, Role};
 use flatout_runtime::Session;
+use flatout_waits::{self as waits, Unit};
 
 use crate::config::Config;
 use crate::device::Device;
@@ -257,6 +258,8 @@ fn score_among(
                     _ = sender.send(Ok(None));
                 }
             });
+            let wait =
+                waits::begin("scoring answers by the reference", Unit::Things("answers"), Some(total as u64));
             for made in ready {
                 let Some((side, laid_out, batch)) = made? else {
                     run_for_others(session)?;
@@ -267,6 +270,7 @@ fn score_among(
                 own.extend(laid_out.numbers.iter().map(|number| (side, *number)));
                 // The others have done about as many.
                 done = (done + count * laid_out.samples.len()).min(total);
+                wait.set(done as u64);
                 let is_due = match said {
                     None => began.elapsed() >= FIRST_LINE,
                     Some(said) => said.elapsed() >= LINE_EVERY,

@@ -2,6 +2,7 @@
 
 use flatout_ir::{Plan, Role};
 use flatout_runtime::Session;
+use flatout_waits::{self as waits, Unit};
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
@@ -28,6 +29,7 @@ pub fn evaluate_among(
         let evaluator = Evaluator::new(session);
         let mut sums = Sums::default();
         let batches = set.batches(capacity);
+        let wait = waits::begin("evaluating", Unit::Things("batches"), Some(batches as u64));
         for first in (0..batches).step_by(ranks.count()) {
             ranks.at(step, "evaluating", first);
             let own = first + ranks.rank();
@@ -48,6 +50,7 @@ pub fn evaluate_among(
                 let results = part.results();
                 sums.add(&results);
                 see(&results);
+                wait.add(1);
             }
         }
         Ok(Ok(sums))

@@ -32,6 +32,7 @@ use crate::tasks::preference::Side;
 use crate::training::baseline;
 use crate::training::evaluate::Counted;
 use crate::training::opening;
+use crate::training::samples::Samples;
 use crate::training::schedule::learning_rates;
 use crate::training::shared_eval::evaluate_among;
 use crate::training::spike::{Spike, Spikes};
@@ -151,6 +152,7 @@ struct Trainer<'a, 'n, 's> {
     session: &'a mut Session,
     source: Box<dyn BatchSource>,
     held_out: Option<Box<dyn EvalSet>>,
+    samples: Samples,
     /// How the plan `eval` is laid out, where examples have lengths.
     layout: Option<Layout>,
     /// Of rank 0.
@@ -473,14 +475,18 @@ impl Trainer<'_, '_, '_> {
         let mut counted =
             Counted::new(self.config.model.classes(), held_out.bytes_per_token(self.data.vocabulary()));
         let (set, capacity, draw) = (&**held_out, self.compiled.eval_batch, self.draw);
-        let (stop, within) = (self.stop, self.time_to_stop());
+        let (stop, within, samples) = (self.stop, self.time_to_stop(), &mut self.samples);
+        samples.begin();
         let sums = evaluate_among(
             self.ranks,
             self.session,
             (set, capacity, draw),
             self.progress.step,
             &mut || stop.asked(within),
-            &mut |results| counted.see(results),
+            &mut |results| {
+                counted.see(results);
+                samples.see(results);
+            },
         )?;
         let loss = match sums {
             Ok(sums) => sums.mean() as f32,
@@ -496,7 +502,21 @@ impl Trainer<'_, '_, '_> {
         self.metrics.clone_from(&metrics);
         let averaged = self.config.train.ema > 0.0;
         self.say(Event::Eval { step: self.progress.step, loss, metrics, averaged })?;
+        self.take_samples()?;
         Ok(None)
+    }
+
+    /// Logs the samples of an evaluation. Every rank takes them, so that none waits for another.
+    fn take_samples(&mut self) -> Result<(), Failure> {
+        let (ranks, step, within, stop) = (self.ranks, self.progress.step, self.time_to_stop(), self.stop);
+        let mut is_over = |number: usize| {
+            ranks.at(step, "writing samples", number);
+            stop.asked(within).is_some()
+        };
+        for sample in self.samples.take(self.session, step, &mut is_over)? {
+            self.say(Event::Sample(sample))?;
+        }
+        Ok(())
     }
 
     /// Why the run ends before its last step, where it does.

@@ -15,6 +15,7 @@ use flatout_ir::{DType, Role};
 use flatout_models::vision::qwen3_vl::features::{FEATURES, ROWS};
 use flatout_models::vision::{Qwen3VlConfig, SCOPE};
 use flatout_runtime::Session;
+use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 use ring::digest::{SHA256, digest};
 
@@ -201,6 +202,7 @@ impl Filling<'_> {
             let decode = move || decode(images, &groups, room.patches, &sender);
             let spawned = std::thread::Builder::new().name("patches".into()).spawn_scoped(scope, decode);
             spawned.map_err(Failure::io("a thread that decodes images cannot be started"))?;
+            let wait = waits::begin("making features", Unit::Things("images"), Some(missing.len() as u64));
             for made in decoded {
                 let (numbers, patches) = made?;
                 let since = Instant::now();
@@ -212,6 +214,7 @@ impl Filling<'_> {
                     self.spent.bytes += bytes.len() as u64;
                 }
                 self.spent.writing += since.elapsed();
+                wait.add(numbers.len() as u64);
             }
             Ok(())
         })

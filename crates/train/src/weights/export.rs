@@ -18,6 +18,7 @@ use flatout_ir::{Adapter, Init, TensorType};
 use flatout_models::config::{DecoderConfig, Model};
 use flatout_models::library::stored::{Resampled, Stored};
 use flatout_settings::choice;
+use flatout_waits::{self as waits, Unit};
 use serde_json::{Map, Value, json};
 
 use crate::Failure;
@@ -369,6 +370,7 @@ fn write_weights(
     };
     let mut files = vec![];
     let mut weight_map = Map::new();
+    let wait = waits::begin("writing weights", Unit::Bytes, Some(total));
     for (number, shard) in shards.iter().enumerate() {
         let file = name(number);
         let path = folder.join(&file);
@@ -382,6 +384,7 @@ fn write_weights(
             let wide = out.read(&loaded.weights, &types)?;
             let bytes = if dtype == Dtype::F32 { wide } else { narrow(&wide) };
             writer.write_all(&bytes).map_err(Failure::io(path.display()))?;
+            wait.add(bytes.len() as u64);
             weight_map.insert(out.name.clone(), json!(file));
         }
         let flushed =

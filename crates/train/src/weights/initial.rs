@@ -7,6 +7,7 @@ use flatout_ir::passes::average::averaged_weight;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Class, DType, Init, Piece, TensorType, bicubic, random};
 use flatout_runtime::cpu::normal;
+use flatout_waits::{self as waits, Unit};
 
 use crate::Failure;
 use crate::run::state::{held, leaves};
@@ -32,8 +33,11 @@ pub fn write_adapters(
 
 fn write_drawn(session: &mut Session, seed: u64, wanted: impl Fn(&str) -> bool) -> Result<(), RuntimeError> {
     let pieces = held(session, Class::is_parameter);
+    let bytes: usize = pieces.iter().map(Piece::bytes).sum();
+    let wait = waits::begin("drawing first weights", Unit::Bytes, Some(bytes as u64));
     for piece in pieces.into_iter().filter(|piece| piece.init != Init::RowNorms && wanted(&piece.path)) {
         session.write_range(&piece.slot, piece.at, &drawn_for(&piece, seed))?;
+        wait.add(piece.bytes() as u64);
     }
     Ok(())
 }

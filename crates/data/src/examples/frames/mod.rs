@@ -18,6 +18,7 @@ mod shard;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 
 pub use self::shard::MOST_FRAMES;
@@ -133,9 +134,10 @@ pub(super) fn open(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Result
         Paths::Shards { sources, held_out } => {
             let mark = mark_of(&writing, &vocabulary);
             let read = |(paths, weight): &(Vec<PathBuf>, f64)| -> Result<Source, DataError> {
+                let wait = waits::begin("reading samples", Unit::Things("shards"), Some(paths.len() as u64));
                 let shards = pool.install(|| {
                     let shard = |path: &PathBuf| shard(&writing, path, &encoder, vocabulary.size(), mark);
-                    paths.par_iter().map(shard).collect::<Result<Vec<_>, _>>()
+                    paths.par_iter().map(shard).inspect(|_| wait.add(1)).collect::<Result<Vec<_>, _>>()
                 })?;
                 Ok(Source { weight: *weight, shards })
             };

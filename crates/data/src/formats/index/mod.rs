@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::UNIX_EPOCH;
 
+use flatout_waits::{self as waits, Unit, Wait};
 use rayon::prelude::*;
 
 use super::bytes::Bytes;
@@ -93,6 +94,8 @@ impl Index {
                 input.path.display()
             )));
         }
+        let wait =
+            waits::begin("reading text", Unit::Bytes, Some(inputs.iter().map(|input| input.bytes).sum()));
         // Files behind one that failed need not be read; those before it must, as they may have failed earlier.
         let failed = AtomicUsize::new(usize::MAX);
         let scanned: Vec<Option<Result<Scanned, DataError>>> = inputs
@@ -100,7 +103,7 @@ impl Index {
             .enumerate()
             .map(|(at, input)| {
                 (at <= failed.load(Ordering::Relaxed)).then(|| {
-                    let scanned = scan(input, options);
+                    let scanned = scan(input, options, &wait);
                     if scanned.is_err() {
                         failed.fetch_min(at, Ordering::Relaxed);
                     }
@@ -238,7 +241,7 @@ impl Index {
 
 type Scanned = (Indexed, Vec<Extent>, Skipped);
 
-fn scan(input: &Input, options: &ReadOptions) -> Result<Scanned, DataError> {
+fn scan(input: &Input, options: &ReadOptions, wait: &Wait) -> Result<Scanned, DataError> {
     let version = || match std::fs::metadata(&input.path) {
         Ok(metadata) => Ok(Version::of(&metadata)),
         Err(error) => Err(unreadable(&input.path, &error)),
@@ -249,6 +252,7 @@ fn scan(input: &Input, options: &ReadOptions) -> Result<Scanned, DataError> {
     while let Some(piece) = reader.next_piece()? {
         let line = piece.line.or(piece.row).unwrap_or(0).min(u64::from(u32::MAX)) as u32;
         let hash = fingerprint(piece.text.as_bytes());
+        wait.add(piece.text.len() as u64);
         extents.push(Extent { at: piece.at, hash, len: piece.len, line });
     }
     if version()? != before {

@@ -12,6 +12,7 @@ use crate::formats::{OnError, Place, Reason, unreadable};
 use crate::images::flaw::{Flaw, Ledger};
 use crate::random::fingerprint;
 use crate::text::source::OpenEvent;
+use flatout_waits::{self as waits, Unit};
 
 /// Endings of images that are read, and of others that are not.
 pub(crate) const ENDINGS: [&str; 4] = ["jpg", "jpeg", "png", "webp"];
@@ -44,12 +45,14 @@ pub(in crate::images) fn folder(
             names.join(", ")
         )));
     }
+    let wait = waits::begin("looking for images", Unit::Things("images"), None);
     let mut ledger = Ledger::new(on_error);
     let (mut paths, mut labels, mut hashes, mut empty) =
         (Vec::new(), Labels::default(), Vec::new(), Vec::new());
     for (folder, name) in folders.iter().zip(&names) {
         let before = paths.len();
         below(folder, &mut HashSet::new(), 0, &mut ledger, &mut paths)?;
+        wait.set(paths.len() as u64);
         for path in &paths[before..] {
             labels.push(name, || at(path));
             let relative = path.strip_prefix(root).expect("it was found below");

@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 
 use super::archive_index::{ArchiveIndex, Of};
@@ -42,9 +43,11 @@ pub(in crate::images) fn webdataset(
             packed.display()
         )));
     }
+    let wait = waits::begin("indexing archives", Unit::Things("files"), Some(paths.len() as u64));
     let looked = paths
         .par_iter()
         .enumerate()
+        .inspect(|_| wait.add(1))
         .map(|(number, path)| indexed(number as u32, path, wanted, on_error, cache));
     let shards: Vec<(ArchiveIndex, Vec<String>)> = looked.collect::<Result<_, _>>()?;
     let opened = |(number, path): (usize, &PathBuf)| Opened::new(Arc::new(path.clone()), number);

@@ -14,6 +14,7 @@ use crate::random::fingerprint;
 use crate::text::shards::manifest::{ShardEntry, hexadecimal};
 use crate::text::shards::shard::ShardWriter;
 use crate::text::tokenizer::Vocabulary;
+use flatout_waits::{self as waits, Unit};
 
 /// Text of a batch. A worker has one in hand, and as many again wait.
 const BATCH_BYTES: usize = 256 << 10;
@@ -210,6 +211,7 @@ impl<'a> Writer<'a> {
         answers: &Receiver<Receiver<Answer>>,
         see: &mut dyn FnMut(&Progress),
     ) -> Result<Progress, DataError> {
+        let wait = waits::begin("tokenising", Unit::Things("tokens"), None);
         let mut told = Instant::now();
         while let Ok(answer) = answers.recv() {
             let batch = answer.recv().expect("every batch is answered")?;
@@ -224,6 +226,7 @@ impl<'a> Writer<'a> {
                 }
             }
             self.progress.input = batch.at.input + 1;
+            wait.set(self.progress.tokens);
             if told.elapsed() >= TOLD_EVERY {
                 told = Instant::now();
                 self.progress.elapsed = self.began.elapsed();

@@ -8,6 +8,7 @@ pub(crate) mod shard;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 
 use self::manifest::{Manifest, hexadecimal};
@@ -72,7 +73,12 @@ impl Shards {
 
     /// Reads everything through and checks it.
     pub(crate) fn verify(&self) -> Result<(), DataError> {
-        self.shards.par_iter().try_for_each(Shard::verify)
+        let shards = self.shards.len() as u64;
+        let wait = waits::begin("checking token shards", Unit::Things("shards"), Some(shards));
+        self.shards.par_iter().try_for_each(|shard| {
+            wait.add(1);
+            shard.verify()
+        })
     }
 
     /// The tokeniser the shards were made with.

@@ -9,6 +9,7 @@ pub(crate) mod sample;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use flatout_waits::{self as waits, Unit};
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -110,6 +111,7 @@ impl Vocabulary {
         .with_decoder(Some(ByteLevel::default()))
         .build()
         .expect("model, pre-tokeniser and decoder are given");
+        let _wait = waits::begin(format!("training a tokeniser of {vocab} tokens"), Unit::Nothing, None);
         trained.train(&mut trainer, texts).map_err(|error| {
             DataError::environment(format!("The tokeniser could not be trained: {error}."))
         })?;

@@ -1,5 +1,6 @@
 //! The text a tokeniser is trained on: a bounded part of the training side, taken from everywhere.
 
+use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 
 use crate::error::DataError;
@@ -19,12 +20,16 @@ pub(crate) fn of_inputs(
     budget: u64,
 ) -> Result<Vec<String>, DataError> {
     let total: u64 = inputs.iter().map(|input| input.bytes).sum::<u64>().max(1);
+    let wait =
+        waits::begin("sampling text for a tokeniser", Unit::Things("files"), Some(inputs.len() as u64));
     let texts = inputs.par_iter().map(|input| {
         let quota = if total <= budget { u64::MAX } else { budget * input.bytes / total };
         // Packed files give more text than they have bytes.
         let quota = quota.min(budget);
         let reader = formats::read(input, options)?;
-        take(reader, threshold, quota)
+        let taken = take(reader, threshold, quota);
+        wait.add(1);
+        taken
     });
     let texts: Vec<Vec<String>> = texts.collect::<Result<_, DataError>>()?;
     Ok(texts.concat())
@@ -68,5 +73,6 @@ pub(crate) fn of_index(
         let place = (u128::from(nth) * u128::from(count) / u128::from(wanted)) as u64;
         index.read(side.at(place)).map(|document| document.text)
     };
-    (0..wanted).into_par_iter().map(text).collect()
+    let wait = waits::begin("sampling text for a tokeniser", Unit::Things("documents"), Some(wanted));
+    (0..wanted).into_par_iter().map(text).inspect(|_| wait.add(1)).collect()
 }

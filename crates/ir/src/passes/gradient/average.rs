@@ -49,23 +49,26 @@ pub(super) fn moved<'g>(average: Tensor<'g>, weight: Tensor<'g>, rate: Tensor<'g
     average + (weight - average) * rate.reshape(&vec![1; dims.len()]).broadcast(&dims)
 }
 
-/// Lets evaluation read averages, where `apply` makes any. Gives how many parameters it reads so. Those of which ranks have
-/// shares are gathered into the slots of the weights before (`shards`).
+/// Lets evaluation, and the plans that write samples beside it, read averages, where `apply` makes any. Gives how many parameters
+/// are read so. Those of which ranks have shares are gathered into the slots of the weights before (`shards`).
 pub(crate) fn bind(graphs: &mut [(Role, Graph)], adapters: &[Adapter], divided: &[Divided]) -> usize {
     let Some((_, apply)) = graphs.iter().find(|(role, _)| *role == Role::Apply) else { return 0 };
     let gathered = shards::inside(apply, divided);
     let whole = apply.slots.iter().filter(|slot| !gathered.contains_key(&slot.path));
-    let averages: Vec<&str> = whole.filter_map(|slot| averaged_weight(&slot.path)).collect();
+    let averages: Vec<String> =
+        whole.filter_map(|slot| averaged_weight(&slot.path)).map(String::from).collect();
     if averages.is_empty() {
         return 0;
     }
-    let has_average = |path: &str| averages.contains(&path);
-    let Some((at, (_, eval))) = graphs.iter().enumerate().find(|(_, (role, _))| *role == Role::Eval) else {
-        return 0;
-    };
-    let (bound, count) = bound(eval, has_average, adapters);
-    graphs[at].1 = bound;
-    count
+    let has_average = |path: &str| averages.iter().any(|average| average == path);
+    let reads = |role: Role| matches!(role, Role::Eval | Role::Prefill | Role::Decode);
+    let mut most = 0;
+    for (_, graph) in graphs.iter_mut().filter(|(role, _)| reads(*role)) {
+        let (bound, count) = bound(graph, has_average, adapters);
+        *graph = bound;
+        most = most.max(count);
+    }
+    most
 }
 
 fn bound(g: &Graph, has_average: impl Fn(&str) -> bool, adapters: &[Adapter]) -> (Graph, usize) {

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 
 use super::nvrtc::{Nvrtc, OPTIONS};
@@ -37,6 +38,7 @@ impl Cache {
         nvrtc: &Nvrtc,
         see: &(dyn Fn() + Sync),
     ) -> Result<(Cubins, Compiled), CudaError> {
+        let wait = waits::begin("compiling kernels", Unit::Things("kernels"), Some(sources.len() as u64));
         let made: Vec<_> = sources
             .par_iter()
             .map(|source| {
@@ -44,6 +46,7 @@ impl Cache {
                 let key = key(source, arch, &nvrtc.version.to_string());
                 let made = self.entry(&key, compile);
                 see();
+                wait.add(1);
                 made.map(|(cubin, how)| (source.clone(), cubin, how))
             })
             .collect::<Result<_, CudaError>>()?;

@@ -33,6 +33,7 @@ use crate::cpu::kernels::movement::copy;
 use crate::timing::Samples;
 use crate::{Copying, Laps, RuntimeError, launch};
 use clock::{Clock, Sums};
+use flatout_waits::{self as waits, Unit};
 use noise::Noise;
 use queues::WireStream;
 use timing::Timer;
@@ -227,6 +228,8 @@ impl Session {
             chosen: &chosen,
             communicators: communicators.as_deref(),
         };
+        let launches: usize = plans.plans.iter().map(|plan| plan.launches.len()).sum();
+        let wait = waits::begin("timing and preparing", Unit::Things("launches"), Some(launches as u64));
         let mut works: Vec<Vec<Box<dyn Work>>> = Vec::with_capacity(plans.plans.len());
         for (plan, kernels) in plans.plans.iter().zip(&kernels) {
             let resolved = plan.launches.iter().zip(kernels).map(|(l, k)| {
@@ -234,11 +237,14 @@ impl Session {
                     Some(times) if l.queue == Queue::Wire => stand_in::prepare(l, times(l), &prepare),
                     _ => (k.prepare)(l, &prepare),
                 };
+                wait.add(1);
                 work.map_err(named(l))
             });
             works.push(resolved.collect::<Result<_, _>>()?);
         }
+        drop(wait);
         laps.lap("products");
+        let _wait = waits::begin("running every launch once", Unit::Nothing, None);
         // Timing candidates may have left anything.
         arena.fill(0, stream.get()).map_err(system)?;
         let (mut wire_bytes, mut windows) = (0, None);

@@ -30,6 +30,7 @@ use crate::tasks::dataset::{self, Dataset};
 use crate::tasks::{self, image_table};
 use crate::training::host;
 use crate::training::reference;
+use crate::training::samples::Samples;
 use crate::training::spike::Spikes;
 use crate::training::vision_cache;
 use crate::training::watch::Watch;
@@ -185,6 +186,15 @@ fn train_in(
                 .into(),
         )));
     }
+    if ranks.are_many() && !config.samples.prompts.is_empty() {
+        let divides = compiled.settled.options.shards_parameters();
+        if divides || config.train.ema > 0.0 {
+            let what = if divides { "parameters (switches.shard)" } else { "averages (train.ema)" };
+            return Err(Failure::User(UserError(format!(
+                "`samples.prompts` wants a rank that has the whole model, and these ranks divide {what}: leave one of them out"
+            ))));
+        }
+    }
     let steps = data.total_steps(config)?;
     data.check_classes(config)?;
     image_table::check(config)?;
@@ -314,6 +324,9 @@ fn train_in(
         }
         origin.map_or(Ok(()), |origin| origin.keep(run.dir()))?;
     }
+    let shown = held_out.as_deref().map(|set| (set, compiled.eval_batch));
+    // The files beside a model, among them its chat template, are there once the first rank has kept them.
+    let samples = ranks.in_turn(|| Samples::open(config, data, shown, run.dir(), ranks.is_first()))?;
     let mut scored = 0;
     let say = &mut |said: String| {
         scored += 1;
@@ -342,6 +355,7 @@ fn train_in(
         session,
         source,
         held_out,
+        samples,
         layout,
         log,
         sinks,

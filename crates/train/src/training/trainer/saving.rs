@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
+use flatout_waits::{self as waits, Unit};
+
 use super::{Notice, Outcome, Progress, Trainer};
 use crate::Failure;
 use crate::metrics::goal::Metric;
@@ -163,7 +165,10 @@ impl Trainer<'_, '_, '_> {
     pub(super) fn collect_saved(&mut self, wait: bool) -> Result<(), Failure> {
         let (saving, ranks, step) = (&mut self.saving, self.ranks, self.progress.step);
         let written = match wait {
-            true => saving.writer.wait(|done| ranks.at(step, "saving", done as usize)),
+            true => {
+                let _wait = waits::begin("saving the checkpoint", Unit::Nothing, None);
+                saving.writer.wait(|done| ranks.at(step, "saving", done as usize))
+            }
             false => saving.writer.finished(),
         };
         let Some(written) = written else { return Ok(()) };

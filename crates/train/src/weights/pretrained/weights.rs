@@ -12,6 +12,7 @@ use flatout_models::config::Model;
 use flatout_models::library::stored::{Stored, Within};
 use flatout_models::vision;
 use flatout_runtime::Session;
+use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
@@ -271,8 +272,10 @@ impl Weights {
         &self,
         parameters: impl IntoParallelIterator<Item = (&'a str, &'a TensorType, &'a Init)>,
     ) -> Result<(String, BTreeMap<String, String>), Failure> {
+        let wait = waits::begin("hashing weights", Unit::Bytes, None);
         let read = parameters.into_par_iter().map(|(path, ty, init)| {
             let (wide, stored) = self.read(path, ty, init)?;
+            wait.add(wide.len() as u64);
             Ok((path, (xxh3_128(&wide), stored)))
         });
         let read = read.collect::<Result<BTreeMap<&str, _>, Failure>>()?;
@@ -406,6 +409,8 @@ impl Weights {
         // have shares.
         let is_first = session.rank() == 0;
         let with_hash = |piece: &Piece| is_first && piece.class == Class::Frozen;
+        let bytes: usize = pieces.iter().map(Piece::bytes).sum();
+        let wait = waits::begin("reading weights", Unit::Bytes, Some(bytes as u64));
         let mut hashes = BTreeMap::new();
         let mut left = pieces.as_slice();
         while !left.is_empty() {
@@ -414,6 +419,7 @@ impl Weights {
             let read = read.collect::<Result<Vec<_>, _>>()?;
             for (piece, (bytes, hash)) in some.iter().zip(read) {
                 session.write_range(&piece.slot, piece.at, &bytes)?;
+                wait.add(bytes.len() as u64);
                 hashes.extend(hash.map(|hash| (piece.path.clone(), hash)));
             }
             left = rest;

@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use flatout_waits::{self as waits, Unit};
 use ring::digest;
 use ureq::http::{HeaderMap, Response};
 use ureq::{Agent, Body};
@@ -180,6 +181,7 @@ impl<'a> Transfer<'a> {
             done_bytes = 0;
         }
         watch(&Fetching { file, done_bytes, total_bytes: head.bytes });
+        let wait = waits::begin(format!("fetching {file}"), Unit::Bytes, head.bytes);
         if head.bytes == Some(done_bytes) {
             return Ok(Received::Whole);
         }
@@ -221,6 +223,7 @@ impl<'a> Transfer<'a> {
                 Ok(count) => {
                     out.write_all(&buffer[..count]).map_err(cannot)?;
                     done_bytes += count as u64;
+                    wait.set(done_bytes);
                     if done_bytes >= reported + REPORT_BYTES {
                         reported = done_bytes;
                         watch(&Fetching { file, done_bytes, total_bytes: head.bytes });

@@ -1,0 +1,101 @@
+//! The colours of terminals: one palette, and where it may be used.
+
+/// The meaning of a piece of text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ink {
+    Plain,
+    /// Words at the beginning of a line that say what it is about.
+    Label,
+    /// The number that a line is there for.
+    Strong,
+    /// The bar of a run.
+    Bar,
+    Good,
+    Warning,
+    /// Text that is there for whoever looks for it.
+    Faint,
+}
+
+/// One colour for each of several curves, in turn.
+const CURVES: [u8; 6] = [36, 33, 32, 35, 34, 31];
+
+impl Ink {
+    /// The parameters of the escape sequence that begins it.
+    fn code(self) -> &'static str {
+        match self {
+            Ink::Plain => "",
+            Ink::Label => "36",
+            Ink::Strong => "1",
+            Ink::Bar => "36",
+            Ink::Good => "32",
+            Ink::Warning => "33",
+            Ink::Faint => "2",
+        }
+    }
+
+    /// A text in this ink. It is escaped already, as [`crate::screen::printable`] does it.
+    pub fn paint(self, text: &str, colours: bool) -> String {
+        match self {
+            _ if !colours || text.trim().is_empty() => text.into(),
+            Ink::Plain => text.into(),
+            ink => format!("\x1b[{}m{text}\x1b[0m", ink.code()),
+        }
+    }
+}
+
+/// A text in the colour of one of several curves.
+pub fn paint_curve(number: usize, text: &str) -> String {
+    format!("\x1b[{}m{text}\x1b[0m", CURVES[number % CURVES.len()])
+}
+
+/// Whether a stream takes colours: where it is a terminal that has them, unless the environment says otherwise.
+pub fn has_colours(is_terminal: bool) -> bool {
+    wants_colours(|name| std::env::var(name).ok(), is_terminal)
+}
+
+/// `NO_COLOR` and `CLICOLOR=0` turn colours off, `CLICOLOR_FORCE` turns them on where there is no terminal.
+fn wants_colours(variable: impl Fn(&str) -> Option<String>, is_terminal: bool) -> bool {
+    let is_given = |name: &str| variable(name).is_some_and(|value| !value.is_empty());
+    let is_zero = |name: &str| variable(name).is_some_and(|value| value == "0");
+    if is_given("NO_COLOR") {
+        return false;
+    }
+    if is_given("CLICOLOR_FORCE") && !is_zero("CLICOLOR_FORCE") {
+        return true;
+    }
+    let moves = variable("TERM").is_some_and(|term| !term.is_empty() && term != "dumb");
+    is_terminal && moves && !is_zero("CLICOLOR")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_are_where_a_terminal_has_them_and_nobody_minds() {
+        let wants = |variables: &[(&str, &str)], is_terminal: bool| {
+            let of = |name: &str| {
+                variables.iter().find(|(own, _)| *own == name).map(|(_, value)| value.to_string())
+            };
+            wants_colours(of, is_terminal)
+        };
+        let xterm = ("TERM", "xterm-256color");
+        assert!(wants(&[xterm], true));
+        assert!(!wants(&[xterm], false), "no pipe has colours");
+        assert!(!wants(&[("TERM", "dumb")], true) && !wants(&[], true));
+        assert!(!wants(&[xterm, ("NO_COLOR", "1")], true));
+        assert!(wants(&[xterm, ("NO_COLOR", "")], true), "an empty value asks for nothing");
+        assert!(!wants(&[xterm, ("CLICOLOR", "0")], true));
+        assert!(wants(&[("CLICOLOR_FORCE", "1")], false));
+        assert!(!wants(&[("CLICOLOR_FORCE", "0")], false));
+        assert!(!wants(&[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")], true));
+    }
+
+    #[test]
+    fn text_is_painted_where_colours_are() {
+        assert_eq!(Ink::Warning.paint("warning:", true), "\x1b[33mwarning:\x1b[0m");
+        assert_eq!(Ink::Warning.paint("warning:", false), "warning:");
+        assert_eq!(Ink::Plain.paint("text", true), "text");
+        assert_eq!(paint_curve(7, "x"), "\x1b[33mx\x1b[0m");
+    }
+}

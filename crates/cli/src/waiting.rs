@@ -1,0 +1,171 @@
+//! A line about work that takes longer than a second: it appears on a terminal, says how far the work is, and is gone when it is
+//! done. Nothing appears where standard error is no terminal.
+
+use std::io::{self, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use console::Term;
+use flatout_waits::{self as waits, Seen, Unit};
+
+use crate::palette::Ink;
+use crate::screen::{Screen, bytes, count, duration, one_line};
+
+/// Work that takes less time than this is not spoken of.
+pub const AFTER: Duration = Duration::from_secs(1);
+/// Between two drawings.
+pub const EVERY: Duration = Duration::from_millis(100);
+/// Of a terminal that does not tell its width.
+const USUAL_WIDTH: u16 = 80;
+
+/// The line as it stands on the terminal.
+struct Line {
+    /// Columns of its text; 0 where there is none.
+    columns: usize,
+    /// How many others draw on the terminal, and want no line there.
+    holds: usize,
+}
+
+static LINE: Mutex<Line> = Mutex::new(Line { columns: 0, holds: 0 });
+
+fn line() -> MutexGuard<'static, Line> {
+    LINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Begins to draw the line where there is something to wait for. A thread that cannot be started is a line less.
+pub fn start(screen: &Screen) {
+    let colours = screen.colours;
+    if !screen.live {
+        return;
+    }
+    let draw = move || {
+        loop {
+            std::thread::sleep(EVERY);
+            let mut line = line();
+            match waits::newest(AFTER).filter(|_| line.holds == 0) {
+                Some(seen) => line.draw(&words(&seen), colours),
+                None => line.erase(),
+            }
+        }
+    };
+    let _ = std::thread::Builder::new().name("waiting".into()).spawn(draw);
+}
+
+/// Prints something while the line is away. Nothing else may be printed by what is called.
+pub fn above<T>(print: impl FnOnce() -> T) -> T {
+    let mut line = line();
+    line.erase();
+    print()
+}
+
+/// Takes the line away for good: the command ends.
+pub fn end() {
+    std::mem::forget(hold());
+}
+
+/// Keeps the line away for as long as this lives, for whoever draws on the terminal.
+pub struct Hold;
+
+pub fn hold() -> Hold {
+    let mut line = line();
+    line.erase();
+    line.holds += 1;
+    Hold
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        line().holds -= 1;
+    }
+}
+
+/// Columns of the terminal behind standard error.
+pub fn width() -> usize {
+    let (_, width) = Term::stderr().size_checked().unwrap_or((0, USUAL_WIDTH));
+    usize::from(width).max(1)
+}
+
+impl Line {
+    fn draw(&mut self, text: &str, colours: bool) {
+        let away = self.away();
+        // The last column stays free: a full line would be continued on the next.
+        let text: String = text.chars().take(width().saturating_sub(1)).collect();
+        self.columns = text.chars().count();
+        put(&format!("{away}{}", Ink::Faint.paint(&text, colours)));
+    }
+
+    fn erase(&mut self) {
+        if self.columns > 0 {
+            put(&self.away());
+            self.columns = 0;
+        }
+    }
+
+    /// The escape sequences that remove it. A terminal that became narrower has broken it in several lines.
+    fn away(&self) -> String {
+        match self.columns.div_ceil(width()) {
+            0 => String::new(),
+            1 => "\r\x1b[J".into(),
+            lines => format!("\r\x1b[{}A\x1b[J", lines - 1),
+        }
+    }
+}
+
+/// Writes at once. A terminal that is gone takes nothing from the command.
+fn put(text: &str) {
+    let mut out = io::stderr();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Work in words: what it is, how much is done of how much, how fast, and for how long already.
+pub fn words(seen: &Seen) -> String {
+    let Seen { what, unit, done, total, time } = seen;
+    let seconds = time.as_secs_f64();
+    let rate = *done as f64 / seconds;
+    let mut pieces = vec![one_line(what).into_owned()];
+    match (unit, total) {
+        (Unit::Nothing, _) => {}
+        (Unit::Bytes, Some(total)) => pieces.push(format!("{} of {}", bytes(*done), bytes(*total))),
+        (Unit::Bytes, None) => pieces.push(bytes(*done)),
+        (Unit::Things(things), Some(total)) => {
+            pieces.push(format!("{} of {} {things}", count(*done), count(*total)));
+        }
+        (Unit::Things(things), None) => pieces.push(format!("{} {things}", count(*done))),
+    }
+    if let Some(total) = total {
+        pieces.push(format!("{:.0}%", (100.0 * *done as f64 / *total as f64).min(100.0)));
+    }
+    match unit {
+        _ if *done == 0 => {}
+        Unit::Nothing => {}
+        Unit::Bytes => pieces.push(format!("{}/s", bytes(rate as u64))),
+        Unit::Things(_) if rate < 10.0 => pieces.push(format!("{rate:.1}/s")),
+        Unit::Things(_) => pieces.push(format!("{}/s", count(rate as u64))),
+    }
+    pieces.push(duration(seconds));
+    pieces.join("  ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_told_with_its_share_and_its_rate() {
+        let seen =
+            |unit, done, total| Seen { what: "work".into(), unit, done, total, time: Duration::from_secs(4) };
+        assert_eq!(words(&seen(Unit::Nothing, 0, None)), "work  4.0 s");
+        assert_eq!(
+            words(&seen(Unit::Bytes, 1 << 30, Some(4 << 30))),
+            "work  1.0 GiB of 4.0 GiB  25%  256.0 MiB/s  4.0 s"
+        );
+        assert_eq!(
+            words(&seen(Unit::Things("kernels"), 6, Some(24))),
+            "work  6 of 24 kernels  25%  1.5/s  4.0 s"
+        );
+        assert_eq!(words(&seen(Unit::Things("tokens"), 4000, None)), "work  4,000 tokens  1,000/s  4.0 s");
+        assert_eq!(words(&seen(Unit::Bytes, 0, Some(4 << 30))), "work  0 bytes of 4.0 GiB  0%  4.0 s");
+        let hostile = Seen { what: "a\x1b[2J\n".into(), ..seen(Unit::Nothing, 0, None) };
+        assert!(!words(&hostile).contains(['\x1b', '\n']), "names of files move no cursor");
+    }
+}
