@@ -164,6 +164,14 @@ impl Talk<'_> {
         Ok(Next::Go)
     }
 
+    /// Says why there is no answer, or not to all of the conversation, also where little is shown.
+    fn tell(&self, sentence: &str) {
+        match self.screen.json {
+            true => self.screen.json_line(&json!({ "note": sentence }).to_string()),
+            false => self.screen.always(sentence),
+        }
+    }
+
     /// Answers a message of the user.
     fn ask(&mut self, text: &str) -> Result<(), Failure> {
         self.turns.push(("user", text.into()));
@@ -226,19 +234,19 @@ impl Talk<'_> {
             let (prompt, end) = match self.model.conversation(&messages) {
                 Ok(found) => found,
                 Err(error) => {
-                    self.screen.note(error.message);
+                    self.tell(&error.message);
                     return Ok(None);
                 }
             };
             let count = prompt.tokens.len();
             if count + kept <= capacity {
                 if dropped > 0 {
-                    self.screen.note(format!("(the context is full: the oldest {dropped} messages are left out)"));
+                    self.tell(&format!("the context is full: the oldest {dropped} messages are left out"));
                 }
                 return Ok(Some((prompt, end)));
             }
             if self.turns.len() == 1 {
-                self.screen.note(format!(
+                self.tell(&format!(
                     "the message makes {count} tokens, and of {capacity} {kept} are kept for the answer: shorten it"
                 ));
                 return Ok(None);
