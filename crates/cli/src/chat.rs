@@ -232,7 +232,7 @@ impl Talk<'_> {
             let turns = self.turns.iter().map(|(role, text)| message((role, text)));
             let messages: Vec<Message> = self.system.iter().map(|text| message(("system", text))).chain(turns).collect();
             let (prompt, end) = match self.model.conversation(&messages) {
-                Ok(found) => found,
+                Ok(found) => (found.prompt, found.end),
                 Err(error) => {
                     self.tell(&error.message);
                     return Ok(None);

@@ -65,7 +65,7 @@ pub fn serve(args: &Serve, screen: &Screen) -> Result<ExitCode, Failure> {
     let served = Model::of(&loaded, args.tokens.min(loaded.positions))?;
     let device = model::device(&loaded)?;
     let of_averages = model::of_averages(&loaded);
-    let mut generator = Generator::serving(loaded, &device, room)?;
+    let mut generator = Generator::serving(loaded, &device, room, served.images())?;
     let (name, chat_error) = (served.name.clone(), served.chat_error().map(String::from));
     let has_key = key.is_some();
     let service = Service::start(listener, served, key).map_err(Failure::io("the server"))?;

@@ -38,6 +38,7 @@ mod runs;
 mod scene;
 #[path = "../../data/src/remote/server.rs"]
 mod set_server;
+mod serve;
 mod stop;
 mod stream;
 mod sweep;

@@ -14,7 +14,7 @@ use crate::api::chat::Chat;
 use crate::api::completions::{Completions, Prompt as TextOrTokens};
 use crate::api::error::ApiError;
 use crate::api::{Asked, Form, Head};
-use crate::model::Model;
+use crate::model::{Conversation, Model};
 use crate::outlet::{Outlet, Texts};
 use crate::worker::Job;
 
@@ -137,12 +137,12 @@ impl Front {
     fn chat(&self, body: &[u8]) -> Result<Reply, ApiError> {
         let Chat { messages, asked, top } = Chat::read(&self.read(body)?, self.model.capacity)?;
         let ticket = self.ticket(asked.copies as usize)?;
-        let (prompt, end) = self.model.conversation(&messages)?;
+        let Conversation { prompt, pictures, end } = self.model.conversation(&messages)?;
         self.check(&prompt.tokens, &asked)?;
         let request = |copy: u32| {
             let mut request = self.request(prompt.clone(), &asked, copy, top);
             request.stops.extend(end);
-            request
+            Request { pictures: pictures.clone(), ..request }
         };
         let requests: Vec<Request> = (0..asked.copies).map(request).collect();
         let echoes = vec![String::new(); requests.len()];
