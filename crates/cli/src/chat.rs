@@ -74,8 +74,20 @@ pub fn chat(args: &Chat, screen: &Screen) -> Result<ExitCode, Failure> {
     let of_averages = model::of_averages(&loaded);
     let generator = Generator::new(loaded, &device, Room { sequences: 1, tokens: args.tokens })?;
     let interrupts = signal::interrupts().map_err(Failure::io("signals"))?;
-    screen.note(format!("{}{of_averages}: {} tokens of context; {HELP}", talks.name, count(generator.capacity() as u64)));
-    let mut talk = Talk { args, screen, model: talks, generator, interrupts, system: args.system.clone(), turns: vec![] };
+    screen.note(format!(
+        "{}{of_averages}: {} tokens of context; {HELP}",
+        talks.name,
+        count(generator.capacity() as u64)
+    ));
+    let mut talk = Talk {
+        args,
+        screen,
+        model: talks,
+        generator,
+        interrupts,
+        system: args.system.clone(),
+        turns: vec![],
+    };
     let is_terminal = io::stdin().is_terminal() && !screen.json;
     for line in (Lines { is_terminal }) {
         let line = line.map_err(Failure::io("standard input"))?;
@@ -209,7 +221,8 @@ impl Talk<'_> {
                 Some(Finish::Length) => "length",
                 Some(_) => "stop",
             };
-            self.screen.json_line(&json!({ "role": "assistant", "content": answer, "finish": finish }).to_string());
+            self.screen
+                .json_line(&json!({ "role": "assistant", "content": answer, "finish": finish }).to_string());
         } else {
             self.screen.piece("\n");
             match ended {
@@ -228,9 +241,13 @@ impl Talk<'_> {
         let kept = self.args.max_tokens.unwrap_or(capacity).min(capacity / ANSWER_SHARE).max(1);
         let mut dropped = 0;
         loop {
-            let message = |(role, text): (&'static str, &String)| Message { role, parts: vec![Part::Text(text.clone())] };
+            let message = |(role, text): (&'static str, &String)| Message {
+                role,
+                parts: vec![Part::Text(text.clone())],
+            };
             let turns = self.turns.iter().map(|(role, text)| message((role, text)));
-            let messages: Vec<Message> = self.system.iter().map(|text| message(("system", text))).chain(turns).collect();
+            let messages: Vec<Message> =
+                self.system.iter().map(|text| message(("system", text))).chain(turns).collect();
             let (prompt, end) = match self.model.conversation(&messages) {
                 Ok(found) => (found.prompt, found.end),
                 Err(error) => {

@@ -113,7 +113,9 @@ fn key(args: &Serve) -> Result<Option<String>, String> {
         },
     };
     match key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        true => Err(format!("{whence} must be visible ASCII characters without spaces, as a header can carry them")),
+        true => Err(format!(
+            "{whence} must be visible ASCII characters without spaces, as a header can carry them"
+        )),
         false => Ok(Some(key)),
     }
 }
@@ -130,6 +132,7 @@ fn listen(args: &Serve, has_key: bool) -> Result<TcpListener, String> {
             "--host {host} can be reached from other machines: give a key with --key or {KEY}, or leave --host out"
         ));
     }
-    TcpListener::bind(&addresses[..])
-        .map_err(|error| format!("{host}:{port} cannot be listened on: {error}; give another --port or --host"))
+    TcpListener::bind(&addresses[..]).map_err(|error| {
+        format!("{host}:{port} cannot be listened on: {error}; give another --port or --host")
+    })
 }

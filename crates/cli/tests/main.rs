@@ -36,9 +36,9 @@ mod requeue;
 mod reshard;
 mod runs;
 mod scene;
+mod serve;
 #[path = "../../data/src/remote/server.rs"]
 mod set_server;
-mod serve;
 mod stop;
 mod stream;
 mod sweep;

@@ -83,7 +83,10 @@ impl Answer {
     pub fn messages() -> (Answer, Messages) {
         let (writer, reader) = mpsc::unbounded_channel();
         let content = Content::Messages(reader);
-        (Answer { status: 200, content_type: "text/event-stream", headers: vec![], content }, Messages(writer))
+        (
+            Answer { status: 200, content_type: "text/event-stream", headers: vec![], content },
+            Messages(writer),
+        )
     }
 
     pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Answer {

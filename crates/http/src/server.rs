@@ -13,8 +13,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
-use hyper::http::request::Parts;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Response, StatusCode};
@@ -269,7 +269,10 @@ fn judge<'s>(head: &Parts, settings: &'s Settings) -> Result<(Request, Option<&'
         (&Method::POST, Some(bodies)) => {
             let kind = text(header::CONTENT_TYPE).unwrap_or("").split(';').next().unwrap_or("").trim();
             if !kind.eq_ignore_ascii_case("application/json") {
-                return Err(refusal(415, "the body must be JSON: send it with content-type: application/json"));
+                return Err(refusal(
+                    415,
+                    "the body must be JSON: send it with content-type: application/json",
+                ));
             }
             Some(bodies)
         }
@@ -291,31 +294,38 @@ async fn body(mut incoming: Incoming, bodies: &Bodies, shared: &Shared) -> Resul
     let stated = incoming.size_hint().exact();
     // One that does not state its size may have the most.
     let kibibytes = stated.map_or(most, |bytes| most.min(bytes as usize)).div_ceil(1 << 10) as u32;
-    let reading = async {
-        let _room = shared.body_room.acquire_many(kibibytes).await;
-        let mut held = Vec::new();
-        while let Some(frame) = incoming.frame().await {
-            let data = frame.ok()?.into_data().unwrap_or_default();
-            if held.len() + data.len() > most {
-                return Some(Err(()));
-            }
-            held.extend_from_slice(&data);
-        }
-        Some(Ok(Bytes::from(held)))
-    };
     let read = match stated.is_some_and(|bytes| bytes > most as u64) {
-        true => Ok(Some(Err(()))),
-        false => tokio::time::timeout(BODY, reading).await,
+        true => Ok(Some(None)),
+        false => {
+            let reading = async {
+                let _room = shared.body_room.acquire_many(kibibytes).await;
+                collect(&mut incoming, most).await
+            };
+            tokio::time::timeout(BODY, reading).await
+        }
     };
     match read {
         Err(_) => Err(refusal(408, "the body took too long to arrive")),
         Ok(None) => Err(refusal(400, "the body ended too early")),
-        Ok(Some(Ok(bytes))) => Ok(bytes),
-        Ok(Some(Err(()))) => {
+        Ok(Some(Some(bytes))) => Ok(bytes),
+        Ok(Some(None)) => {
             discard(incoming).await;
             Err(refusal(413, &format!("the body is larger than {most} bytes: send less at once")))
         }
     }
+}
+
+/// All of a body, none of one that is larger than `most`, and nothing where it breaks off.
+async fn collect(incoming: &mut Incoming, most: usize) -> Option<Option<Bytes>> {
+    let mut held = Vec::new();
+    while let Some(frame) = incoming.frame().await {
+        let data = frame.ok()?.into_data().unwrap_or_default();
+        if held.len() + data.len() > most {
+            return Some(None);
+        }
+        held.extend_from_slice(&data);
+    }
+    Some(Some(Bytes::from(held)))
 }
 
 /// Reads on for a while what nobody wants.
@@ -396,7 +406,9 @@ mod tests {
     fn taking() -> Server {
         let listener = listener();
         let guard = Guard::with_key(listener.local_addr().unwrap(), None);
-        let refusal = |status: u16, sentence: &str| Answer::whole(status, "application/json", format!("{{{sentence}}}"));
+        let refusal = |status: u16, sentence: &str| {
+            Answer::whole(status, "application/json", format!("{{{sentence}}}"))
+        };
         let settings = Settings { guard, bodies: Some(Bodies { most_bytes: 100 }), connections: 8, refusal };
         start_with(listener, settings, |request| {
             let (reply, promise) = Reply::later();
@@ -412,7 +424,10 @@ mod tests {
         let server = taking();
         let post = |kind: &str, head: &str, body: &str| {
             let host = "Host: localhost\r\nConnection: close\r\n";
-            ask(server.address, &format!("POST /x HTTP/1.1\r\n{host}Content-Type: {kind}\r\n{head}\r\n{body}"))
+            ask(
+                server.address,
+                &format!("POST /x HTTP/1.1\r\n{host}Content-Type: {kind}\r\n{head}\r\n{body}"),
+            )
         };
         let json = "application/json; charset=utf-8";
         let answer = post(json, "Content-Length: 7\r\n", "{\"a\":1}");
@@ -422,10 +437,12 @@ mod tests {
         assert!(post("text/plain", "Content-Length: 2\r\n", "{}").starts_with("HTTP/1.1 415"));
         let large = post(json, "Content-Length: 101\r\n", &"x".repeat(101));
         assert!(large.starts_with("HTTP/1.1 413") && large.contains("larger than 100 bytes"), "{large}");
-        let growing = post(json, "Transfer-Encoding: chunked\r\n", &format!("80\r\n{}\r\n0\r\n\r\n", "x".repeat(128)));
+        let growing =
+            post(json, "Transfer-Encoding: chunked\r\n", &format!("80\r\n{}\r\n0\r\n\r\n", "x".repeat(128)));
         assert!(growing.starts_with("HTTP/1.1 413"), "{growing}");
         assert!(post(json, "Content-Length: -1\r\n", "").starts_with("HTTP/1.1 400"));
-        let options = ask(server.address, "OPTIONS /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        let options =
+            ask(server.address, "OPTIONS /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         assert!(options.starts_with("HTTP/1.1 405"), "{options}");
         server.close();
     }

@@ -11,9 +11,9 @@ use flatout_train::weights::loaded::Loaded;
 use flatout_train::{Failure, UserError};
 
 use crate::api::chat::{Message, Part};
+use crate::api::completions;
 use crate::api::error::ApiError;
 use crate::api::logprobs::Pieces;
-use crate::api::completions;
 
 pub struct Model {
     pub name: String,
@@ -46,7 +46,8 @@ impl Model {
     pub fn of(loaded: &Loaded, capacity: usize) -> Result<Model, Failure> {
         let Some(vocabulary) = loaded.vocabulary.clone() else {
             let dir = loaded.dir.display();
-            let sentence = format!("{dir} has no tokenizer.json, so there is no text: put the model's own there");
+            let sentence =
+                format!("{dir} has no tokenizer.json, so there is no text: put the model's own there");
             return Err(Failure::User(UserError(sentence)));
         };
         let folders = [loaded.dir.join(BESIDE), loaded.dir.clone()];
@@ -122,7 +123,8 @@ impl Model {
                 false => Err(wrong("this model sees no images: leave them out".into())),
             };
         };
-        let pictures: Result<Vec<Picture>, UserError> = files.iter().map(|bytes| reader.read(bytes)).collect();
+        let pictures: Result<Vec<Picture>, UserError> =
+            files.iter().map(|bytes| reader.read(bytes)).collect();
         let pictures = pictures.map_err(|error| wrong(error.to_string()))?;
         let prompt = reader.placed(&tokens()?, &pictures).map_err(|error| wrong(error.to_string()))?;
         Ok(Conversation { prompt, pictures, end: self.end })

@@ -28,9 +28,20 @@ fn run() -> &'static Path {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().join("small");
         let words = [
-            "data.task=chat", "data.synthetic_rows=64", "model.width=32", "model.layers=2", "model.heads=2", "model.kv_heads=1",
-            "model.ffn=48", "model.context=128", "train.steps=20", "train.batch=4", "schedule.warmup_steps=2", "eval.rows=0",
-            "checkpoint.every=0", "backend=cpu",
+            "data.task=chat",
+            "data.synthetic_rows=64",
+            "model.width=32",
+            "model.layers=2",
+            "model.heads=2",
+            "model.kv_heads=1",
+            "model.ffn=48",
+            "model.context=128",
+            "train.steps=20",
+            "train.batch=4",
+            "schedule.warmup_steps=2",
+            "eval.rows=0",
+            "checkpoint.every=0",
+            "backend=cpu",
         ];
         let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
         let config = recipes::resolve("tiny", &[], &words).expect("a config");
@@ -97,7 +108,10 @@ impl Scene {
     /// The head and the body of the answer to a POST.
     fn posted(&self, path: &str, body: &str) -> (String, String) {
         let key = self.key.map_or(String::new(), |key| format!("Authorization: Bearer {key}\r\n"));
-        let head = format!("Host: localhost\r\nContent-Type: application/json\r\n{key}Content-Length: {}", body.len());
+        let head = format!(
+            "Host: localhost\r\nContent-Type: application/json\r\n{key}Content-Length: {}",
+            body.len()
+        );
         let answer = self.ask(&format!("POST {path} HTTP/1.0\r\n{head}\r\n\r\n{body}"));
         let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
         (head.into(), body.into())

@@ -145,7 +145,10 @@ fn the_tokens_of_a_prompt_have_the_log_probabilities_of_drawing_them() {
         let sum = logits.iter().map(|x| (*x as f64).exp()).sum::<f64>().ln();
         let told = &given.echoed[at];
         let logp = logits[prompt[at] as usize] as f64 - sum;
-        assert!((told.logp.expect("a number") as f64 - logp).abs() < 1e-5, "token {at}: {told:?}, not {logp}");
+        assert!(
+            (told.logp.expect("a number") as f64 - logp).abs() < 1e-5,
+            "token {at}: {told:?}, not {logp}"
+        );
         let best = logits.iter().copied().fold(f32::MIN, f32::max) as f64 - sum;
         assert!((told.top[0].1 as f64 - best).abs() < 1e-5 && told.top[1].1 <= told.top[0].1, "token {at}");
     }
@@ -159,7 +162,8 @@ fn texts_end_where_they_are_told_to() {
     let folder = trained();
     let mut generator = serving(folder.path(), 2);
     let how = Sampling { max_tokens: 30, temperature: 0.0, ..Sampling::default() };
-    let plain = Request { text: Some(vec![]), adjustments: endless(), ..Request::new(tokens(7, 20).into(), how) };
+    let plain =
+        Request { text: Some(vec![]), adjustments: endless(), ..Request::new(tokens(7, 20).into(), how) };
     let whole = alone(&mut generator, &plain);
     assert_eq!((whole.tokens.len(), &whole.finish), (30, &Some(Finish::Length)), "{whole:?}");
     let vocabulary = generator.vocabulary().expect("a tokeniser").clone();
@@ -211,10 +215,12 @@ fn lanes_of_cancelled_requests_serve_others() {
     }
     assert_eq!(given, wanted);
     for (count, sentence) in [(0, "at least one"), (CONTEXT + 1, "the context is 160")] {
-        let refused = generator.submit(Request::new(tokens(1, count).into(), how)).expect_err("no room").to_string();
+        let refused =
+            generator.submit(Request::new(tokens(1, count).into(), how)).expect_err("no room").to_string();
         assert!(refused.contains(sentence), "{refused}");
     }
-    let refused = generator.submit(Request::new(vec![1 << 20].into(), how)).expect_err("no token").to_string();
+    let refused =
+        generator.submit(Request::new(vec![1 << 20].into(), how)).expect_err("no token").to_string();
     assert!(refused.contains("is not one of the model's"), "{refused}");
 }
 
@@ -229,9 +235,15 @@ fn images_that_come_later_are_answered_as_the_library_does() {
     let capacity = loaded.positions;
     let reader = PictureReader::of(&loaded, capacity).expect("a reader").expect("a model that sees");
     let vocabulary = loaded.vocabulary.as_ref().expect("a tokeniser");
-    let questions = Questions::open(vocabulary, None, &[folder.path().to_path_buf()], None).expect("a template");
+    let questions =
+        Questions::open(vocabulary, None, &[folder.path().to_path_buf()], None).expect("a template");
     let list = |value: &serde_json::Value| -> Vec<u32> {
-        value.as_array().expect("a list").iter().map(|token| token.as_u64().expect("a token") as u32).collect()
+        value
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|token| token.as_u64().expect("a token") as u32)
+            .collect()
     };
     let (mut requests, mut wanted) = (vec![], vec![]);
     for case in expected() {
@@ -257,8 +269,10 @@ fn images_that_come_later_are_answered_as_the_library_does() {
         let mut generator = Generator::serving(loaded, &device, room, Some(&reader)).expect("a model");
         // Twice, so that pictures take the numbers of others; the first of them are cancelled on the way.
         for cancels in [true, false] {
-            let ids: Vec<u64> =
-                requests.iter().map(|request| generator.submit(request.clone()).expect("a request")).collect();
+            let ids: Vec<u64> = requests
+                .iter()
+                .map(|request| generator.submit(request.clone()).expect("a request"))
+                .collect();
             let mut made: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
             while generator.is_busy() {
                 for news in generator.advance().expect("a step") {

@@ -148,7 +148,9 @@ impl Asked {
 pub(super) fn tokens(list: &[Value], name: &str) -> Result<Vec<u32>, ApiError> {
     let token = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
     let all: Option<Vec<u32>> = list.iter().map(token).collect();
-    all.ok_or_else(|| ApiError::field(name, format!("`{name}` must hold token ids: whole numbers of at least 0")))
+    all.ok_or_else(|| {
+        ApiError::field(name, format!("`{name}` must hold token ids: whole numbers of at least 0"))
+    })
 }
 
 fn stops(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
@@ -161,7 +163,9 @@ fn stops(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
     };
     match all {
         None => wrong("`stop` must be a string or a list of strings".into()),
-        Some(all) if all.iter().any(String::is_empty) => wrong("`stop` has an empty string, which ends every text".into()),
+        Some(all) if all.iter().any(String::is_empty) => {
+            wrong("`stop` has an empty string, which ends every text".into())
+        }
         Some(all) if all.len() > MOST_STOPS => wrong(format!("`stop` has more than {MOST_STOPS} strings")),
         Some(all) => Ok(all),
     }

@@ -88,7 +88,13 @@ struct Extents {
 
 impl Extents {
     /// For prompts that are read at least `chunk` tokens at a time, or the largest image with the text around it.
-    fn new(loaded: &Loaded, room: Room, chunk: usize, largest: Option<usize>, longest_side: usize) -> Extents {
+    fn new(
+        loaded: &Loaded,
+        room: Room,
+        chunk: usize,
+        largest: Option<usize>,
+        longest_side: usize,
+    ) -> Extents {
         let (capacity, sequences) = (room.tokens.clamp(1, loaded.positions), room.sequences.max(1));
         let with_image = largest.map_or(0, |tokens| tokens + CHUNK);
         let chunk = chunk.max(2 * sequences).max(with_image).min(sequences * capacity);
@@ -171,8 +177,10 @@ impl Generator {
             Program { role, graph: loaded.config.model.build(form) }
         };
         let seen = tower.as_ref().map(Tower::seen);
-        let mut programs =
-            vec![program(Role::Prefill, chunk, sequences, seen), program(Role::Decode, sequences, sequences, None)];
+        let mut programs = vec![
+            program(Role::Prefill, chunk, sequences, seen),
+            program(Role::Decode, sequences, sequences, None),
+        ];
         let scores = turns == Turns::Own;
         programs.extend(scores.then(|| program(Role::Logits, chunk, chunk, None)));
         let session = loaded.session(device, &programs)?;

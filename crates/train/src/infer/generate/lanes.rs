@@ -71,7 +71,8 @@ impl Lanes {
             }
             busy.sort_unstable_by_key(|(id, ..)| *id);
             let turn = |role: Role| {
-                let lanes = busy.iter().filter(|(.., plan)| *plan == role).map(|(_, lane, _)| *lane).collect();
+                let lanes =
+                    busy.iter().filter(|(.., plan)| *plan == role).map(|(_, lane, _)| *lane).collect();
                 Turn { role: Some(role), lanes }
             };
             return [Role::Decode, Role::Prefill, Role::Logits].map(turn).into();
@@ -96,7 +97,9 @@ impl Generator {
     pub fn submit(&mut self, request: Request) -> Result<u64, UserError> {
         let (count, capacity) = (request.prompt.tokens.len(), self.capacity());
         if count == 0 || count > capacity {
-            refuse!("a prompt has {count} tokens, and the context is {capacity}: give at least one and at most as many");
+            refuse!(
+                "a prompt has {count} tokens, and the context is {capacity}: give at least one and at most as many"
+            );
         }
         if request.echo && (!self.scores || !request.prompt.images.is_empty()) {
             refuse!("the tokens of this prompt cannot be scored");
@@ -128,7 +131,8 @@ impl Generator {
         }
         let id = self.lanes.next;
         self.lanes.next += 1;
-        let work = Work { id, request, fresh, read: 0, is_due: false, made: vec![], pictures, echoed: vec![], text };
+        let work =
+            Work { id, request, fresh, read: 0, is_due: false, made: vec![], pictures, echoed: vec![], text };
         self.lanes.waiting.push_back(work);
         Ok(id)
     }

@@ -146,12 +146,7 @@ impl Reader {
     }
 
     /// Writes the inputs of a plan: the portions one after another, the rest of its tokens belonging to nobody.
-    fn feed(
-        &mut self,
-        role: Role,
-        portions: &[(usize, Rest<'_>)],
-        showing: Showing,
-    ) -> Result<(), Failure> {
+    fn feed(&mut self, role: Role, portions: &[(usize, Rest<'_>)], showing: Showing) -> Result<(), Failure> {
         let room = if role == Role::Decode { self.seen.len() } else { self.chunk };
         let lanes = self.seen.len();
         let scores_all = role == Role::Logits;

@@ -43,7 +43,16 @@ impl TextStream {
     pub fn new(vocabulary: Arc<Vocabulary>, prompt: &[u32], stops: Vec<String>) -> TextStream {
         let window = prompt[prompt.len().saturating_sub(BEFORE)..].to_vec();
         let settled = window.len();
-        TextStream { vocabulary, stops, window, settled, is_begun: false, held: String::new(), waiting: vec![], given: 0 }
+        TextStream {
+            vocabulary,
+            stops,
+            window,
+            settled,
+            is_begun: false,
+            held: String::new(),
+            waiting: vec![],
+            given: 0,
+        }
     }
 
     /// Takes a token and gives what is settled now.
@@ -85,7 +94,9 @@ impl TextStream {
         let end = match (found, all) {
             (Some(place), _) => place,
             (None, true) => self.held.len(),
-            (None, false) => self.held.len() - self.stops.iter().map(|stop| begun(&self.held, stop)).max().unwrap_or(0),
+            (None, false) => {
+                self.held.len() - self.stops.iter().map(|stop| begun(&self.held, stop)).max().unwrap_or(0)
+            }
         };
         let rest = self.held.split_off(end);
         let text = std::mem::replace(&mut self.held, rest);
@@ -104,7 +115,9 @@ impl TextStream {
 /// The bytes at the end of a text that a string begins with.
 fn begun(text: &str, stop: &str) -> usize {
     let most = text.len().min(stop.len().saturating_sub(1));
-    let is_begun = |count: &usize| text.as_bytes().ends_with(&stop.as_bytes()[..*count]) && text.is_char_boundary(text.len() - count);
+    let is_begun = |count: &usize| {
+        text.as_bytes().ends_with(&stop.as_bytes()[..*count]) && text.is_char_boundary(text.len() - count)
+    };
     (1..=most).rev().find(is_begun).unwrap_or(0)
 }
 
