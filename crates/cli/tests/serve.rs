@@ -161,7 +161,7 @@ fn bad_input_is_refused_before_any_work() {
         (&["serve", "chats", "--host", "nowhere.invalid"], "no address of this machine"),
         (&["serve", "nothing", "--port", "0"], "nothing"),
         (&["chat", "texts"], "no chat template"),
-        (&["chat", "chats", "--temperature", "-1"], "--temperature is -1"),
+        (&["chat", "chats", "--temperature=-1"], "--temperature is -1"),
         (&["chat", "chats", "--top-p", "0"], "--top-p is 0"),
         (&["chat", "nothing"], "nothing"),
     ] {

@@ -57,15 +57,18 @@ fn log_probabilities_are_of_the_prompt_and_the_text() {
         choice["logprobs"]["token_logprobs"][0].is_null()
             && choice["text"].as_str().unwrap().starts_with("the feather")
     );
-    // The text, scored as a prompt, has the log-probabilities it was drawn with.
-    let scored = json!({ "prompt": choice["text"], "max_tokens": 0, "echo": true, "logprobs": 0 });
+    // The prompt alone has the same log-probabilities.
+    let scored = json!({ "prompt": "the feather", "max_tokens": 0, "echo": true, "logprobs": 0 });
     let (_, scored) = scene.post("/v1/completions", &scored);
+    assert_eq!(
+        (&scored["choices"][0]["text"], &scored["usage"]["completion_tokens"]),
+        (&json!("the feather"), &json!(0))
+    );
     let numbers = |value: &Value| -> Vec<f64> {
         value["logprobs"]["token_logprobs"].as_array().unwrap().iter().filter_map(Value::as_f64).collect()
     };
     let (drawn, scored) = (numbers(choice), numbers(&scored["choices"][0]));
-    assert_eq!(drawn.len(), scored.len());
-    assert!(drawn.iter().zip(&scored).all(|(a, b)| (a - b).abs() < 1e-4), "{drawn:?} {scored:?}");
+    assert!(scored.len() > 1 && drawn.starts_with(&scored), "{drawn:?} {scored:?}");
     // A text that ends at once has the token that ended it in its lists.
     let (_, ended) =
         scene.post("/v1/completions", &json!({ "prompt": "a", "logprobs": 1, "logit_bias": { "1": 100 } }));
@@ -209,8 +212,10 @@ fn what_finds_no_room_is_to_come_again() {
     for _ in 0..3 {
         let body = endless(json!({ "max_tokens": 1_000_000, "n": 128, "stream": true })).to_string();
         let mut stream = scene.connect();
-        let head =
-            format!("Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {}", body.len());
+        let head = format!(
+            "Host: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}",
+            body.len()
+        );
         stream
             .write_all(format!("POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n{body}").as_bytes())
             .unwrap();
@@ -220,9 +225,9 @@ fn what_finds_no_room_is_to_come_again() {
     }
     assert!(open.iter().any(|(_, line)| line == "HTTP/1.1 429"), "{open:?}");
     let (refused, _) = open.iter_mut().find(|(_, line)| line == "HTTP/1.1 429").unwrap();
-    let mut rest = vec![0; 200];
-    refused.read_exact(&mut rest).unwrap();
-    assert!(String::from_utf8_lossy(&rest).contains("retry-after: 1"));
+    let mut rest = String::new();
+    refused.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("retry-after: 1") && rest.contains("rate_limit_error"), "{rest}");
 }
 
 #[test]
