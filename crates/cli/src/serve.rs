@@ -38,7 +38,7 @@ pub struct Serve {
     /// Tokens of a prompt with its answer, at most what the model was made for. The cache has room for --at-once times as many.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub tokens: usize,
-    /// What computes: cpu, cuda, or the GPU where there is one. The same as backend=...
+    /// The device that computes: cpu, cuda, or auto, the GPU where there is one. The same as backend=...
     #[arg(long, value_name = "DEVICE", value_parser = ["auto", "cpu", "cuda"])]
     pub device: Option<String>,
 }

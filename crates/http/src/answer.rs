@@ -9,7 +9,7 @@ use http_body_util::Full;
 use hyper::body::{Body, Frame};
 use tokio::sync::{mpsc, oneshot};
 
-/// What a function gives for a request.
+/// The reply of a function to a request.
 pub enum Reply {
     Now(Answer),
     /// Where somebody else is to give the answer. Who asked may be gone before: then the promise is closed.

@@ -56,7 +56,7 @@ type Function = dyn Fn(&Request) -> Reply + Send + Sync;
 /// How a server takes requests.
 pub struct Settings {
     pub guard: Guard,
-    /// What it takes by POST, where it takes any.
+    /// The bodies it takes by POST, where it takes any.
     pub bodies: Option<Bodies>,
     /// Connections at once; more wait.
     pub connections: usize,
@@ -79,7 +79,7 @@ impl Settings {
     }
 }
 
-/// What all connections share.
+/// State that all connections share.
 struct Shared {
     settings: Settings,
     function: Box<Function>,

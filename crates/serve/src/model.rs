@@ -79,7 +79,7 @@ impl Model {
         self.images.is_some()
     }
 
-    /// What makes pictures of images, of a model that sees.
+    /// The reader of images, of a model that sees.
     pub fn images(&self) -> Option<&PictureReader> {
         self.images.as_ref()
     }

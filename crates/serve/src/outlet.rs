@@ -24,7 +24,7 @@ pub struct Outlet {
     way: Option<Way>,
 }
 
-/// What is known of the texts of a job from the start.
+/// Facts about the texts of a job that are known from the start.
 pub struct Texts {
     pub prompt_tokens: usize,
     /// The prompt of every choice, where it is a part of the answer.

@@ -16,7 +16,7 @@ pub(super) const MOST_LOGPROBS: u64 = 20;
 /// Tokens with a bias.
 const MOST_BIASES: usize = 1024;
 
-/// What is asked for, whatever the prompt.
+/// The parameters of a request, whatever its prompt.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub how: Sampling,
