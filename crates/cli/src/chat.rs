@@ -74,8 +74,20 @@ pub fn chat(args: &Chat, screen: &Screen) -> Result<ExitCode, Failure> {
     let of_averages = model::of_averages(&loaded);
     let generator = Generator::new(loaded, &device, Room { sequences: 1, tokens: args.tokens })?;
     let interrupts = signal::interrupts().map_err(Failure::io("signals"))?;
-    screen.note(format!("{}{of_averages}: {} tokens of context; {HELP}", talks.name, count(generator.capacity() as u64)));
-    let mut talk = Talk { args, screen, model: talks, generator, interrupts, system: args.system.clone(), turns: vec![] };
+    screen.note(format!(
+        "{}{of_averages}: {} tokens of context; {HELP}",
+        talks.name,
+        count(generator.capacity() as u64)
+    ));
+    let mut talk = Talk {
+        args,
+        screen,
+        model: talks,
+        generator,
+        interrupts,
+        system: args.system.clone(),
+        turns: vec![],
+    };
     let is_terminal = io::stdin().is_terminal() && !screen.json;
     for line in (Lines { is_terminal }) {
         let line = line.map_err(Failure::io("standard input"))?;
@@ -164,6 +176,14 @@ impl Talk<'_> {
         Ok(Next::Go)
     }
 
+    /// Says why there is no answer, or not to all of the conversation, also where little is shown.
+    fn tell(&self, sentence: &str) {
+        match self.screen.json {
+            true => self.screen.json_line(&json!({ "note": sentence }).to_string()),
+            false => self.screen.always(sentence),
+        }
+    }
+
     /// Answers a message of the user.
     fn ask(&mut self, text: &str) -> Result<(), Failure> {
         self.turns.push(("user", text.into()));
@@ -201,7 +221,8 @@ impl Talk<'_> {
                 Some(Finish::Length) => "length",
                 Some(_) => "stop",
             };
-            self.screen.json_line(&json!({ "role": "assistant", "content": answer, "finish": finish }).to_string());
+            self.screen
+                .json_line(&json!({ "role": "assistant", "content": answer, "finish": finish }).to_string());
         } else {
             self.screen.piece("\n");
             match ended {
@@ -220,25 +241,29 @@ impl Talk<'_> {
         let kept = self.args.max_tokens.unwrap_or(capacity).min(capacity / ANSWER_SHARE).max(1);
         let mut dropped = 0;
         loop {
-            let message = |(role, text): (&'static str, &String)| Message { role, parts: vec![Part::Text(text.clone())] };
+            let message = |(role, text): (&'static str, &String)| Message {
+                role,
+                parts: vec![Part::Text(text.clone())],
+            };
             let turns = self.turns.iter().map(|(role, text)| message((role, text)));
-            let messages: Vec<Message> = self.system.iter().map(|text| message(("system", text))).chain(turns).collect();
+            let messages: Vec<Message> =
+                self.system.iter().map(|text| message(("system", text))).chain(turns).collect();
             let (prompt, end) = match self.model.conversation(&messages) {
-                Ok(found) => found,
+                Ok(found) => (found.prompt, found.end),
                 Err(error) => {
-                    self.screen.note(error.message);
+                    self.tell(&error.message);
                     return Ok(None);
                 }
             };
             let count = prompt.tokens.len();
             if count + kept <= capacity {
                 if dropped > 0 {
-                    self.screen.note(format!("(the context is full: the oldest {dropped} messages are left out)"));
+                    self.tell(&format!("the context is full: the oldest {dropped} messages are left out"));
                 }
                 return Ok(Some((prompt, end)));
             }
             if self.turns.len() == 1 {
-                self.screen.note(format!(
+                self.tell(&format!(
                     "the message makes {count} tokens, and of {capacity} {kept} are kept for the answer: shorten it"
                 ));
                 return Ok(None);

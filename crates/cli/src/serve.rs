@@ -38,7 +38,7 @@ pub struct Serve {
     /// Tokens of a prompt with its answer, at most what the model was made for. The cache has room for --at-once times as many.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub tokens: usize,
-    /// What computes: cpu, cuda, or the GPU where there is one. The same as backend=...
+    /// The device that computes: cpu, cuda, or auto, the GPU where there is one. The same as backend=...
     #[arg(long, value_name = "DEVICE", value_parser = ["auto", "cpu", "cuda"])]
     pub device: Option<String>,
 }
@@ -65,7 +65,7 @@ pub fn serve(args: &Serve, screen: &Screen) -> Result<ExitCode, Failure> {
     let served = Model::of(&loaded, args.tokens.min(loaded.positions))?;
     let device = model::device(&loaded)?;
     let of_averages = model::of_averages(&loaded);
-    let mut generator = Generator::serving(loaded, &device, room)?;
+    let mut generator = Generator::serving(loaded, &device, room, served.images())?;
     let (name, chat_error) = (served.name.clone(), served.chat_error().map(String::from));
     let has_key = key.is_some();
     let service = Service::start(listener, served, key).map_err(Failure::io("the server"))?;
@@ -113,7 +113,9 @@ fn key(args: &Serve) -> Result<Option<String>, String> {
         },
     };
     match key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        true => Err(format!("{whence} must be visible ASCII characters without spaces, as a header can carry them")),
+        true => Err(format!(
+            "{whence} must be visible ASCII characters without spaces, as a header can carry them"
+        )),
         false => Ok(Some(key)),
     }
 }
@@ -130,6 +132,7 @@ fn listen(args: &Serve, has_key: bool) -> Result<TcpListener, String> {
             "--host {host} can be reached from other machines: give a key with --key or {KEY}, or leave --host out"
         ));
     }
-    TcpListener::bind(&addresses[..])
-        .map_err(|error| format!("{host}:{port} cannot be listened on: {error}; give another --port or --host"))
+    TcpListener::bind(&addresses[..]).map_err(|error| {
+        format!("{host}:{port} cannot be listened on: {error}; give another --port or --host")
+    })
 }

@@ -36,6 +36,7 @@ mod requeue;
 mod reshard;
 mod runs;
 mod scene;
+mod serve;
 #[path = "../../data/src/remote/server.rs"]
 mod set_server;
 mod stop;

@@ -9,7 +9,7 @@ use http_body_util::Full;
 use hyper::body::{Body, Frame};
 use tokio::sync::{mpsc, oneshot};
 
-/// What a function gives for a request.
+/// The reply of a function to a request.
 pub enum Reply {
     Now(Answer),
     /// Where somebody else is to give the answer. Who asked may be gone before: then the promise is closed.
@@ -83,7 +83,10 @@ impl Answer {
     pub fn messages() -> (Answer, Messages) {
         let (writer, reader) = mpsc::unbounded_channel();
         let content = Content::Messages(reader);
-        (Answer { status: 200, content_type: "text/event-stream", headers: vec![], content }, Messages(writer))
+        (
+            Answer { status: 200, content_type: "text/event-stream", headers: vec![], content },
+            Messages(writer),
+        )
     }
 
     pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Answer {

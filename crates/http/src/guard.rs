@@ -86,7 +86,9 @@ impl Guard {
         if self.is_key {
             return match bearer.is_some_and(is_token) {
                 true => Verdict::Admitted,
-                false => Verdict::Refused("the key is missing or wrong: send it as Authorization: Bearer KEY"),
+                false => {
+                    Verdict::Refused("the key is missing or wrong: send it as Authorization: Bearer KEY")
+                }
             };
         }
         if given.token.is_some_and(is_token) {
@@ -176,7 +178,9 @@ mod tests {
         assert_eq!(guard.url(), "http://127.0.0.1:8000/");
         let judge = |authorization| guard.judge(Credentials { authorization, ..Credentials::default() });
         assert_eq!(judge(Some("Bearer secret")), Verdict::Admitted);
-        for wrong in [None, Some(""), Some("secret"), Some("Bearer "), Some("Bearer secre"), Some("Bearer secrets")] {
+        for wrong in
+            [None, Some(""), Some("secret"), Some("Bearer "), Some("Bearer secre"), Some("Bearer secrets")]
+        {
             assert!(matches!(judge(wrong), Verdict::Refused(_)), "{wrong:?}");
         }
         let in_address = Credentials { token: Some("secret"), ..Credentials::default() };

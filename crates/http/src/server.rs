@@ -11,9 +11,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Response, StatusCode};
@@ -35,6 +36,9 @@ const HEADERS: Duration = Duration::from_secs(10);
 const BODY: Duration = Duration::from_secs(30);
 /// Bytes of all bodies that are held at once; more wait.
 const BODIES_BYTES: usize = 64 << 20;
+/// Bytes of a body that is refused which are read nevertheless, and for how long.
+const DISCARDED_BYTES: usize = 64 << 20;
+const DISCARDING: Duration = Duration::from_secs(5);
 /// How long answers that were begun may take once the server is closed.
 const CLOSING: Duration = Duration::from_secs(3);
 
@@ -52,7 +56,7 @@ type Function = dyn Fn(&Request) -> Reply + Send + Sync;
 /// How a server takes requests.
 pub struct Settings {
     pub guard: Guard,
-    /// What it takes by POST, where it takes any.
+    /// The bodies it takes by POST, where it takes any.
     pub bodies: Option<Bodies>,
     /// Connections at once; more wait.
     pub connections: usize,
@@ -75,7 +79,7 @@ impl Settings {
     }
 }
 
-/// What all connections share.
+/// State that all connections share.
 struct Shared {
     settings: Settings,
     function: Box<Function>,
@@ -226,11 +230,29 @@ async fn respond(asked: hyper::Request<Incoming>, shared: Arc<Shared>) -> Respon
     response(answer, is_head)
 }
 
-/// The request as a function sees it, where it may be answered.
+/// The request as a function sees it, where it may be answered. A client that is refused is heard out first, within bounds: one
+/// that is cut off while it sends does not read why.
 async fn admit(asked: hyper::Request<Incoming>, shared: &Shared) -> Result<Request, Answer> {
-    let Settings { guard, bodies, refusal, .. } = &shared.settings;
-    let mut request = Request::new(asked.uri().path(), asked.uri().query().unwrap_or(""));
-    let text = |name: HeaderName| asked.headers().get(name).and_then(|value| value.to_str().ok());
+    let (head, incoming) = asked.into_parts();
+    match judge(&head, &shared.settings) {
+        Err(answer) => {
+            discard(incoming).await;
+            Err(answer)
+        }
+        Ok((mut request, bodies)) => {
+            if let Some(bodies) = bodies {
+                request.body = Some(body(incoming, bodies, shared).await?);
+            }
+            Ok(request)
+        }
+    }
+}
+
+/// Whether a request may be answered, by its head alone; with the bodies that are taken where it has one.
+fn judge<'s>(head: &Parts, settings: &'s Settings) -> Result<(Request, Option<&'s Bodies>), Answer> {
+    let Settings { guard, bodies, refusal, .. } = settings;
+    let request = Request::new(head.uri.path(), head.uri.query().unwrap_or(""));
+    let text = |name: HeaderName| head.headers.get(name).and_then(|value| value.to_str().ok());
     let given = Credentials {
         host: text(header::HOST),
         token: request.value("token"),
@@ -242,47 +264,81 @@ async fn admit(asked: hyper::Request<Incoming>, shared: &Shared) -> Result<Reque
         let status = if guard.has_key() { 401 } else { 403 };
         return Err(refusal(status, why));
     }
-    match (asked.method(), bodies) {
-        (&Method::GET | &Method::HEAD, _) => {}
+    let taken = match (&head.method, bodies) {
+        (&Method::GET | &Method::HEAD, _) => None,
         (&Method::POST, Some(bodies)) => {
             let kind = text(header::CONTENT_TYPE).unwrap_or("").split(';').next().unwrap_or("").trim();
             if !kind.eq_ignore_ascii_case("application/json") {
-                return Err(refusal(415, "the body must be JSON: send it with content-type: application/json"));
+                return Err(refusal(
+                    415,
+                    "the body must be JSON: send it with content-type: application/json",
+                ));
             }
-            request.body = Some(body(asked.into_body(), bodies, shared).await?);
+            Some(bodies)
         }
         (_, Some(_)) => return Err(refusal(405, "use GET or POST").with("allow", "GET, HEAD, POST")),
         (_, None) => return Err(refusal(405, "this server only shows: use GET").with("allow", "GET, HEAD")),
-    }
+    };
     match verdict {
         Verdict::Keep(cookie) => {
             Err(Answer::text(303, "").with("location", request.path.clone()).with("set-cookie", cookie))
         }
-        _ => Ok(request),
+        _ => Ok((request, taken)),
     }
 }
 
 /// Reads a body, as far as there is room for it and no longer than a client may take.
-async fn body(incoming: Incoming, bodies: &Bodies, shared: &Shared) -> Result<Bytes, Answer> {
+async fn body(mut incoming: Incoming, bodies: &Bodies, shared: &Shared) -> Result<Bytes, Answer> {
     let refusal = shared.settings.refusal;
     let most = bodies.most_bytes;
-    let too_large = || refusal(413, &format!("the body is larger than {most} bytes: send less at once"));
     let stated = incoming.size_hint().exact();
-    if stated.is_some_and(|bytes| bytes > most as u64) {
-        return Err(too_large());
-    }
     // One that does not state its size may have the most.
-    let kibibytes = stated.map_or(most, |bytes| bytes as usize).div_ceil(1 << 10) as u32;
-    let reading = async {
-        let _room = shared.body_room.acquire_many(kibibytes).await;
-        Limited::new(incoming, most).collect().await
+    let kibibytes = stated.map_or(most, |bytes| most.min(bytes as usize)).div_ceil(1 << 10) as u32;
+    let read = match stated.is_some_and(|bytes| bytes > most as u64) {
+        true => Ok(Some(None)),
+        false => {
+            let reading = async {
+                let _room = shared.body_room.acquire_many(kibibytes).await;
+                collect(&mut incoming, most).await
+            };
+            tokio::time::timeout(BODY, reading).await
+        }
     };
-    match tokio::time::timeout(BODY, reading).await {
+    match read {
         Err(_) => Err(refusal(408, "the body took too long to arrive")),
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-        Ok(Err(_)) => Err(refusal(400, "the body ended too early")),
+        Ok(None) => Err(refusal(400, "the body ended too early")),
+        Ok(Some(Some(bytes))) => Ok(bytes),
+        Ok(Some(None)) => {
+            discard(incoming).await;
+            Err(refusal(413, &format!("the body is larger than {most} bytes: send less at once")))
+        }
     }
+}
+
+/// All of a body, none of one that is larger than `most`, and nothing where it breaks off.
+async fn collect(incoming: &mut Incoming, most: usize) -> Option<Option<Bytes>> {
+    let mut held = Vec::new();
+    while let Some(frame) = incoming.frame().await {
+        let data = frame.ok()?.into_data().unwrap_or_default();
+        if held.len() + data.len() > most {
+            return Some(None);
+        }
+        held.extend_from_slice(&data);
+    }
+    Some(Some(Bytes::from(held)))
+}
+
+/// Reads on for a while what nobody wants.
+async fn discard(mut incoming: Incoming) {
+    let reading = async {
+        let mut left = DISCARDED_BYTES;
+        while let Some(Ok(frame)) = incoming.frame().await
+            && left > 0
+        {
+            left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+        }
+    };
+    let _ = tokio::time::timeout(DISCARDING, reading).await;
 }
 
 fn response(answer: Answer, is_head: bool) -> Response<Content> {
@@ -350,7 +406,9 @@ mod tests {
     fn taking() -> Server {
         let listener = listener();
         let guard = Guard::with_key(listener.local_addr().unwrap(), None);
-        let refusal = |status: u16, sentence: &str| Answer::whole(status, "application/json", format!("{{{sentence}}}"));
+        let refusal = |status: u16, sentence: &str| {
+            Answer::whole(status, "application/json", format!("{{{sentence}}}"))
+        };
         let settings = Settings { guard, bodies: Some(Bodies { most_bytes: 100 }), connections: 8, refusal };
         start_with(listener, settings, |request| {
             let (reply, promise) = Reply::later();
@@ -366,7 +424,10 @@ mod tests {
         let server = taking();
         let post = |kind: &str, head: &str, body: &str| {
             let host = "Host: localhost\r\nConnection: close\r\n";
-            ask(server.address, &format!("POST /x HTTP/1.1\r\n{host}Content-Type: {kind}\r\n{head}\r\n{body}"))
+            ask(
+                server.address,
+                &format!("POST /x HTTP/1.1\r\n{host}Content-Type: {kind}\r\n{head}\r\n{body}"),
+            )
         };
         let json = "application/json; charset=utf-8";
         let answer = post(json, "Content-Length: 7\r\n", "{\"a\":1}");
@@ -374,12 +435,14 @@ mod tests {
         let chunked = post(json, "Transfer-Encoding: chunked\r\n", "3\r\n{\"a\r\n4\r\n\":1}\r\n0\r\n\r\n");
         assert!(chunked.ends_with("{\"a\":1}"), "{chunked}");
         assert!(post("text/plain", "Content-Length: 2\r\n", "{}").starts_with("HTTP/1.1 415"));
-        let large = post(json, "Content-Length: 101\r\n", "");
+        let large = post(json, "Content-Length: 101\r\n", &"x".repeat(101));
         assert!(large.starts_with("HTTP/1.1 413") && large.contains("larger than 100 bytes"), "{large}");
-        let growing = post(json, "Transfer-Encoding: chunked\r\n", &format!("80\r\n{}\r\n", "x".repeat(128)));
+        let growing =
+            post(json, "Transfer-Encoding: chunked\r\n", &format!("80\r\n{}\r\n0\r\n\r\n", "x".repeat(128)));
         assert!(growing.starts_with("HTTP/1.1 413"), "{growing}");
         assert!(post(json, "Content-Length: -1\r\n", "").starts_with("HTTP/1.1 400"));
-        let options = ask(server.address, "OPTIONS /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        let options =
+            ask(server.address, "OPTIONS /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         assert!(options.starts_with("HTTP/1.1 405"), "{options}");
         server.close();
     }

@@ -14,7 +14,7 @@ use crate::api::chat::Chat;
 use crate::api::completions::{Completions, Prompt as TextOrTokens};
 use crate::api::error::ApiError;
 use crate::api::{Asked, Form, Head};
-use crate::model::Model;
+use crate::model::{Conversation, Model};
 use crate::outlet::{Outlet, Texts};
 use crate::worker::Job;
 
@@ -60,7 +60,9 @@ impl Front {
             }
             ("/health" | "/v1/models", Some(_)) => Err(ApiError::with_status(405, "use GET here")),
             (path, _) => match path.strip_prefix("/v1/models/") {
-                Some(name) if name == self.model.name => Ok(Answer::json(self.described().to_string()).into()),
+                Some(name) if name == self.model.name => {
+                    Ok(Answer::json(self.described().to_string()).into())
+                }
                 Some(name) => Err(self.unknown(name)),
                 None => Err(ApiError::with_status(
                     404,
@@ -82,7 +84,8 @@ impl Front {
 
     fn unknown(&self, name: &str) -> ApiError {
         let sentence = format!("there is no model {name:?} here: this server has {:?}", self.model.name);
-        ApiError { param: Some("model".into()), ..ApiError::with_status(404, sentence) }.with_code("model_not_found")
+        ApiError { param: Some("model".into()), ..ApiError::with_status(404, sentence) }
+            .with_code("model_not_found")
     }
 
     /// The JSON of a body that asks for this model.
@@ -137,12 +140,12 @@ impl Front {
     fn chat(&self, body: &[u8]) -> Result<Reply, ApiError> {
         let Chat { messages, asked, top } = Chat::read(&self.read(body)?, self.model.capacity)?;
         let ticket = self.ticket(asked.copies as usize)?;
-        let (prompt, end) = self.model.conversation(&messages)?;
+        let Conversation { prompt, pictures, end } = self.model.conversation(&messages)?;
         self.check(&prompt.tokens, &asked)?;
         let request = |copy: u32| {
             let mut request = self.request(prompt.clone(), &asked, copy, top);
             request.stops.extend(end);
-            request
+            Request { pictures: pictures.clone(), ..request }
         };
         let requests: Vec<Request> = (0..asked.copies).map(request).collect();
         let echoes = vec![String::new(); requests.len()];
@@ -184,11 +187,15 @@ impl Front {
             return Err(ApiError::with_status(503, "the server is ending"));
         }
         if count > MOST_TEXTS {
-            return Err(ApiError::bad(format!("the request asks for {count} texts, and at most {MOST_TEXTS} are made: send several")));
+            return Err(ApiError::bad(format!(
+                "the request asks for {count} texts, and at most {MOST_TEXTS} are made: send several"
+            )));
         }
         let ticket = Ticket { texts: Arc::clone(&self.texts), count };
         match self.texts.fetch_add(count, Ordering::AcqRel) + count > MOST_TEXTS {
-            true => Err(ApiError::with_status(429, "too many requests wait already: send this one again later")),
+            true => {
+                Err(ApiError::with_status(429, "too many requests wait already: send this one again later"))
+            }
             false => Ok(ticket),
         }
     }
@@ -203,7 +210,12 @@ impl Front {
     ) -> Result<Reply, ApiError> {
         let prefix = if form == Form::Chat { "chatcmpl-" } else { "cmpl-" };
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let head = Head { form, id: format!("{prefix}{}", random_word(12)), created, model: self.model.name.clone() };
+        let head = Head {
+            form,
+            id: format!("{prefix}{}", random_word(12)),
+            created,
+            model: self.model.name.clone(),
+        };
         let (reply, outlet) = Outlet::open(head, texts, asked.delivery, Arc::clone(&self.model.pieces));
         let job = Job { requests, outlet, ticket, began: Instant::now() };
         let gone = |_| ApiError::with_status(503, "the server is ending");

@@ -28,7 +28,7 @@ use flatout_train::infer::generate::Generator;
 
 use api::error::ApiError;
 use front::Front;
-pub use model::Model;
+pub use model::{Conversation, Model};
 use worker::Job;
 
 /// Bytes of a body: a prompt as long as any context, as token ids.

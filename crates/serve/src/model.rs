@@ -5,15 +5,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use flatout_data::examples::{Date, QuestionPart, Questions, Turn};
 use flatout_data::{PromptEncoder, Vocabulary};
-use flatout_train::infer::generate::Prompt;
+use flatout_train::infer::generate::{Picture, PictureReader, Prompt};
 use flatout_train::run::BESIDE;
 use flatout_train::weights::loaded::Loaded;
 use flatout_train::{Failure, UserError};
 
 use crate::api::chat::{Message, Part};
+use crate::api::completions;
 use crate::api::error::ApiError;
 use crate::api::logprobs::Pieces;
-use crate::api::completions;
 
 pub struct Model {
     pub name: String,
@@ -29,6 +29,16 @@ pub struct Model {
     questions: Result<Questions, String>,
     /// The token that ends an answer.
     end: Option<u32>,
+    /// Of a model that sees.
+    images: Option<PictureReader>,
+}
+
+/// A conversation up to where the answer begins.
+pub struct Conversation {
+    pub prompt: Prompt,
+    pub pictures: Vec<Picture>,
+    /// The token that ends the answer.
+    pub end: Option<u32>,
 }
 
 impl Model {
@@ -36,7 +46,8 @@ impl Model {
     pub fn of(loaded: &Loaded, capacity: usize) -> Result<Model, Failure> {
         let Some(vocabulary) = loaded.vocabulary.clone() else {
             let dir = loaded.dir.display();
-            let sentence = format!("{dir} has no tokenizer.json, so there is no text: put the model's own there");
+            let sentence =
+                format!("{dir} has no tokenizer.json, so there is no text: put the model's own there");
             return Err(Failure::User(UserError(sentence)));
         };
         let folders = [loaded.dir.join(BESIDE), loaded.dir.clone()];
@@ -59,12 +70,18 @@ impl Model {
             vocabulary,
             questions,
             end,
+            images: PictureReader::of(loaded, capacity)?,
         })
     }
 
     /// Whether messages may have images.
     pub fn sees(&self) -> bool {
-        false
+        self.images.is_some()
+    }
+
+    /// The reader of images, of a model that sees.
+    pub fn images(&self) -> Option<&PictureReader> {
+        self.images.as_ref()
     }
 
     /// Why there are no conversations, where there are none.
@@ -87,18 +104,30 @@ impl Model {
         }
     }
 
-    /// The tokens of a conversation up to where the answer begins, and the token that ends it.
-    pub fn conversation(&self, messages: &[Message]) -> Result<(Prompt, Option<u32>), ApiError> {
+    /// The tokens of a conversation, with its images.
+    pub fn conversation(&self, messages: &[Message]) -> Result<Conversation, ApiError> {
         let questions = self.questions.as_ref().map_err(|why| {
             ApiError::bad(format!("there is no chat with this model, use /v1/completions: {why}"))
         })?;
+        let wrong = |sentence: String| ApiError::field("messages", sentence);
         let turns: Vec<Turn<'_>> = messages.iter().map(turn).collect();
-        if turns.iter().flat_map(|turn| &turn.parts).any(|part| *part == QuestionPart::Image) {
-            return Err(ApiError::field("messages", "this model sees no images: leave them out"));
-        }
-        let tokens = questions.tokens_of_turns(&turns);
-        let tokens = tokens.map_err(|error| ApiError::field("messages", error.sentence))?;
-        Ok((tokens.into(), self.end))
+        let tokens = || questions.tokens_of_turns(&turns).map_err(|error| wrong(error.sentence));
+        let files = messages.iter().flat_map(|message| &message.parts).filter_map(|part| match part {
+            Part::Text(_) => None,
+            Part::Image(bytes) => Some(bytes),
+        });
+        let files: Vec<&Vec<u8>> = files.collect();
+        let Some(reader) = self.images.as_ref().filter(|_| !files.is_empty()) else {
+            return match files.is_empty() {
+                true => Ok(Conversation { prompt: tokens()?.into(), pictures: vec![], end: self.end }),
+                false => Err(wrong("this model sees no images: leave them out".into())),
+            };
+        };
+        let pictures: Result<Vec<Picture>, UserError> =
+            files.iter().map(|bytes| reader.read(bytes)).collect();
+        let pictures = pictures.map_err(|error| wrong(error.to_string()))?;
+        let prompt = reader.placed(&tokens()?, &pictures).map_err(|error| wrong(error.to_string()))?;
+        Ok(Conversation { prompt, pictures, end: self.end })
     }
 }
 

@@ -24,7 +24,7 @@ pub struct Outlet {
     way: Option<Way>,
 }
 
-/// What is known of the texts of a job from the start.
+/// Facts about the texts of a job that are known from the start.
 pub struct Texts {
     pub prompt_tokens: usize,
     /// The prompt of every choice, where it is a part of the answer.
@@ -58,11 +58,13 @@ impl Outlet {
                 (answer.into(), Way::Stream { messages, with_usage })
             }
         };
-        let choice = |text| Choice { text, told: vec![], place: Place::default(), finish: None, is_begun: false };
+        let choice =
+            |text| Choice { text, told: vec![], place: Place::default(), finish: None, is_begun: false };
         let choices: Vec<Choice> = texts.echoes.into_iter().map(choice).collect();
         let usage = Usage { prompt: texts.prompt_tokens, completion: 0 };
         let open = choices.len();
-        let outlet = Outlet { head, pieces, has_logprobs: texts.has_logprobs, choices, usage, open, way: Some(way) };
+        let outlet =
+            Outlet { head, pieces, has_logprobs: texts.has_logprobs, choices, usage, open, way: Some(way) };
         (reply, outlet)
     }
 
@@ -109,7 +111,9 @@ impl Outlet {
             (Form::Completions, _) => {
                 completions::choice(index, text, pieces.map(|pieces| (pieces, &told[..], place)), finish)
             }
-            (Form::Chat, false) => chat::choice(index, text, pieces.map(|pieces| (pieces, &told[..])), finish),
+            (Form::Chat, false) => {
+                chat::choice(index, text, pieces.map(|pieces| (pieces, &told[..])), finish)
+            }
             (Form::Chat, true) => {
                 chat::part(index, text, pieces.map(|pieces| (pieces, &told[..])), finish, !*is_begun)
             }

@@ -472,7 +472,13 @@ fn text_over_the_cache_equals_the_plain_loop() {
     let count = wanted.len() / VIDEOS;
     let (lanes, room, capacity) = (VIDEOS, 6, 24);
     let seen = SeenFrames::next_of(lanes);
-    let form = |tokens: usize, seen: Option<Seen>| Form::Cached { sequences: lanes, tokens, capacity, read: lanes, seen };
+    let form = |tokens: usize, seen: Option<Seen>| Form::Cached {
+        sequences: lanes,
+        tokens,
+        capacity,
+        read: lanes,
+        seen,
+    };
     let model = Model::from(golden.model.clone());
     let programs = [
         Program { role: Role::Prefill, graph: model.build(form(room, Some(Seen::Frames(seen)))) },

@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use flatout_data::examples::{QuestionPart, Questions};
 use flatout_ir::random;
 use flatout_train::device::Device;
-use flatout_train::infer::generate::{Finish, Generator, Progress, Request, Room, Told};
+use flatout_train::infer::generate::{Finish, Generator, PictureReader, Progress, Request, Room, Told};
 use flatout_train::infer::sampling::{Adjustments, Sampling};
 use flatout_train::weights::loaded::Loaded;
 
 use crate::small_run::{config, train_in};
+use crate::vl_folder::{expected, picture, write};
 
 const CONTEXT: usize = 160;
 /// The token that ends a document.
@@ -25,7 +27,7 @@ fn trained() -> tempfile::TempDir {
 fn serving(folder: &Path, sequences: usize) -> Generator {
     let loaded = Loaded::open(&folder.join("run"), &[]).expect("a run");
     let room = Room { sequences, tokens: CONTEXT };
-    Generator::serving(loaded, &Device::Cpu { threads: 2 }, room).expect("a model")
+    Generator::serving(loaded, &Device::Cpu { threads: 2 }, room, None).expect("a model")
 }
 
 fn tokens(seed: u32, count: usize) -> Vec<u32> {
@@ -143,7 +145,10 @@ fn the_tokens_of_a_prompt_have_the_log_probabilities_of_drawing_them() {
         let sum = logits.iter().map(|x| (*x as f64).exp()).sum::<f64>().ln();
         let told = &given.echoed[at];
         let logp = logits[prompt[at] as usize] as f64 - sum;
-        assert!((told.logp.expect("a number") as f64 - logp).abs() < 1e-5, "token {at}: {told:?}, not {logp}");
+        assert!(
+            (told.logp.expect("a number") as f64 - logp).abs() < 1e-5,
+            "token {at}: {told:?}, not {logp}"
+        );
         let best = logits.iter().copied().fold(f32::MIN, f32::max) as f64 - sum;
         assert!((told.top[0].1 as f64 - best).abs() < 1e-5 && told.top[1].1 <= told.top[0].1, "token {at}");
     }
@@ -157,7 +162,8 @@ fn texts_end_where_they_are_told_to() {
     let folder = trained();
     let mut generator = serving(folder.path(), 2);
     let how = Sampling { max_tokens: 30, temperature: 0.0, ..Sampling::default() };
-    let plain = Request { text: Some(vec![]), adjustments: endless(), ..Request::new(tokens(7, 20).into(), how) };
+    let plain =
+        Request { text: Some(vec![]), adjustments: endless(), ..Request::new(tokens(7, 20).into(), how) };
     let whole = alone(&mut generator, &plain);
     assert_eq!((whole.tokens.len(), &whole.finish), (30, &Some(Finish::Length)), "{whole:?}");
     let vocabulary = generator.vocabulary().expect("a tokeniser").clone();
@@ -209,9 +215,78 @@ fn lanes_of_cancelled_requests_serve_others() {
     }
     assert_eq!(given, wanted);
     for (count, sentence) in [(0, "at least one"), (CONTEXT + 1, "the context is 160")] {
-        let refused = generator.submit(Request::new(tokens(1, count).into(), how)).expect_err("no room").to_string();
+        let refused =
+            generator.submit(Request::new(tokens(1, count).into(), how)).expect_err("no room").to_string();
         assert!(refused.contains(sentence), "{refused}");
     }
-    let refused = generator.submit(Request::new(vec![1 << 20].into(), how)).expect_err("no token").to_string();
+    let refused =
+        generator.submit(Request::new(vec![1 << 20].into(), how)).expect_err("no token").to_string();
     assert!(refused.contains("is not one of the model's"), "{refused}");
+}
+
+/// Images that come with their requests: the answers of `transformers`, whoever else is there, with prompts without images among
+/// them and more requests than lanes.
+#[test]
+fn images_that_come_later_are_answered_as_the_library_does() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write(folder.path());
+    let how = Sampling { temperature: 0.0, max_tokens: 14, ..Sampling::default() };
+    let loaded = Loaded::open(folder.path(), &[]).expect("a model");
+    let capacity = loaded.positions;
+    let reader = PictureReader::of(&loaded, capacity).expect("a reader").expect("a model that sees");
+    let vocabulary = loaded.vocabulary.as_ref().expect("a tokeniser");
+    let questions =
+        Questions::open(vocabulary, None, &[folder.path().to_path_buf()], None).expect("a template");
+    let list = |value: &serde_json::Value| -> Vec<u32> {
+        value
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|token| token.as_u64().expect("a token") as u32)
+            .collect()
+    };
+    let (mut requests, mut wanted) = (vec![], vec![]);
+    for case in expected() {
+        let names = case["pictures"].as_array().expect("a list").iter();
+        let files = names.map(|name| std::fs::read(picture(name.as_str().expect("a name"))).expect("a file"));
+        let pictures: Vec<_> = files.map(|bytes| reader.read(&bytes).expect("an image")).collect();
+        let question = case["question"].as_str().expect("a text");
+        let parts = QuestionPart::split(question, pictures.len()).expect("parts");
+        let written = questions.tokens_of_parts(&parts).expect("tokens");
+        let prompt = match pictures.is_empty() {
+            true => written.into(),
+            false => reader.placed(&written, &pictures).expect("places"),
+        };
+        assert_eq!(prompt.tokens, list(&case["prompt"]), "{case}");
+        requests.push(Request { pictures, ..Request::new(prompt, how) });
+        wanted.push(list(&case["new"]));
+    }
+    assert!(wanted.len() > 2 && requests.iter().any(|request| request.pictures.is_empty()));
+    for sequences in [1, 2, wanted.len()] {
+        let loaded = Loaded::open(folder.path(), &[]).expect("a model");
+        let room = Room { sequences, tokens: capacity };
+        let device = Device::Cpu { threads: 2 };
+        let mut generator = Generator::serving(loaded, &device, room, Some(&reader)).expect("a model");
+        // Twice, so that pictures take the numbers of others; the first of them are cancelled on the way.
+        for cancels in [true, false] {
+            let ids: Vec<u64> = requests
+                .iter()
+                .map(|request| generator.submit(request.clone()).expect("a request"))
+                .collect();
+            let mut made: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+            while generator.is_busy() {
+                for news in generator.advance().expect("a step") {
+                    made.entry(news.id).or_default().extend(news.tokens.iter().map(|told| told.token));
+                }
+                if cancels {
+                    generator.cancel(ids[1]);
+                }
+            }
+            for (at, (id, wanted)) in ids.iter().zip(&wanted).enumerate() {
+                if !cancels || at != 1 {
+                    assert_eq!(made.get(id).unwrap_or(&vec![]), wanted, "prompt {at}, {sequences} at once");
+                }
+            }
+        }
+    }
 }

@@ -210,7 +210,9 @@ mod tests {
         );
         let turn = |role, text| Turn { role, parts: vec![Text(text)] };
         let questions = Questions::open(&vocabulary, None, &[], None).unwrap();
-        let tokens = questions.tokens_of_turns(&[turn("user", "a"), turn("assistant", "b"), turn("user", "c")]).unwrap();
+        let tokens = questions
+            .tokens_of_turns(&[turn("user", "a"), turn("assistant", "b"), turn("user", "c")])
+            .unwrap();
         assert_eq!(
             vocabulary.spell_out(&tokens),
             "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"

@@ -45,7 +45,10 @@ impl Chat {
                 return Err(ApiError::field("top_logprobs", sentence));
             }
             (false, Some(_)) => {
-                return Err(ApiError::field("top_logprobs", "`top_logprobs` needs `logprobs`: set it to true"));
+                return Err(ApiError::field(
+                    "top_logprobs",
+                    "`top_logprobs` needs `logprobs`: set it to true",
+                ));
             }
             (false, None) => None,
             (true, top) => Some(top.unwrap_or(0) as usize),
@@ -53,13 +56,15 @@ impl Chat {
         let messages = fields.list("messages")?.filter(|messages| !messages.is_empty()).ok_or_else(|| {
             ApiError::field("messages", "`messages` must be a list of at least one message")
         })?;
-        let messages = messages.iter().enumerate().map(|(at, value)| message(value, at)).collect::<Result<_, _>>()?;
+        let messages =
+            messages.iter().enumerate().map(|(at, value)| message(value, at)).collect::<Result<_, _>>()?;
         Ok(Chat { messages, asked, top })
     }
 }
 
 fn message(value: &Value, at: usize) -> Result<Message, ApiError> {
-    let wrong = |sentence: &str| ApiError::field(&format!("messages[{at}]"), format!("message {at} {sentence}"));
+    let wrong =
+        |sentence: &str| ApiError::field(&format!("messages[{at}]"), format!("message {at} {sentence}"));
     let role = value["role"].as_str().ok_or_else(|| wrong("has no role"))?;
     let Some((_, role)) = ROLES.iter().find(|(name, _)| *name == role) else {
         let known: Vec<&str> = ROLES.iter().map(|(name, _)| *name).collect();
@@ -71,7 +76,9 @@ fn message(value: &Value, at: usize) -> Result<Message, ApiError> {
     }
     let parts: Vec<Part> = match &value["content"] {
         Value::String(text) => vec![Part::Text(text.clone())],
-        Value::Array(list) => list.iter().map(|part| part_of(part).map_err(|why| wrong(&why))).collect::<Result<_, _>>()?,
+        Value::Array(list) => {
+            list.iter().map(|part| part_of(part).map_err(|why| wrong(&why))).collect::<Result<_, _>>()?
+        }
         _ => return Err(wrong("has no content: give it a string or a list of parts")),
     };
     Ok(Message { role, parts: joined(parts) })
@@ -79,16 +86,19 @@ fn message(value: &Value, at: usize) -> Result<Message, ApiError> {
 
 /// Texts without images are one text: not every template takes a list.
 fn joined(parts: Vec<Part>) -> Vec<Part> {
-    let texts: Option<Vec<&str>> =
-        parts.iter().map(|part| if let Part::Text(text) = part { Some(text.as_str()) } else { None }).collect();
+    let texts: Option<Vec<&str>> = parts
+        .iter()
+        .map(|part| if let Part::Text(text) = part { Some(text.as_str()) } else { None })
+        .collect();
     texts.map(|texts| vec![Part::Text(texts.join("\n"))]).unwrap_or(parts)
 }
 
 fn part_of(part: &Value) -> Result<Part, String> {
     match part["type"].as_str() {
-        Some("text") => {
-            part["text"].as_str().map(|text| Part::Text(text.into())).ok_or("has a part of text without a text".into())
-        }
+        Some("text") => part["text"]
+            .as_str()
+            .map(|text| Part::Text(text.into()))
+            .ok_or("has a part of text without a text".into()),
         Some("image_url") => {
             let url = part["image_url"]["url"].as_str().or(part["image_url"].as_str());
             image(url.ok_or("has a part image_url without a url")?).map(Part::Image)
@@ -103,7 +113,9 @@ fn image(url: &str) -> Result<Vec<u8>, String> {
     let Some(rest) = url.strip_prefix("data:") else {
         return Err("has an image that is elsewhere, and this server fetches nothing: give it as data:image/...;base64,...".into());
     };
-    let (_, data) = rest.split_once(";base64,").ok_or("has an image that is not in base64: give it as data:image/...;base64,...")?;
+    let (_, data) = rest
+        .split_once(";base64,")
+        .ok_or("has an image that is not in base64: give it as data:image/...;base64,...")?;
     decoded(data).ok_or("has an image whose base64 is broken".into())
 }
 
@@ -188,7 +200,10 @@ mod tests {
             (json!({ "role": "tool", "content": "x" }), "none of system"),
             (json!({ "role": "user" }), "has no content"),
             (json!({ "role": "assistant", "content": null, "tool_calls": [{}] }), "calls a tool"),
-            (json!({ "role": "user", "content": [{ "type": "input_audio" }] }), "parts are text or image_url"),
+            (
+                json!({ "role": "user", "content": [{ "type": "input_audio" }] }),
+                "parts are text or image_url",
+            ),
             (json!({ "role": "user", "content": image("https://example.com/a.png") }), "fetches nothing"),
             (json!({ "role": "user", "content": image("data:image/png,abc") }), "not in base64"),
             (json!({ "role": "user", "content": image("data:image/png;base64,a!b") }), "base64 is broken"),
@@ -207,7 +222,9 @@ mod tests {
 
     #[test]
     fn base64_is_decoded() {
-        for (text, bytes) in [("", &b""[..]), ("TQ==", b"M"), ("TWE", b"Ma"), ("TWFu", b"Man"), ("-_-_", &[251, 255, 191])] {
+        for (text, bytes) in
+            [("", &b""[..]), ("TQ==", b"M"), ("TWE", b"Ma"), ("TWFu", b"Man"), ("-_-_", &[251, 255, 191])]
+        {
             assert_eq!(decoded(text).as_deref(), Some(bytes), "{text}");
         }
         assert_eq!(decoded("TWFuT"), None);

@@ -35,7 +35,10 @@ impl Completions {
         let asked = Asked::read(&fields, &["max_tokens"], MAX_TOKENS)?;
         let top = match fields.whole("logprobs")? {
             Some(top) if top > MOST_LOGPROBS => {
-                return Err(ApiError::field("logprobs", format!("`logprobs` must be at most {MOST_LOGPROBS}")));
+                return Err(ApiError::field(
+                    "logprobs",
+                    format!("`logprobs` must be at most {MOST_LOGPROBS}"),
+                ));
             }
             top => top.map(|top| top as usize),
         };
@@ -46,7 +49,8 @@ impl Completions {
 /// A text, token ids, or a list of either.
 fn prompts(fields: &Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
     let wrong = || {
-        let sentence = "`prompt` must be a string, a list of strings, a list of token ids, or a list of such lists";
+        let sentence =
+            "`prompt` must be a string, a list of strings, a list of token ids, or a list of such lists";
         ApiError::field("prompt", sentence)
     };
     let list = match fields.get("prompt") {
@@ -96,7 +100,8 @@ mod tests {
         assert_eq!(read(json!(["a", "a"])), Ok(vec![text.clone(), text.clone()]));
         assert_eq!(read(json!([1, 2])), Ok(vec![tokens.clone()]));
         assert_eq!(read(json!([[1, 2], [1, 2]])), Ok(vec![tokens.clone(), tokens]));
-        for wrong in [json!(null), json!(7), json!([]), json!([1, "a"]), json!([-1]), json!([1.5]), json!({})] {
+        for wrong in [json!(null), json!(7), json!([]), json!([1, "a"]), json!([-1]), json!([1.5]), json!({})]
+        {
             let error = read(wrong.clone()).expect_err("no prompt");
             assert_eq!(error.param.as_deref(), Some("prompt"), "{wrong}: {error:?}");
         }

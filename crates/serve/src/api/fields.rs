@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn fields_of_another_kind_are_named() {
-        let value = json!({ "a": 1.5, "b": true, "c": null, "d": "x", "e": -1, "f": 1e999 });
+        let value = json!({ "a": 1.5, "b": true, "c": null, "d": "x", "e": -1 });
         let fields = Fields::of(&value).unwrap();
         assert_eq!(fields.number("a", [0.0, 2.0], 0.0), Ok(1.5));
         assert_eq!(fields.number("c", [0.0, 2.0], 7.0), Ok(7.0), "null is absent");

@@ -105,11 +105,16 @@ mod tests {
         let vocabulary = Vocabulary::train([text, text].into_iter(), 262).unwrap();
         let pieces = Pieces::of(&vocabulary);
         let tokens = [vec![vocabulary.bos()], vocabulary.encode(text).unwrap()].concat();
-        let told: Vec<Told> = tokens.iter().map(|token| Told { token: *token, logp: Some(-1.0), top: vec![] }).collect();
+        let told: Vec<Told> =
+            tokens.iter().map(|token| Told { token: *token, logp: Some(-1.0), top: vec![] }).collect();
         let said = of_completion(&pieces, &told.iter().collect::<Vec<_>>(), &mut Place::default());
-        let offsets: Vec<u64> = said["text_offset"].as_array().unwrap().iter().map(|at| at.as_u64().unwrap()).collect();
+        let offsets: Vec<u64> =
+            said["text_offset"].as_array().unwrap().iter().map(|at| at.as_u64().unwrap()).collect();
         assert_eq!((offsets[0], offsets[1]), (0, 0), "the first token leaves no trace");
-        assert!(offsets.is_sorted() && *offsets.last().unwrap() == text.chars().count() as u64, "{offsets:?}");
+        assert!(
+            offsets.is_sorted() && *offsets.last().unwrap() == text.chars().count() as u64,
+            "{offsets:?}"
+        );
         let names = said["tokens"].as_array().unwrap();
         assert_eq!(names[0], "<bos>");
         assert!(names.iter().any(|name| name == "bytes:\\xf0"), "{names:?}");

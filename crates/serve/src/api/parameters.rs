@@ -16,7 +16,7 @@ pub(super) const MOST_LOGPROBS: u64 = 20;
 /// Tokens with a bias.
 const MOST_BIASES: usize = 1024;
 
-/// What is asked for, whatever the prompt.
+/// The parameters of a request, whatever its prompt.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub how: Sampling,
@@ -148,7 +148,9 @@ impl Asked {
 pub(super) fn tokens(list: &[Value], name: &str) -> Result<Vec<u32>, ApiError> {
     let token = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
     let all: Option<Vec<u32>> = list.iter().map(token).collect();
-    all.ok_or_else(|| ApiError::field(name, format!("`{name}` must hold token ids: whole numbers of at least 0")))
+    all.ok_or_else(|| {
+        ApiError::field(name, format!("`{name}` must hold token ids: whole numbers of at least 0"))
+    })
 }
 
 fn stops(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
@@ -161,7 +163,9 @@ fn stops(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
     };
     match all {
         None => wrong("`stop` must be a string or a list of strings".into()),
-        Some(all) if all.iter().any(String::is_empty) => wrong("`stop` has an empty string, which ends every text".into()),
+        Some(all) if all.iter().any(String::is_empty) => {
+            wrong("`stop` has an empty string, which ends every text".into())
+        }
         Some(all) if all.len() > MOST_STOPS => wrong(format!("`stop` has more than {MOST_STOPS} strings")),
         Some(all) => Ok(all),
     }

@@ -37,7 +37,7 @@ use flatout_ir::{Program, Role};
 use flatout_models::config::Attention;
 use flatout_models::form::{Form, Seen};
 
-pub use pictures::Pictures;
+pub use pictures::{Picture, PictureReader, Pictures};
 pub use prompt::{Placed, Prompt};
 pub use request::{Finish, Progress, Request, Told};
 
@@ -77,6 +77,31 @@ pub struct Room {
     pub tokens: usize,
 }
 
+/// The static sizes of the plans.
+struct Extents {
+    sequences: usize,
+    capacity: usize,
+    chunk: usize,
+    /// Of an image, in patches.
+    longest_side: usize,
+}
+
+impl Extents {
+    /// For prompts that are read at least `chunk` tokens at a time, or the largest image with the text around it.
+    fn new(
+        loaded: &Loaded,
+        room: Room,
+        chunk: usize,
+        largest: Option<usize>,
+        longest_side: usize,
+    ) -> Extents {
+        let (capacity, sequences) = (room.tokens.clamp(1, loaded.positions), room.sequences.max(1));
+        let with_image = largest.map_or(0, |tokens| tokens + CHUNK);
+        let chunk = chunk.max(2 * sequences).max(with_image).min(sequences * capacity);
+        Extents { sequences, capacity, chunk, longest_side }
+    }
+}
+
 /// Prompt tokens read at once, at least.
 const CHUNK: usize = 64;
 /// The same where there are images, of which a run of the tower serves all prompts that are read with it.
@@ -105,37 +130,48 @@ impl Generator {
         pictures: Pictures,
         chunk: usize,
     ) -> Result<Generator, Failure> {
-        Generator::with(loaded, device, room, pictures, chunk, Turns::Together)
+        predicts_tokens(&loaded)?;
+        let grids = &pictures.grids;
+        let largest = (0..grids.all.len()).map(|picture| grids.tokens(picture)).max();
+        let longest_side = grids.all.iter().map(|grid| grid.rows.max(grid.columns)).max().unwrap_or(0);
+        let extents = Extents::new(&loaded, room, chunk, largest, longest_side);
+        let vision = loaded.config.model.vision().filter(|_| largest.is_some());
+        let tower = vision.map(|vision| Tower::new(vision, pictures, extents.chunk, extents.sequences));
+        Generator::with(loaded, device, extents, tower, Turns::Together)
     }
 
-    /// Opens a model for requests that come at any time, whose prompts may be scored.
-    pub fn serving(loaded: Loaded, device: &Device, room: Room) -> Result<Generator, Failure> {
+    /// Opens a model for requests that come at any time, whose prompts may be scored, or have images of a reader where there is
+    /// one.
+    pub fn serving(
+        loaded: Loaded,
+        device: &Device,
+        room: Room,
+        images: Option<&PictureReader>,
+    ) -> Result<Generator, Failure> {
+        predicts_tokens(&loaded)?;
         let chunk = if matches!(device, Device::Cpu { .. }) { CHUNK } else { CHUNK_OF_SERVER };
-        Generator::with(loaded, device, room, Pictures::default(), chunk, Turns::Own)
+        let largest = images.map(PictureReader::most_tokens);
+        let vision = loaded.config.model.as_qwen3_vl();
+        // The longest image is one block high.
+        let longest_side = vision.zip(largest).map_or(0, |(vision, tokens)| vision.merge * tokens);
+        let extents = Extents::new(&loaded, room, chunk, largest, longest_side);
+        let tower = vision.zip(images).map(|(vision, images)| Tower::later(vision, images, extents.chunk));
+        Generator::with(loaded, device, extents, tower, Turns::Own)
     }
 
     fn with(
         mut loaded: Loaded,
         device: &Device,
-        room: Room,
-        pictures: Pictures,
-        chunk: usize,
+        extents: Extents,
+        tower: Option<Tower>,
         turns: Turns,
     ) -> Result<Generator, Failure> {
-        predicts_tokens(&loaded)?;
-        let capacity = room.tokens.clamp(1, loaded.positions);
-        let sequences = room.sequences.max(1);
-        let grids = &pictures.grids;
-        let largest = (0..grids.all.len()).map(|picture| grids.tokens(picture) + CHUNK).max().unwrap_or(0);
-        let chunk = chunk.max(2 * sequences).max(largest).min(sequences * capacity);
-        let longest_side = grids.all.iter().map(|grid| grid.rows.max(grid.columns)).max().unwrap_or(0);
+        let Extents { sequences, capacity, chunk, longest_side } = extents;
         // The rotation's table has a row a position, of a token or of a patch, and a model with learned positions keeps all
         // of its own.
         loaded.config.model.set_context(capacity.max(longest_side));
         let decoder = loaded.config.model.as_decoder();
         let position_axes = decoder.map_or(1, |decoder| decoder.position_axes());
-        let vision = loaded.config.model.vision().filter(|_| !pictures.grids.all.is_empty());
-        let tower = vision.map(|vision| Tower::new(vision, pictures, chunk, sequences));
         let program = |role: Role, tokens: usize, read: usize, seen: Option<Seen>| {
             let form = Form::Cached { sequences, tokens, capacity, read, seen };
             Program { role, graph: loaded.config.model.build(form) }
@@ -178,7 +214,7 @@ impl Generator {
 
     /// Forgets everything read so far, and all requests.
     pub fn clear(&mut self) {
-        self.lanes.clear();
+        self.lanes.clear(&mut self.reader);
         (0..self.reader.lanes()).for_each(|lane| self.reader.clear(lane));
     }
 

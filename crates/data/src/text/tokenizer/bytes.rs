@@ -130,7 +130,10 @@ mod tests {
         assert_eq!(String::from_utf8(bytes).unwrap(), text);
         assert_eq!(pieces[vocabulary.eos() as usize], b"<eos>");
         let named = super::pieces(&piece_tokenizer());
-        assert_eq!(named[1..], [&b" "[..], b" a", "é".as_bytes(), b"\n", b"b", b"  ", b"<x>"].map(<[u8]>::to_vec));
+        assert_eq!(
+            named[1..],
+            [&b" "[..], b" a", "é".as_bytes(), b"\n", b"b", b"  ", b"<x>"].map(<[u8]>::to_vec)
+        );
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::prompt::Rest;
 use super::reader::{Portion, Ran, Reader};
 use super::request::{Finish, Progress, Request, Told, Work};
 use super::text::TextStream;
+use super::tower::Tower;
 use super::{Generator, Prompt};
 use crate::Failure;
 use crate::UserError;
@@ -46,9 +47,10 @@ impl Lanes {
         Lanes { work: (0..sequences).map(|_| None).collect(), waiting: VecDeque::new(), turns, next: 0 }
     }
 
-    pub fn clear(&mut self) {
-        self.work.iter_mut().for_each(|work| *work = None);
-        self.waiting.clear();
+    /// Leaves all work.
+    pub fn clear(&mut self, reader: &mut Reader) {
+        let lanes = self.work.iter_mut().filter_map(Option::take);
+        lanes.chain(self.waiting.drain(..)).for_each(|work| reader.remove(&work.pictures));
     }
 
     /// Gives free lanes to those who wait, which `reader` forgets the past of.
@@ -66,7 +68,7 @@ impl Lanes {
             self.admit(reader);
             let mut busy: Vec<(u64, usize, Role)> = vec![];
             for (lane, work) in self.work.iter().enumerate() {
-                busy.extend(work.as_ref().map(|work| (work.id, lane, work.plan())));
+                busy.extend(work.as_ref().map(|work| (work.id, lane, work.plan(reader.tower.is_some()))));
             }
             busy.sort_unstable_by_key(|(id, ..)| *id);
             let turn = |role: Role| {
@@ -116,21 +118,33 @@ impl Generator {
                 Some(TextStream::new(self.words()?.clone(), &request.prompt.tokens, stops.clone()))
             }
         };
+        let mut request = request;
+        let (mut fresh, given) = (request.prompt.clone(), std::mem::take(&mut request.pictures));
+        let mut pictures = vec![];
+        // Pictures that were there from the start have their numbers.
+        if !given.is_empty() {
+            let fits = |tower: &Tower| given.iter().all(|picture| tower.fits(picture));
+            let Some(tower) = self.reader.tower.as_mut().filter(|tower| fits(tower)) else {
+                refuse!("the prompt has an image that this model does not see, or one that is too large");
+            };
+            pictures = given.into_iter().map(|picture| tower.add(picture)).collect();
+            fresh.images.iter_mut().for_each(|placed| placed.picture = pictures[placed.picture]);
+        }
         let id = self.lanes.next;
         self.lanes.next += 1;
-        let fresh = request.prompt.clone();
-        let work = Work { id, request, fresh, read: 0, is_due: false, made: vec![], echoed: vec![], text };
+        let work =
+            Work { id, request, fresh, read: 0, is_due: false, made: vec![], pictures, echoed: vec![], text };
         self.lanes.waiting.push_back(work);
         Ok(id)
     }
 
     /// Forgets a request, whether it waits or is worked on.
     pub fn cancel(&mut self, id: u64) {
-        self.lanes.waiting.retain(|work| work.id != id);
-        for work in &mut self.lanes.work {
-            if work.as_ref().is_some_and(|work| work.id == id) {
-                *work = None;
-            }
+        let Lanes { work, waiting, .. } = &mut self.lanes;
+        let waits = waiting.iter().position(|work| work.id == id).and_then(|at| waiting.remove(at));
+        let worked = work.iter_mut().find(|work| work.as_ref().is_some_and(|work| work.id == id));
+        if let Some(work) = waits.or_else(|| worked.and_then(Option::take)) {
+            self.reader.remove(&work.pictures);
         }
     }
 
@@ -172,12 +186,14 @@ impl Generator {
         for portion in ran.portions.iter() {
             let lane = lanes[portion.index];
             let work = self.lanes.work[lane].as_mut().expect("a lane that is read has work");
-            if role == Role::Logits {
+            if work.request.echo && role == Role::Logits {
                 score(&self.reader, &ran, &logits, portion, work);
             }
             work.read += portion.count;
             if portion.is_last {
                 work.is_due = false;
+                // A prompt that is read needs its images no more.
+                self.reader.remove(&std::mem::take(&mut work.pictures));
                 done.push((lane, portion));
             }
         }

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use flatout_data::images::{self, ImageSpec};
-use flatout_data::vision::{Grid, ImageReader, ImageStore, Patching};
-use flatout_models::config::FoveaConfig;
+use flatout_data::vision::{Given, Grid, ImageReader, ImageStore, Patching};
+use flatout_models::config::{FoveaConfig, Qwen3VlConfig};
 
 use super::prompt::{Grids, Placed, Prompt};
 use crate::refuse;
@@ -38,16 +38,8 @@ impl Pictures {
         let Some(vision) = loaded.config.model.as_qwen3_vl() else {
             refuse!("{} has no tower and sees no images beside a text: leave them out", loaded.dir.display());
         };
-        let beside = loaded.dir.join(BESIDE);
-        let beside = if loaded.is_run { &beside } else { &loaded.dir };
-        let shown_percent = loaded.config.switches.data.visual_tokens.percent();
-        let mut patching =
-            Patching { patch: vision.patch, merge: vision.merge, shown_percent, ..Patching::default() };
-        // As it was trained, or as the files beside the weights say.
-        [patching.least_pixels, patching.most_pixels] = match loaded.config.data.image_tokens {
-            Some(tokens) => tokens.map(|tokens| tokens as u64 * patching.token_pixels()),
-            None => folder::image_areas(beside)?,
-        };
+        let patching = patching(loaded, vision)?;
+        let shown_percent = patching.shown_percent;
         let max_pixels = loaded.config.data.max_pixels;
         let reader = ImageReader::new(patching, max_pixels, MAX_BYTES);
         let mut store = ImageStore::new(patching, max_pixels);
@@ -63,12 +55,7 @@ impl Pictures {
             place: vision.image_token as u32,
         };
         for number in 0..store.count() {
-            let grid = store.get(number as u32).grid;
-            let mut patches = vec![0; grid.patches() * vision.patch_values()];
-            store.patches(number as u32, &mut patches).map_err(|error| UserError(error.sentence))?;
-            pictures.grids.all.push(grid);
-            pictures.grids.shown.push(store.shown(number as u32, &patches));
-            pictures.bytes.push(patches);
+            pictures.push(Picture::of(&store, number as u32)?);
         }
         Ok((pictures, numbers))
     }
@@ -114,27 +101,155 @@ impl Pictures {
 
     /// Puts pictures into the places that a template left for them, each as many tokens as it takes.
     pub fn placed(&self, tokens: &[u32], pictures: &[usize]) -> Result<Prompt, UserError> {
-        let places = tokens.iter().filter(|token| **token == self.place).count();
-        if places != pictures.len() {
-            refuse!(
-                "the prompt has {places} places for images as the chat template writes it, and the number of images is {}: leave \
-                 the token of a place out of the text, or give a template with data.template that writes one an image",
-                pictures.len()
-            );
-        }
-        let mut prompt = Prompt::default();
-        let mut next = pictures.iter();
-        for token in tokens {
-            let mut count = 1;
-            if *token == self.place {
-                let picture = *next.next().expect("they were counted");
-                prompt.images.push(Placed { at: prompt.tokens.len(), picture });
-                count = self.grids.tokens(picture);
-            }
-            prompt.tokens.extend(std::iter::repeat_n(*token, count));
-        }
+        let counts: Vec<usize> = pictures.iter().map(|picture| self.grids.tokens(*picture)).collect();
+        let mut prompt = placed(tokens, self.place, &counts)?;
+        // Numbered by their order so far.
+        prompt.images.iter_mut().for_each(|placed| placed.picture = pictures[placed.picture]);
         Ok(prompt)
     }
+
+    fn push(&mut self, Picture { grid, bytes, shown }: Picture) {
+        self.grids.all.push(grid);
+        self.grids.shown.push(shown);
+        self.bytes.push(bytes);
+    }
+
+    /// No pictures yet, for a tower that is shown some later.
+    pub(super) fn later(merge: usize, shown_percent: usize) -> Pictures {
+        Pictures { grids: Grids { merge, ..Grids::default() }, shown_percent, ..Pictures::default() }
+    }
+
+    /// Takes a picture and gives its number, that of one that was removed where there is one.
+    pub(super) fn add(&mut self, picture: Picture) -> usize {
+        match self.bytes.iter().position(Vec::is_empty) {
+            None => {
+                self.push(picture);
+                self.bytes.len() - 1
+            }
+            Some(number) => {
+                let Picture { grid, bytes, shown } = picture;
+                (self.grids.all[number], self.grids.shown[number], self.bytes[number]) = (grid, shown, bytes);
+                number
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, number: usize) {
+        self.bytes[number] = vec![];
+    }
+}
+
+/// An image, scaled and cut into patches.
+#[derive(Clone, Debug)]
+pub struct Picture {
+    grid: Grid,
+    bytes: Vec<u8>,
+    /// The merge blocks that a text is shown, where these are not all.
+    shown: Option<Vec<u32>>,
+}
+
+impl Picture {
+    fn of(store: &ImageStore, number: u32) -> Result<Picture, UserError> {
+        let grid = store.get(number).grid;
+        let mut bytes = vec![0; grid.patches() * store.patch_bytes()];
+        store.patches(number, &mut bytes).map_err(|error| UserError(error.sentence))?;
+        Ok(Picture { grid, shown: store.shown(number, &bytes), bytes })
+    }
+
+    pub(super) fn patches(&self) -> usize {
+        self.grid.patches()
+    }
+
+    fn tokens(&self, merge: usize) -> usize {
+        self.shown.as_ref().map_or(self.grid.tokens(merge), Vec::len)
+    }
+}
+
+/// Makes pictures of the bytes of files, for a model that sees and that they are shown to later.
+#[derive(Clone, Debug)]
+pub struct PictureReader {
+    patching: Patching,
+    max_pixels: u64,
+    /// The token whose places images take.
+    place: u32,
+}
+
+/// Tokens of an image that comes later, at most: larger ones are scaled down.
+const MOST_TOKENS_LATER: u64 = 1024;
+
+impl PictureReader {
+    /// For a model that sees images of any size; none for another. Images take at most half of a context of `capacity` tokens.
+    pub fn of(loaded: &Loaded, capacity: usize) -> Result<Option<PictureReader>, UserError> {
+        let Some(vision) = loaded.config.model.as_qwen3_vl() else { return Ok(None) };
+        let mut patching = patching(loaded, vision)?;
+        let most = MOST_TOKENS_LATER.min(capacity as u64 / 2).max(1) * patching.token_pixels();
+        patching.most_pixels = patching.most_pixels.min(most);
+        patching.least_pixels = patching.least_pixels.min(patching.most_pixels);
+        let (max_pixels, place) = (loaded.config.data.max_pixels, vision.image_token as u32);
+        Ok(Some(PictureReader { patching, max_pixels, place }))
+    }
+
+    pub(super) fn shown_percent(&self) -> usize {
+        self.patching.shown_percent
+    }
+
+    /// Tokens of the largest image.
+    pub(super) fn most_tokens(&self) -> usize {
+        (self.patching.most_pixels / self.patching.token_pixels()) as usize
+    }
+
+    pub fn read(&self, bytes: &[u8]) -> Result<Picture, UserError> {
+        let reader = ImageReader::new(self.patching, self.max_pixels, MAX_BYTES);
+        let image = reader.read(Given::Bytes(bytes), Path::new(""));
+        let image = image.map_err(|flaw| UserError(flaw.sentence()))?;
+        let mut store = ImageStore::new(self.patching, self.max_pixels);
+        let number = store.number(&image);
+        Picture::of(&store, number)
+    }
+
+    /// Puts pictures into the places that a template left for them; each has its number among these.
+    pub fn placed(&self, tokens: &[u32], pictures: &[Picture]) -> Result<Prompt, UserError> {
+        let counts: Vec<usize> = pictures.iter().map(|picture| picture.tokens(self.patching.merge)).collect();
+        placed(tokens, self.place, &counts)
+    }
+}
+
+/// How a model's images are scaled and cut: as it was trained, or as the files beside the weights say.
+fn patching(loaded: &Loaded, vision: &Qwen3VlConfig) -> Result<Patching, UserError> {
+    let beside = loaded.dir.join(BESIDE);
+    let beside = if loaded.is_run { &beside } else { &loaded.dir };
+    let shown_percent = loaded.config.switches.data.visual_tokens.percent();
+    let mut patching =
+        Patching { patch: vision.patch, merge: vision.merge, shown_percent, ..Patching::default() };
+    [patching.least_pixels, patching.most_pixels] = match loaded.config.data.image_tokens {
+        Some(tokens) => tokens.map(|tokens| tokens as u64 * patching.token_pixels()),
+        None => folder::image_areas(beside)?,
+    };
+    Ok(patching)
+}
+
+/// Images of these numbers of tokens, in order, in the places that a template left for them.
+fn placed(tokens: &[u32], place: u32, counts: &[usize]) -> Result<Prompt, UserError> {
+    let places = tokens.iter().filter(|token| **token == place).count();
+    if places != counts.len() {
+        refuse!(
+            "the prompt has {places} places for images as the chat template writes it, and the number of images is {}: leave \
+             the token of a place out of the text, or give a template with data.template that writes one an image",
+            counts.len()
+        );
+    }
+    let mut prompt = Prompt::default();
+    let mut next = counts.iter().enumerate();
+    for token in tokens {
+        let mut count = 1;
+        if *token == place {
+            let (picture, own) = next.next().expect("they were counted");
+            prompt.images.push(Placed { at: prompt.tokens.len(), picture });
+            count = *own;
+        }
+        prompt.tokens.extend(std::iter::repeat_n(*token, count));
+    }
+    Ok(prompt)
 }
 
 /// The tower of a model that looks at frames.

@@ -75,6 +75,13 @@ impl Reader {
         self.seen[lane] >= self.capacity
     }
 
+    /// Forgets pictures.
+    pub fn remove(&mut self, pictures: &[usize]) {
+        if let Some(tower) = &mut self.tower {
+            pictures.iter().for_each(|number| tower.pictures.remove(*number));
+        }
+    }
+
     /// Bytes of the cache, of all lanes together.
     pub fn cache_bytes(&self) -> usize {
         let slots = self.session.plans().slots.iter().filter(|slot| slot.class == Class::Cache);

@@ -3,6 +3,7 @@
 use flatout_ir::Role;
 use flatout_ir::ops::sample::Draw;
 
+use super::pictures::Picture;
 use super::prompt::Prompt;
 use super::text::TextStream;
 use crate::infer::sampling::{Adjustments, Sampling};
@@ -11,6 +12,8 @@ use crate::infer::sampling::{Adjustments, Sampling};
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     pub prompt: Prompt,
+    /// The images in the prompt, by the numbers that it names them with.
+    pub pictures: Vec<Picture>,
     pub how: Sampling,
     /// Which of several continuations of the same prompt this is: each is drawn by itself.
     pub copy: u32,
@@ -76,6 +79,8 @@ pub(super) struct Work {
     /// It is to be read in this round.
     pub is_due: bool,
     pub made: Vec<u32>,
+    /// The numbers that its pictures have in the tower.
+    pub pictures: Vec<usize>,
     /// The prompt's tokens that were scored so far.
     pub echoed: Vec<Told>,
     pub text: Option<TextStream>,
@@ -89,9 +94,10 @@ impl Work {
         is_plain.then(|| how.at(*copy, self.made.len()))
     }
 
-    /// The plan that reads its next tokens, whoever else is there.
-    pub fn plan(&self) -> Role {
-        match (self.made.is_empty(), self.request.echo) {
+    /// The plan that reads its next tokens, whoever else is there. Where the one for prompts has a tower, a prompt without images
+    /// goes by the other one, which has none.
+    pub fn plan(&self, has_tower: bool) -> Role {
+        match (self.made.is_empty(), self.request.echo || has_tower && self.fresh.images.is_empty()) {
             (false, _) => Role::Decode,
             (true, false) => Role::Prefill,
             (true, true) => Role::Logits,

@@ -4,13 +4,16 @@ use flatout_data::ImageRoom;
 use flatout_data::vision::TowerInputs;
 use flatout_ir::Role;
 use flatout_ir::passes::input_path;
-use flatout_models::config::{Look, Vision};
+use flatout_models::config::{Look, Qwen3VlConfig, Vision};
 use flatout_models::form::{Seen, SeenFrames, SeenPatches};
 use flatout_runtime::Session;
 
-use super::pictures::Pictures;
+use super::pictures::{Picture, PictureReader, Pictures};
 use super::prompt::Placed;
 use crate::Failure;
+
+/// Images that one run of the tower reads where they come later.
+const MOST_IMAGES: usize = 16;
 
 /// The tower of a prefill plan, with the pictures it may be shown.
 pub(super) struct Tower {
@@ -73,6 +76,31 @@ impl Tower {
             }
         };
         Tower { pictures, kind, bytes, shown: None }
+    }
+
+    /// Of a plan that reads `tokens` at a time, for pictures that come later.
+    pub fn later(vision: &Qwen3VlConfig, reader: &PictureReader, tokens: usize) -> Tower {
+        let largest = reader.most_tokens() * vision.block();
+        let patches = tokens * 100 / reader.shown_percent().max(1) * vision.block();
+        let seen = SeenPatches { patches: patches.max(largest), images: MOST_IMAGES.min(tokens), largest };
+        let kind = Kind::Patches { seen, positions: vision.positions, block: vision.block() };
+        let pictures = Pictures::later(vision.merge, reader.shown_percent());
+        Tower { pictures, kind, bytes: vision.patch_values(), shown: None }
+    }
+
+    /// Takes a picture that is smaller than the largest, and gives its number.
+    pub fn add(&mut self, picture: Picture) -> usize {
+        let number = self.pictures.add(picture);
+        // The inputs may hold another one of this number.
+        if self.shown.as_ref().is_some_and(|shown| shown.contains(&number)) {
+            self.shown = None;
+        }
+        number
+    }
+
+    /// Whether a picture may be shown.
+    pub fn fits(&self, picture: &Picture) -> bool {
+        matches!(self.kind, Kind::Patches { seen, .. } if picture.patches() <= seen.largest)
     }
 
     pub fn seen(&self) -> Seen {
