@@ -37,6 +37,7 @@ mod status;
 mod sweep;
 mod time_limit;
 mod topology;
+mod track;
 mod train;
 mod tune;
 mod watch;
@@ -94,9 +95,11 @@ enum Command {
     Runs(args::Runs),
     /// Show runs live in a browser: curves side by side, memory, kernels, switches, sweeps. Nothing is changed.
     Watch(args::Watch),
+    /// Tell an MLflow server what it was not told of a run, or all of a run that it did not follow.
+    Track(args::Track),
     /// Loss and perplexity of a run or a model, on held-out data or on any you name.
     Eval(args::Eval),
-    /// Write a run in the Hugging Face layout, for other tools.
+    /// Write a run in the Hugging Face layout, or as a GGUF file for llama.cpp.
     Export(args::Export),
     /// Write every logit of rows of token ids, to compare with another library.
     Logits(args::Logits),
@@ -172,6 +175,7 @@ fn run(command: &Command, screen: &Screen) -> Result<ExitCode, Failure> {
         Command::Generate(args) => generate::generate(args, screen),
         Command::Runs(args) => runs::runs(args, screen),
         Command::Watch(args) => watch::watch(args, screen),
+        Command::Track(args) => track::track(args, screen),
         Command::Eval(args) => eval::eval(args, screen),
         Command::Export(args) => export::export(args, screen),
         Command::Logits(args) => logits::logits(args, screen),

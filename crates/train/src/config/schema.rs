@@ -6,7 +6,8 @@ use flatout_models::config::{Model, ModelKind};
 use flatout_settings::{Key, Kind, Leaf, Section, leaves};
 
 use super::{
-    Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Mesh, Optimizer, Preference, Schedule, Train, text,
+    Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Mesh, Optimizer, Preference, Schedule, Track,
+    Train, text,
 };
 use crate::switches::Switches;
 
@@ -40,6 +41,7 @@ pub(super) fn sections() -> Vec<(&'static str, Vec<Key>)> {
         ("checkpoint", Checkpoint::keys()),
         ("loader", Loader::keys()),
         ("log", Log::keys()),
+        ("track", Track::keys()),
         ("switches", Switches::keys()),
     ]
 }
