@@ -135,7 +135,7 @@ def main():
         server = Server(folder, free_port())
         client = MlflowClient(server.address)
         run = folder / "followed"
-        words = [*TRAIN, f"track.mlflow={server.address}", "track.experiment=a proof", "track.run_name=followed", "--run", str(run)]
+        words = [*TRAIN, f"track.mlflow={server.address}", "track.experiment_name=a proof", "track.run_name=followed", "--run", str(run)]
 
         def steps():
             return sum(event["event"] == "step" for event in events(run)) if (run / "events.jsonl").exists() else 0
@@ -180,7 +180,7 @@ def main():
         again = subprocess.run([binary, "track", str(plain), f"track.mlflow={server.address}", "--json"], cwd=folder, capture_output=True, text=True)
         line(json.loads(again.stdout)["lines"] == 0, "and not twice")
         server.kill()
-        away = subprocess.run([binary, "track", str(run), f"track.mlflow={server.address}", "track.experiment=other"], cwd=folder, capture_output=True, text=True)
+        away = subprocess.run([binary, "track", str(run), f"track.mlflow={server.address}", "track.experiment_name=other"], cwd=folder, capture_output=True, text=True)
         line(away.returncode == 2 and len(away.stderr.strip().splitlines()) == 1, f"code {away.returncode}: {away.stderr.strip()}")
     print(f"{failed} failed")
     sys.exit(failed > 0)

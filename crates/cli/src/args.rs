@@ -356,7 +356,7 @@ pub struct Track {
     /// The run, its directory or its name under `runs`.
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
-    /// The tracker, where the run names none: track.mlflow=http://localhost:5000, and track.experiment, track.run_name.
+    /// The tracker, where the run names none: track.mlflow=http://localhost:5000, and track.experiment_name, track.run_name.
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
 }

@@ -99,7 +99,7 @@ impl Follower {
             ("flatout.run", place.display().to_string()),
             ("flatout.recipe", config.recipe.clone()),
         ];
-        let experiment = config.track.experiment.clone().unwrap_or(EXPERIMENT.into());
+        let experiment = config.track.experiment_name.clone().unwrap_or(EXPERIMENT.into());
         let kept: Option<Kept> =
             fs::read(run.join(KEPT)).ok().and_then(|text| serde_json::from_slice(&text).ok());
         // Another server, or another experiment, knows nothing yet.

@@ -16,8 +16,11 @@ use super::server::{Manner, Server};
 use super::{Following, Mlflow, tell};
 
 fn config(server: &str) -> Config {
-    let words =
-        [format!("track.mlflow={server}"), "track.experiment=two words".into(), "track.run_name=mine".into()];
+    let words = [
+        format!("track.mlflow={server}"),
+        "track.experiment_name=two words".into(),
+        "track.run_name=mine".into(),
+    ];
     recipes::resolve("tiny", &[], &words).expect("a config")
 }
 

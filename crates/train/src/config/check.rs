@@ -54,7 +54,9 @@ impl Config {
 
     /// An address is kept with the run and shown, so nothing secret may be in it.
     fn validate_track(&self) -> Result<(), UserError> {
-        for (key, value) in [("experiment", &self.track.experiment), ("run_name", &self.track.run_name)] {
+        for (key, value) in
+            [("experiment_name", &self.track.experiment_name), ("run_name", &self.track.run_name)]
+        {
             if value.as_ref().is_some_and(|value| value.trim().is_empty()) {
                 refuse!("`track.{key}` is empty: give a name, or leave it out");
             }
@@ -677,7 +679,7 @@ pub(super) mod tests {
             ("track.mlflow=http://", "and wants the address of an MLflow server"),
             ("track.mlflow=http://a/?b", "and wants the address of an MLflow server"),
             ("track.mlflow=http://me:secret@a", "set MLFLOW_TRACKING_USERNAME"),
-            ("track.experiment=''", "`track.experiment` is empty"),
+            ("track.experiment_name=''", "`track.experiment_name` is empty"),
             ("heads=3 kv_heads=2 head_size=8", "does not divide `model.heads`"),
             ("batch=16777216 micro_batch=16777216", "are more tokens than"),
             ("train.groups=[{paths=[]}]", "`paths` is empty"),

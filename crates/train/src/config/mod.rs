@@ -481,7 +481,7 @@ section! {
         /// The address of an MLflow server that follows the run, as http://localhost:5000; none does where not given.
         pub mlflow: Option<String>,
         /// MLflow's experiment, made where the server has none of that name; flatout where not given.
-        pub experiment: Option<String>,
+        pub experiment_name: Option<String>,
         /// The name of the run there; that of its folder where not given.
         pub run_name: Option<String>,
     }

@@ -383,7 +383,7 @@ mod tests {
         let few = describe(&byte_level(gpt2()), &Frame { rows: 5, ..frame() }).unwrap_err();
         assert!(few.contains("has no row among 5"), "{few}");
         let mut twice = byte_level(gpt2());
-        twice["model"]["vocab"]["[PAD7]"] = json!(2);
+        twice["model"]["vocab"] = json!({ "<bos>": 0, "<eos>": 1, "a": 2, "b": 3, "ab": 4, "[PAD7]": 5 });
         assert!(describe(&twice, &frame()).unwrap_err().contains("are both spelled \"[PAD7]\""));
     }
 
