@@ -17,6 +17,7 @@ import math
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -108,11 +109,11 @@ def known(client, run_id, names):
 
 
 def same(ours, theirs):
-    """Whether two sets of points are equal, floats of 32 bits as such."""
+    """Whether two sets of points are equal. Losses are of 32 bits, and written with the digits that these have."""
     def rounded(points):
         total = collections.Counter()
         for (name, step, value), count in points.items():
-            total[name, step, None if value is None or math.isnan(value) else f"{value:.6g}"] += count
+            total[name, step, None if value is None or math.isnan(value) else struct.pack("f", value)] += count
         return total
 
     return rounded(ours) == rounded(theirs)
@@ -152,7 +153,7 @@ def main():
         said = training.communicate()[1]
         line(training.returncode == 3, f"the run stops with code {training.returncode}")
         warnings = [event["message"] for event in events(run) if event["event"] == "warning" and "MLflow" in event["message"]]
-        line(len(warnings) == 2 and "flatout track" in warnings[1], f"warnings: {warnings}")
+        line(len(warnings) == 2 and "flatout runs track" in warnings[1], f"warnings: {warnings}")
 
         server.start()
         (found,) = run_of(client, "followed")
@@ -171,16 +172,16 @@ def main():
         line("flatout.device" in followed.data.tags, f"tags: {sorted(followed.data.tags)}")
 
         plain = folder / "plain"
-        subprocess.run([binary, "train", "tiny", *TRAIN, "train.steps=30", "--run", str(plain), "-q"], cwd=folder, check=True)
-        told = subprocess.run([binary, "track", str(plain), f"track.mlflow={server.address}", "--json"], cwd=folder, capture_output=True, text=True)
+        subprocess.run([binary, "train", "tiny", *TRAIN, "train.steps=30", "--run", str(plain), "-q"], cwd=folder, check=True, capture_output=True)
+        told = subprocess.run([binary, "runs", "track", str(plain), f"track.mlflow={server.address}", "--json"], cwd=folder, capture_output=True, text=True)
         told = json.loads(told.stdout)
         ours = expected(plain)
         line(told["points"] == sum(ours.values()) and same(ours, known(client, told["run_id"], {name for name, _, _ in ours})),
              f"a run that nobody followed is told afterwards: {told['points']} points")
-        again = subprocess.run([binary, "track", str(plain), f"track.mlflow={server.address}", "--json"], cwd=folder, capture_output=True, text=True)
+        again = subprocess.run([binary, "runs", "track", str(plain), f"track.mlflow={server.address}", "--json"], cwd=folder, capture_output=True, text=True)
         line(json.loads(again.stdout)["lines"] == 0, "and not twice")
         server.kill()
-        away = subprocess.run([binary, "track", str(run), f"track.mlflow={server.address}", "track.experiment_name=other"], cwd=folder, capture_output=True, text=True)
+        away = subprocess.run([binary, "runs", "track", str(run), f"track.mlflow={server.address}", "track.experiment_name=other"], cwd=folder, capture_output=True, text=True)
         line(away.returncode == 2 and len(away.stderr.strip().splitlines()) == 1, f"code {away.returncode}: {away.stderr.strip()}")
     print(f"{failed} failed")
     sys.exit(failed > 0)

@@ -374,6 +374,8 @@ pub struct Runs {
 pub enum RunsCommand {
     /// Show what differs between runs, what they came to, and their losses on the same axes.
     Compare(Compare),
+    /// Tell an MLflow server what it was not told of a run, or all of a run that it did not follow.
+    Track(Track),
 }
 
 #[derive(Parser)]

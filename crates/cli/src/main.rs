@@ -91,12 +91,10 @@ enum Command {
     Claims(args::Claims),
     /// Continue prompts with a run or a model in the Hugging Face layout.
     Generate(args::Generate),
-    /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side.
+    /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side, `runs track RUN` tells MLflow of one.
     Runs(args::Runs),
     /// Show runs live in a browser: curves side by side, memory, kernels, switches, sweeps. Nothing is changed.
     Watch(args::Watch),
-    /// Tell an MLflow server what it was not told of a run, or all of a run that it did not follow.
-    Track(args::Track),
     /// Loss and perplexity of a run or a model, on held-out data or on any you name.
     Eval(args::Eval),
     /// Write a run in the Hugging Face layout, or as a GGUF file for llama.cpp.
@@ -175,7 +173,6 @@ fn run(command: &Command, screen: &Screen) -> Result<ExitCode, Failure> {
         Command::Generate(args) => generate::generate(args, screen),
         Command::Runs(args) => runs::runs(args, screen),
         Command::Watch(args) => watch::watch(args, screen),
-        Command::Track(args) => track::track(args, screen),
         Command::Eval(args) => eval::eval(args, screen),
         Command::Export(args) => export::export(args, screen),
         Command::Logits(args) => logits::logits(args, screen),

@@ -1,4 +1,4 @@
-//! `track`: tells a tracker what it was not told of a run.
+//! `runs track`: tells a tracker what it was not told of a run.
 
 use std::process::ExitCode;
 

@@ -16,11 +16,11 @@ fn a_tracker_that_is_away_is_a_warning() {
     let events = fs::read_to_string(dir.join("run/events.jsonl")).expect("events");
     let warnings: Vec<&str> = events.lines().filter(|line| line.contains("MLflow")).collect();
     let last = warnings.last().expect("a warning");
-    assert!(last.contains("`flatout track run` sends them") && warnings.len() <= 2, "{warnings:?}");
+    assert!(last.contains("`flatout runs track run` sends them") && warnings.len() <= 2, "{warnings:?}");
     let kept = fs::read_to_string(dir.join("run/config.toml")).expect("a config");
     assert!(kept.contains("[track]") && kept.contains("mlflow = "), "{kept}");
 
-    let said = say(dir, &["track", "run"]);
+    let said = say(dir, &["runs", "track", "run"]);
     assert!(said.code == Some(2) && said.err.contains("it does not answer"), "{said:?}");
     assert_eq!(said.err.lines().count(), 1, "{}", said.err);
 }
@@ -32,7 +32,7 @@ fn bad_addresses_are_a_sentence_before_any_work() {
     for (words, part) in [
         (&small_train(&["track.mlflow=localhost:5000"])[..], "wants the address of an MLflow server"),
         (&small_train(&["track.mlflow=http://me:secret@host"]), "set MLFLOW_TRACKING_USERNAME"),
-        (&["track", "nowhere"], "there is no run in nowhere"),
+        (&["runs", "track", "nowhere"], "there is no run in nowhere"),
     ] {
         let said = say(dir, words);
         assert_eq!(said.code, Some(2), "{words:?}: {said:?}");
@@ -40,7 +40,7 @@ fn bad_addresses_are_a_sentence_before_any_work() {
         assert!(!said.err.contains("secret") && fs::read_dir(dir).expect("a folder").count() == 0);
     }
     assert_eq!(say(dir, &small_train(&["--run", "plain", "-q"])).code, Some(0));
-    let said = say(dir, &["track", "plain"]);
+    let said = say(dir, &["runs", "track", "plain"]);
     assert!(said.code == Some(2) && said.err.contains("names no tracker"), "{said:?}");
     let plain = fs::read_to_string(dir.join("plain/config.toml")).expect("a config");
     assert!(!plain.contains("track"), "a run that nobody follows says nothing of it");

@@ -66,7 +66,7 @@ impl Following {
         match lines_left(&self.run) {
             0 => self.shared.warning(),
             lines => Some(format!(
-                "MLflow at {} has not got the last {lines} lines of events.jsonl: `flatout track {}` sends them",
+                "MLflow at {} has not got the last {lines} lines of events.jsonl: `flatout runs track {}` sends them",
                 self.server,
                 self.run.display()
             )),

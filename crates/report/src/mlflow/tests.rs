@@ -173,7 +173,7 @@ fn no_step_waits_for_a_tracker() {
         let warning = mlflow.following.take().unwrap().finish(Duration::from_millis(300)).unwrap();
         assert!(began.elapsed() < Duration::from_secs(3));
         assert!(
-            warning.contains("has not got the last 2 lines") && warning.contains("flatout track"),
+            warning.contains("has not got the last 2 lines") && warning.contains("flatout runs track"),
             "{warning}"
         );
         let failed = match address == silent.address {
