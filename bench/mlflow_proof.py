@@ -1,4 +1,4 @@
-"""What MLflow knows of a run, shown with a real MLflow server: a line PASS or FAIL for each promise.
+"""That MLflow knows everything of a run, shown with a real server: a line PASS or FAIL for each promise.
 
     pip install mlflow
     python bench/mlflow_proof.py target/release/flatout

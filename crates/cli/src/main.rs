@@ -91,7 +91,8 @@ enum Command {
     Claims(args::Claims),
     /// Continue prompts with a run or a model in the Hugging Face layout.
     Generate(args::Generate),
-    /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side, `runs track RUN` tells MLflow of one.
+    /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side, `runs track A` tells
+    /// MLflow of one.
     Runs(args::Runs),
     /// Show runs live in a browser: curves side by side, memory, kernels, switches, sweeps. Nothing is changed.
     Watch(args::Watch),

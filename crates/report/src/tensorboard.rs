@@ -102,18 +102,14 @@ fn seconds(path: &Path) -> Option<u64> {
 
 /// The record an event makes, and its step.
 fn bytes(event: &Event) -> Option<(u64, Vec<u8>)> {
-    let (scalars, values): (Vec<(String, f64)>, Vec<(&str, f32)>);
-    let (step, what) = match event {
-        // Also where a process goes back to its own last checkpoint.
-        Event::Resume { step } => (step + 1, What::Restart),
-        _ => {
-            let step;
-            (step, scalars) = scalars::of(event)?;
-            values = scalars.iter().map(|(tag, value)| (tag.as_str(), *value as f32)).collect();
-            (step, What::Scalars(&values))
-        }
-    };
-    Some((step, Record { time: now(), step, what }.to_bytes()))
+    let record = |step: u64, what: What<'_>| Some((step, Record { time: now(), step, what }.to_bytes()));
+    // Also where a process goes back to its own last checkpoint.
+    if let Event::Resume { step } = event {
+        return record(step + 1, What::Restart);
+    }
+    let (step, scalars) = scalars::of(event)?;
+    let values: Vec<(&str, f32)> = scalars.iter().map(|(tag, value)| (tag.as_str(), *value as f32)).collect();
+    record(step, What::Scalars(&values))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! The one who reads a log and tells a server of it, in a thread beside the training or by itself afterwards.
 
 use std::collections::VecDeque;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,7 +56,7 @@ impl Shared {
     }
 }
 
-/// What a server knows of a run, in the run's folder.
+/// The knowledge that a server has of a run, as the run's folder keeps it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Kept {
     server: String,
@@ -70,7 +71,7 @@ struct Kept {
     time: f64,
 }
 
-/// What was told.
+/// Everything that was told at once.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Told {
     pub run_id: String,
@@ -125,7 +126,7 @@ impl Follower {
         let mut wait = INTERVAL;
         let mut is_away = false;
         loop {
-            // What is asked for before the log is read is in what is read.
+            // Asked before the log is read: the last lines are among those that are read then.
             let is_closing = shared.is_closing();
             match self.tell() {
                 Ok(batch) => {
@@ -264,9 +265,10 @@ impl Follower {
 pub fn lines_left(run: &Path) -> usize {
     let kept: Option<Kept> =
         fs::read(run.join(KEPT)).ok().and_then(|text| serde_json::from_slice(&text).ok());
-    let Ok(log) = fs::read(run.join("events.jsonl")) else { return 0 };
-    let from = kept.map_or(0, |kept| kept.offset as usize).min(log.len());
-    log[from..].iter().filter(|byte| **byte == b'\n').count()
+    let from = kept.map_or(0, |kept| kept.offset);
+    let log =
+        File::open(run.join("events.jsonl")).and_then(|mut log| log.seek(SeekFrom::Start(from)).map(|_| log));
+    log.map_or(0, |log| BufReader::new(log).split(b'\n').map_while(Result::ok).count())
 }
 
 /// A mark that no other run has.

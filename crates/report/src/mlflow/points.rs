@@ -15,7 +15,7 @@ const MOST: usize = 1000;
 const NAME: usize = 250;
 const VALUE: usize = 500;
 
-/// What some lines of a log come to.
+/// Some lines of a log, as a server is told them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     pub points: Vec<Value>,
@@ -31,7 +31,7 @@ pub struct Batch {
 /// Reads whole lines from a place on, up to a change of the run's state or as many as a request takes.
 pub fn read(log: &Path, offset: u64, time: f64) -> io::Result<Batch> {
     let mut file = File::open(log)?;
-    // What a crash left of a last line is cut off when the run goes on.
+    // A log may have become shorter: the part of a last line that a crash left is cut off when the run goes on.
     let offset = offset.min(file.metadata()?.len());
     file.seek(SeekFrom::Start(offset))?;
     let mut lines = BufReader::new(file);

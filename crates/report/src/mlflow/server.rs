@@ -27,7 +27,7 @@ pub enum Manner {
     RefusesPoints,
 }
 
-/// What it was told.
+/// Everything that it was told.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     pub experiments: Vec<String>,
@@ -123,8 +123,8 @@ fn serve(
                 json!({ "error_code": "INVALID_PARAMETER_VALUE", "message": "no\u{1b}[31m points\nhere" }),
             ),
             _ => {
-                if let Manner::Slow(while_) = now {
-                    std::thread::sleep(while_);
+                if let Manner::Slow(pause) = now {
+                    std::thread::sleep(pause);
                 }
                 let mut known = known.lock().unwrap();
                 known.authorizations.push(authorization);

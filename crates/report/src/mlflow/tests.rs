@@ -138,7 +138,7 @@ fn a_server_that_was_away_is_told_all_of_it_once() {
         }
         let [warning] = &warned[..] else { panic!("{manner:?}: {warned:?}") };
         assert!(warning.contains("the run goes on") && warning.lines().count() == 1, "{warning}");
-        // What was taken although the answer broke off is known already, and is not known twice afterwards.
+        // The server may have taken things whose answers broke off: it must not know them twice.
         server.behave(Manner::Well);
         say(folder.path(), &eval(2));
         let ended = end(Status::Failed);

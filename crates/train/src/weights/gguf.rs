@@ -49,7 +49,7 @@ impl Width {
     }
 }
 
-/// What to write.
+/// The file to write.
 #[derive(Clone, Debug)]
 pub struct Gguf {
     pub to: PathBuf,

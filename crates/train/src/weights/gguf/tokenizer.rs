@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use flatout_models::library::gguf::{Metadata, Value};
 use serde_json::Value as Json;
 
-/// What a file says of tokens beside the list of them.
+/// The facts about tokens that a file has beside the list of them.
 pub struct Frame {
     /// Rows of the embedding, which may be more than the tokeniser has tokens.
     pub rows: usize,
