@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-from safetensors.torch import load_file
-
 
 class Program:
     def __init__(self, binary, folder):
@@ -20,6 +18,8 @@ class Program:
 
     def logits(self, model, ids):
         """What a run or a folder computes for rows of tokens, in f32 on the CPU."""
+        from safetensors.torch import load_file
+
         (self.folder / "ids.json").write_text(json.dumps(ids.tolist()))
         self("logits", model, "backend=cpu", "precision=fp32", "--ids", "ids.json", "--out", "logits.safetensors")
         return load_file(self.folder / "logits.safetensors")["logits"]

@@ -10,7 +10,8 @@ use flatout_report::history::Axis;
 use flatout_train::config::{FileFormat, OnError, Task, option_as_key};
 use flatout_train::metrics::goal::Metric;
 use flatout_train::run::Resume;
-use flatout_train::weights::export::Width;
+use flatout_train::weights::export::Format;
+use flatout_train::weights::gguf::Width;
 
 use crate::launch;
 use crate::time_limit;
@@ -64,7 +65,7 @@ pub struct Train {
 pub struct ResumeRun {
     /// The run's directory, or its name under `runs`; or that of a sweep or of folds.
     pub run: PathBuf,
-    /// What may change: train.steps, train.epochs, train.on_nonfinite, train.max_skipped, eval, checkpoint, log.
+    /// What may change: train.steps, train.epochs, train.on_nonfinite, train.max_skipped, eval, checkpoint, log, track.
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
     /// Save and stop with code 3 before this much time has passed, as in 3h50m or 90s.
@@ -309,17 +310,23 @@ pub struct Eval {
 
 #[derive(Parser)]
 pub struct Export {
-    /// The run, its directory or its name under `runs`: RUN for its newest checkpoint, or RUN@step.
+    /// The run, its directory or its name under `runs`: RUN for its newest checkpoint, or RUN@step. With --format gguf also a
+    /// folder in the Hugging Face layout.
+    #[arg(value_name = "RUN")]
     pub run: PathBuf,
-    /// The folder to make.
-    #[arg(long, value_name = "DIR")]
+    /// The folder to make, or with --format gguf the file.
+    #[arg(long, value_name = "PATH")]
     pub to: PathBuf,
-    /// The type of the weights: f32, which is the run's own, or bf16.
-    #[arg(long, value_name = "TYPE", default_value_t = Width::F32)]
-    pub dtype: Width,
-    /// Bytes a file holds at most, as 5GB, 500MB or 2GiB.
-    #[arg(long, value_name = "SIZE", default_value = "5GB")]
-    pub shard_size: String,
+    /// The layout: huggingface, a folder that transformers loads, or gguf, a file that llama.cpp loads.
+    #[arg(long, value_name = "FORMAT", default_value_t = Format::HuggingFace)]
+    pub format: Format,
+    /// The type of the weights: f32, which is the run's own, or bf16. GGUF files have f16 where nothing is said, f32, bf16, or q8_0,
+    /// integers of 8 bits with a scale for every 32.
+    #[arg(long, value_name = "TYPE")]
+    pub dtype: Option<Width>,
+    /// Bytes a file of the Hugging Face layout holds at most, as 5GB, 500MB or 2GiB; 5GB where not given.
+    #[arg(long, value_name = "SIZE")]
+    pub shard_size: Option<String>,
     /// Replace an earlier export that is there, and nothing else.
     #[arg(long)]
     pub force: bool,
@@ -345,6 +352,16 @@ pub struct Logits {
 }
 
 #[derive(Parser)]
+pub struct Track {
+    /// The run, its directory or its name under `runs`.
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+    /// The tracker, where the run names none: track.mlflow=http://localhost:5000, and track.experiment_name, track.run_name.
+    #[arg(value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
+}
+
+#[derive(Parser)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Runs {
     #[command(subcommand)]
@@ -357,6 +374,8 @@ pub struct Runs {
 pub enum RunsCommand {
     /// Show what differs between runs, what they came to, and their losses on the same axes.
     Compare(Compare),
+    /// Tell an MLflow server what it was not told of a run, or all of a run that it did not follow.
+    Track(Track),
 }
 
 #[derive(Parser)]

@@ -1,11 +1,13 @@
-//! `export`: a run in the Hugging Face layout.
+//! `export`: a run in the Hugging Face layout, or a model as a GGUF file.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::weights::export::{Export as Wanted, export as export_run};
+use flatout_train::weights::export::{self, Export as Folder, Exported, Format};
+use flatout_train::weights::gguf::{self, Gguf};
+use flatout_train::weights::loaded::Loaded;
 use serde_json::json;
 
 use crate::args::Export;
@@ -13,32 +15,72 @@ use crate::model;
 use crate::screen::{Screen, bytes, short};
 
 pub fn export(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
-    let Some(shard_bytes) = size(&args.shard_size) else {
-        let sentence =
-            format!("--shard-size is {} and must be a size, as 5GB, 500MB or 2GiB", args.shard_size);
+    match args.format {
+        Format::HuggingFace => to_folder(args, screen),
+        Format::Gguf => to_gguf(args, screen),
+    }
+}
+
+fn to_folder(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
+    let said = args.shard_size.as_deref().unwrap_or("5GB");
+    let Some(shard_bytes) = size(said) else {
+        let sentence = format!("--shard-size is {said} and must be a size, as 5GB, 500MB or 2GiB");
+        return Err(Failure::User(UserError(sentence)));
+    };
+    let dtype = args.dtype.unwrap_or(gguf::Width::F32);
+    let Ok(width) = dtype.name().parse::<export::Width>() else {
+        let sentence = format!("--dtype {dtype} is a type of GGUF files: give f32 or bf16, or --format gguf");
         return Err(Failure::User(UserError(sentence)));
     };
     if let Some(format) = file_format(&args.to) {
+        let hint = match format {
+            "gguf" => "add --format gguf",
+            _ => "export to a folder, from which the tools of that format make one",
+        };
         let sentence = format!(
-            "--to names the folder to make, in the Hugging Face layout, and {} is the name of a {format} file: export to \
-             a folder, from which the tools of that format make one",
+            "--to names the folder to make, in the Hugging Face layout, and {} is the name of a {format} file: {hint}",
             args.to.display()
         );
         return Err(Failure::User(UserError(sentence)));
     }
     let mut loaded = model::open(&args.run, &[])?;
-    let wanted = Wanted {
-        to: args.to.clone(),
-        dtype: args.dtype,
-        shard_bytes,
-        force: args.force,
-        adapter: args.adapter,
+    let wanted =
+        Folder { to: args.to.clone(), dtype: width, shard_bytes, force: args.force, adapter: args.adapter };
+    let made = export::export(&mut loaded, &wanted)?;
+    report(args, &loaded, &made, dtype, screen);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn to_gguf(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
+    let refused = match () {
+        () if args.adapter => Some("--adapter"),
+        () if args.shard_size.is_some() => Some("--shard-size"),
+        () => None,
     };
-    let made = export_run(&mut loaded, &wanted)?;
+    if let Some(option) = refused {
+        let sentence =
+            format!("{option} is of the Hugging Face layout, and a GGUF file is one model: leave it out");
+        return Err(Failure::User(UserError(sentence)));
+    }
+    gguf::check_name(&args.to)?;
+    let mut loaded = model::open(&args.run, &[])?;
+    let dtype = args.dtype.unwrap_or(gguf::Width::F16);
+    let made = gguf::export(&mut loaded, &Gguf { to: args.to.clone(), dtype, force: args.force })?;
+    report(args, &loaded, &made, dtype, screen);
+    if loaded.config.model.as_decoder().is_some_and(|model| gguf::is_partly_f16(model, dtype)) {
+        screen.note("note     matrices whose rows are no multiple of 32 are f16");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Says what was written.
+fn report(args: &Export, loaded: &Loaded, made: &Exported, dtype: gguf::Width, screen: &Screen) {
     let to = args.to.display();
     if screen.json {
         screen.object(&json!({
             "to": to.to_string(),
+            "format": args.format.name(),
+            "dtype": dtype.name(),
             "architecture": made.architecture,
             "files": made.files,
             "parameters": made.parameters,
@@ -47,19 +89,20 @@ pub fn export(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
             "step": loaded.step,
             "weights": loaded.weights.which(),
         }));
-        return Ok(ExitCode::SUCCESS);
+        return;
     }
+    let step = match (loaded.is_run, loaded.step) {
+        (true, step) => format!(" of step {}", step.unwrap_or(0)),
+        (false, _) => String::new(),
+    };
     screen.result(format!(
-        "{to}: {} of step {}, {} parameters in {} ({}){}",
+        "{to}: {}{step}, {} parameters in {dtype} ({}){}",
         made.architecture,
-        loaded.step.unwrap_or(0),
         short(made.parameters),
-        args.dtype,
         bytes(made.bytes),
-        model::of_averages(&loaded)
+        model::of_averages(loaded)
     ));
     screen.note(format!("files    {}", made.files.join(" ")));
-    Ok(ExitCode::SUCCESS)
 }
 
 /// The format that a name asks for by its end, which a folder's does not.

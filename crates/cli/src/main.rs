@@ -40,6 +40,7 @@ mod status;
 mod sweep;
 mod time_limit;
 mod topology;
+mod track;
 mod train;
 mod tune;
 mod waiting;
@@ -98,13 +99,14 @@ enum Command {
     Chat(chat::Chat),
     /// Serve a run or a model over HTTP, in the forms of OpenAI's API: completions, chat, streams, log-probabilities.
     Serve(serve::Serve),
-    /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side.
+    /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side, `runs track A` tells
+    /// MLflow of one.
     Runs(args::Runs),
     /// Show runs live in a browser: curves side by side, memory, kernels, switches, sweeps. Nothing is changed.
     Watch(args::Watch),
     /// Loss and perplexity of a run or a model, on held-out data or on any you name.
     Eval(args::Eval),
-    /// Write a run in the Hugging Face layout, for other tools.
+    /// Write a run in the Hugging Face layout, or as a GGUF file for llama.cpp.
     Export(args::Export),
     /// Write every logit of rows of token ids, to compare with another library.
     Logits(args::Logits),

@@ -19,10 +19,12 @@ use crate::args::{Compare, Runs, RunsCommand};
 use crate::model::{self, RUNS};
 use crate::screen::{Screen, bytes, complain, count, duration, one_line};
 use crate::sketch::{Curve, Paper, sketch};
+use crate::track::track;
 
 pub fn runs(args: &Runs, screen: &Screen) -> Result<ExitCode, Failure> {
     match &args.compare {
         Some(RunsCommand::Compare(compared)) => compare(compared, screen),
+        Some(RunsCommand::Track(tracked)) => track(tracked, screen),
         None => listing(args.dir.as_deref(), screen),
     }
 }

@@ -9,6 +9,7 @@ use console::Term;
 use flatout_measure::folds;
 use flatout_measure::forecast::kept;
 use flatout_report::history::{Axis, History, smoothing_span};
+use flatout_report::mlflow::Mlflow;
 use flatout_report::report::AtEnd;
 use flatout_report::tensorboard::Board;
 use flatout_train::Config;
@@ -224,8 +225,9 @@ fn run_through(
     let began = Instant::now();
     let mut progress: Option<Progress> = None;
     let mut facts = None;
-    let (mut board, mut report) = (Board::default(), AtEnd::default());
-    let sinks: &mut [&mut dyn Sink] = if ranks.is_first() { &mut [&mut board, &mut report] } else { &mut [] };
+    let (mut board, mut report, mut mlflow) = (Board::default(), AtEnd::default(), Mlflow::default());
+    let sinks: &mut [&mut dyn Sink] =
+        if ranks.is_first() { &mut [&mut board, &mut report, &mut mlflow] } else { &mut [] };
     let outcome =
         train_among(
             &Worker { ranks, run, device },

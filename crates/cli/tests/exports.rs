@@ -118,3 +118,66 @@ fn exports_side_by_side_end_in_one_that_is_whole() {
         "nothing is left beside it"
     );
 }
+
+/// A text with words enough for a tokeniser.
+fn book() -> String {
+    let words = ["run", "weights", "are", "trained", "once", "more", "before", "12", "steps", "it's", "done"];
+    (0..3000).map(|i| format!("{} ", words[i * i % 11 * (i % 5 + 1) % 11])).collect()
+}
+
+#[test]
+fn a_gguf_file_is_whole_and_replaces_nothing_but_one() {
+    let scene = Scene::new();
+    let dir = scene.folder.path();
+    fs::write(scene.dir("book.txt"), book()).expect("a file");
+    let trained = say(dir, &small_train(&["data.path=book.txt", "model.vocab=320", "--run", "run", "-q"]));
+    assert_eq!(trained.code, Some(0), "{}", trained.err);
+    let gguf = |words: &[&str]| say(dir, &[&["export", "--format", "gguf"], words].concat());
+    let made = gguf(&["run", "--to", "out.gguf", "--json"]);
+    assert_eq!(made.code, Some(0), "{}", made.err);
+    let told: serde_json::Value = serde_json::from_str(&made.out).expect("an object");
+    assert_eq!([&told["format"], &told["dtype"], &told["architecture"]], ["gguf", "f16", "qwen3"]);
+    let f16 = fs::read(scene.dir("out.gguf")).expect("a file");
+    assert!(f16.starts_with(b"GGUF\x03\0\0\0") && f16.len().is_multiple_of(32));
+    for text in
+        ["tokenizer.ggml.merges", "gpt-2", "blk.1.attn_q_norm.weight", "qwen3.attention.head_count_kv"]
+    {
+        assert!(f16.windows(text.len()).any(|part| part == text.as_bytes()), "{text}");
+    }
+
+    // Through the Hugging Face layout it is the same file, where the folder has the same name.
+    assert_eq!(say(dir, &["export", "run", "--to", "folder/run"]).code, Some(0));
+    let through = gguf(&["folder/run", "--to", "through.gguf"]);
+    assert_eq!(through.code, Some(0), "{}", through.err);
+    assert!(fs::read(scene.dir("through.gguf")).expect("a file") == f16);
+    assert_eq!(gguf(&["run", "--to", "deep/small.gguf", "--dtype", "q8_0"]).code, Some(0));
+    assert!(fs::read(scene.dir("deep/small.gguf")).expect("a file").len() < f16.len());
+
+    fs::write(scene.dir("theirs.gguf"), b"GGUF\x03\0\0\0 somebody else's").expect("a file");
+    let synthetic = say(dir, &small_train(&["--run", "words", "-q"]));
+    assert_eq!(synthetic.code, Some(0), "{}", synthetic.err);
+    let before = contents(dir);
+    for (words, part) in [
+        (&["run", "--to", "out.gguf"][..], "out.gguf is there already"),
+        (&["run", "--to", "theirs.gguf", "--force"], "theirs.gguf is no export of flatout's"),
+        (&["run", "--to", "deep"], "deep does not end in .gguf"),
+        (&["run", "--to", "new.gguf", "--adapter"], "--adapter is of the Hugging Face layout"),
+        (&["run", "--to", "new.gguf", "--shard-size", "1GB"], "--shard-size is of the Hugging Face layout"),
+        (&["words", "--to", "new.gguf"], "its tokeniser is a WordLevel"),
+        (&["nowhere", "--to", "new.gguf"], "nowhere"),
+    ] {
+        let said = gguf(words);
+        assert_eq!(said.code, Some(2), "{words:?}: {said:?}");
+        assert!(said.err.contains(part) && said.err.lines().count() == 1, "{words:?}: {}", said.err);
+    }
+    let said = say(dir, &["export", "run", "--to", "other", "--dtype", "q8_0"]);
+    assert!(said.code == Some(2) && said.err.contains("--dtype q8_0 is a type of GGUF files"), "{said:?}");
+    assert!(contents(dir) == before, "nothing was touched");
+    assert_eq!(gguf(&["run", "--to", "out.gguf", "--force", "--dtype", "bf16"]).code, Some(0));
+    assert_eq!(fs::read(scene.dir("out.gguf")).expect("a file").len(), f16.len());
+    let left = fs::read_dir(dir).expect("a folder").flatten().map(|entry| entry.file_name());
+    assert!(
+        !left.into_iter().any(|name| name.to_string_lossy().starts_with('.')),
+        "nothing is left beside it"
+    );
+}

@@ -43,6 +43,7 @@ mod stop;
 mod stream;
 mod sweep;
 mod threads;
+mod track;
 mod tune;
 mod vision_cache;
 #[path = "../../train/tests/vl_folder/mod.rs"]

@@ -11,11 +11,11 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use flatout_train::Config;
-use flatout_train::metrics::Metrics;
-use flatout_train::metrics::goal::Metric;
-use flatout_train::run::events::{Event, Step, now};
+use flatout_train::run::events::{Event, now};
 use flatout_train::training::trainer::Sink;
 use record::{Record, What};
+
+use crate::scalars;
 
 /// What is in the name of every event file.
 const MARK: &str = "tfevents";
@@ -102,98 +102,14 @@ fn seconds(path: &Path) -> Option<u64> {
 
 /// The record an event makes, and its step.
 fn bytes(event: &Event) -> Option<(u64, Vec<u8>)> {
-    let (rates, mut values): (Vec<String>, Vec<(&str, f32)>);
-    let (step, what) = match event {
-        Event::Step(step) => {
-            rates = step.lrs.keys().map(|group| format!("train/lr/{group}")).collect();
-            values = step_scalars(step);
-            values.extend(rates.iter().map(String::as_str).zip(step.lrs.values().copied()));
-            (step.step, What::Scalars(&values))
-        }
-        Event::Eval { step, loss, metrics, .. } => {
-            values = eval_scalars(*loss, metrics.as_ref());
-            (*step, What::Scalars(&values))
-        }
-        // Also where a process goes back to its own last checkpoint.
-        Event::Resume { step } => (step + 1, What::Restart),
-        _ => return None,
-    };
-    Some((step, Record { time: now(), step, what }.to_bytes()))
-}
-
-/// An evaluation's numbers by tag.
-fn eval_scalars(loss: f32, metrics: Option<&Metrics>) -> Vec<(&'static str, f32)> {
-    let tags = [
-        ("eval/loss", Metric::Loss),
-        ("eval/accuracy", Metric::Accuracy),
-        ("eval/f1", Metric::F1),
-        ("eval/precision", Metric::Precision),
-        ("eval/recall", Metric::Recall),
-        ("eval/macro_f1", Metric::MacroF1),
-        ("eval/exact", Metric::Exact),
-        ("eval/token_accuracy", Metric::TokenAccuracy),
-    ];
-    let value = |(tag, metric): (&'static str, Metric)| Some((tag, metric.of(loss, metrics)? as f32));
-    let text = metrics.and_then(Metrics::text).map(|text| ("eval/bits_per_byte", text.bits_per_byte as f32));
-    tags.into_iter().filter_map(value).chain(rewards(metrics, EVAL_REWARDS)).chain(text).collect()
-}
-
-/// Tags of what the rewards of preferences come to, in an evaluation and in training.
-const EVAL_REWARDS: [(&str, &str); 6] = [
-    ("reward_accuracy", "eval/reward_accuracy"),
-    ("reward_margin", "eval/reward_margin"),
-    ("reward_chosen", "eval/reward_chosen"),
-    ("reward_rejected", "eval/reward_rejected"),
-    ("logp_chosen", "eval/logp_chosen"),
-    ("logp_rejected", "eval/logp_rejected"),
-];
-const TRAIN_REWARDS: [(&str, &str); 6] = [
-    ("reward_accuracy", "train/reward_accuracy"),
-    ("reward_margin", "train/reward_margin"),
-    ("reward_chosen", "train/reward_chosen"),
-    ("reward_rejected", "train/reward_rejected"),
-    ("logp_chosen", "train/logp_chosen"),
-    ("logp_rejected", "train/logp_rejected"),
-];
-
-fn rewards(
-    metrics: Option<&Metrics>,
-    tags: [(&'static str, &'static str); 6],
-) -> impl Iterator<Item = (&'static str, f32)> {
-    let named = metrics.and_then(Metrics::rewards).map_or(vec![], |rewards| rewards.named());
-    named.into_iter().filter_map(move |(name, value)| {
-        let (_, tag) = tags.into_iter().find(|(own, _)| *own == name)?;
-        Some((tag, value as f32))
-    })
-}
-
-/// A step's numbers by tag. Those that are not known are left out; those that are not finite are points TensorBoard marks.
-fn step_scalars(step: &Step) -> Vec<(&'static str, f32)> {
-    let gpu = step.gpu.clone().unwrap_or_default();
-    let throttled = step.gpu.as_ref().map(|gpu| if gpu.throttled.is_empty() { 0.0 } else { 1.0 });
-    let known = [
-        ("train/loss", Some(step.loss as f64)),
-        ("train/grad_norm", Some(step.grad_norm as f64)),
-        ("train/lr", Some(step.lr as f64)),
-        ("train/epoch", Some(step.epoch)),
-        ("train/tokens", Some(step.tokens as f64)),
-        ("train/skipped", Some(step.skipped as f64)),
-        ("speed/tokens_per_second", Some(step.tokens_per_second)),
-        ("speed/samples_per_second", Some(step.samples_per_second)),
-        ("speed/step_ms", Some(step.step_ms)),
-        ("speed/mfu", step.mfu),
-        ("speed/of_predicted", step.of_predicted),
-        ("speed/of_roofline", step.of_roofline),
-        ("speed/data_wait_ms", step.data_wait_ms),
-        ("gpu/utilization", gpu.utilization),
-        ("gpu/memory_bytes", gpu.memory_bytes.map(|bytes| bytes as f64)),
-        ("gpu/power_watts", gpu.power_watts),
-        ("gpu/temperature_celsius", gpu.temperature_celsius.map(f64::from)),
-        ("gpu/clock_mhz", gpu.clock_mhz.map(f64::from)),
-        ("gpu/throttled", throttled),
-    ];
-    let known = known.into_iter().filter_map(|(tag, value)| Some((tag, value? as f32)));
-    known.chain(rewards(step.metrics.as_ref(), TRAIN_REWARDS)).collect()
+    let record = |step: u64, what: What<'_>| Some((step, Record { time: now(), step, what }.to_bytes()));
+    // Also where a process goes back to its own last checkpoint.
+    if let Event::Resume { step } = event {
+        return record(step + 1, What::Restart);
+    }
+    let (step, scalars) = scalars::of(event)?;
+    let values: Vec<(&str, f32)> = scalars.iter().map(|(tag, value)| (tag.as_str(), *value as f32)).collect();
+    record(step, What::Scalars(&values))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod encoder;
 mod fields;
 pub mod fovea;
 pub mod gemma;
+pub mod gguf;
 pub mod gpt2;
 mod granite;
 pub mod huggingface;

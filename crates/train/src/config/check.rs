@@ -49,7 +49,35 @@ impl Config {
         at_least_one("loader.prefetch", self.loader.prefetch)?;
         at_most("loader.prefetch", self.loader.prefetch, MAX_PREFETCH)?;
         at_most("loader.workers", self.loader.workers.given().unwrap_or(0), MAX_WORKERS)?;
+        self.validate_track()?;
         at_least_one("log.every", self.log.every as usize)
+    }
+
+    /// An address is kept with the run and shown, so nothing secret may be in it.
+    fn validate_track(&self) -> Result<(), UserError> {
+        for (key, value) in
+            [("experiment_name", &self.track.experiment_name), ("run_name", &self.track.run_name)]
+        {
+            if value.as_ref().is_some_and(|value| value.trim().is_empty()) {
+                refuse!("`track.{key}` is empty: give a name, or leave it out");
+            }
+        }
+        let Some(server) = &self.track.mlflow else { return Ok(()) };
+        let host = ["http://", "https://"].iter().find_map(|scheme| server.strip_prefix(scheme));
+        let host = host.map(|rest| rest.split('/').next().unwrap_or_default());
+        if host.is_some_and(|host| host.contains('@')) {
+            refuse!(
+                "`track.mlflow` has a name or a password in its address: set MLFLOW_TRACKING_USERNAME and \
+                 MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, instead"
+            );
+        }
+        let is_odd = |letter: char| letter.is_whitespace() || letter.is_control() || "?#".contains(letter);
+        if host.is_none_or(str::is_empty) || server.contains(is_odd) {
+            refuse!(
+                "`track.mlflow` is {server:?}, and wants the address of an MLflow server, as http://localhost:5000"
+            );
+        }
+        Ok(())
     }
 
     /// Whether there is something to train on. Apart from `validate`, because plans and listings need no data.
@@ -648,6 +676,11 @@ pub(super) mod tests {
             ("data.mix=[{path=\"a\",weight=1e300},{path=\"b\"}]", "the weight 1e300, which must be from"),
             ("data.mix=[{path=\"a\",weight=1e-300},{path=\"b\"}]", "the weight 1e-300, which must be from"),
             ("log.every=0", "`log.every` is 0"),
+            ("track.mlflow=localhost:5000", "`track.mlflow` is \"localhost:5000\", and wants the address"),
+            ("track.mlflow=http://", "and wants the address of an MLflow server"),
+            ("track.mlflow=http://a/?b", "and wants the address of an MLflow server"),
+            ("track.mlflow=http://me:secret@a", "set MLFLOW_TRACKING_USERNAME"),
+            ("track.experiment_name=''", "`track.experiment_name` is empty"),
             ("heads=3 kv_heads=2 head_size=8", "does not divide `model.heads`"),
             ("batch=16777216 micro_batch=16777216", "are more tokens than"),
             ("train.groups=[{paths=[]}]", "`paths` is empty"),

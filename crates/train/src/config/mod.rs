@@ -75,6 +75,8 @@ pub struct Config {
     pub log: Log,
     #[serde(default)]
     pub samples: Samples,
+    #[serde(default)]
+    pub track: Track,
     pub switches: Switches,
 }
 
@@ -474,6 +476,18 @@ section! {
         pub workers: Count = Count::Auto,
         /// Batches prepared ahead.
         pub prefetch: usize = 4,
+    }
+}
+
+section! {
+    /// Trackers that are told of a run beside its own files.
+    pub struct Track {
+        /// The address of an MLflow server that follows the run, as http://localhost:5000; none does where not given.
+        pub mlflow: Option<String>,
+        /// MLflow's experiment, made where the server has none of that name; flatout where not given.
+        pub experiment_name: Option<String>,
+        /// The name of the run there; that of its folder where not given.
+        pub run_name: Option<String>,
     }
 }
 

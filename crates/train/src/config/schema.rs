@@ -6,7 +6,7 @@ use flatout_models::config::{Model, ModelKind};
 use flatout_settings::{Key, Kind, Leaf, Section, leaves};
 
 use super::{
-    Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Mesh, Optimizer, Preference, Samples, Schedule,
+    Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Mesh, Optimizer, Preference, Samples, Schedule, Track,
     Train, text,
 };
 use crate::switches::Switches;
@@ -42,6 +42,7 @@ pub(super) fn sections() -> Vec<(&'static str, Vec<Key>)> {
         ("loader", Loader::keys()),
         ("log", Log::keys()),
         ("samples", Samples::keys()),
+        ("track", Track::keys()),
         ("switches", Switches::keys()),
     ]
 }

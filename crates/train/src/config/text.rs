@@ -65,7 +65,9 @@ pub(super) fn section_text(section: &str, keys: &[Found], written: &BTreeMap<Str
         });
         lines.collect()
     };
-    let mut out = format!("\n[{section}]\n{}", lines_of(&[]));
+    let lines = lines_of(&[]);
+    // A section that says nothing is left out.
+    let mut out = if lines.is_empty() { String::new() } else { format!("\n[{section}]\n{lines}") };
     let mut within: Vec<&[&str]> = vec![];
     for found in keys.iter().filter(|found| !found.tables.is_empty()) {
         if !within.contains(&&found.tables[..]) {

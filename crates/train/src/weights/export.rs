@@ -5,7 +5,7 @@
 //! The folder is there whole or not at all.
 
 pub mod target;
-mod tokenizer;
+pub(crate) mod tokenizer;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -36,6 +36,11 @@ use crate::weights::pretrained::{Weights, folder, narrow, parameters, processor_
 use flatout_data::durable;
 use target::{METADATA, Target};
 use tokenizer::Tokenizer;
+
+choice! {
+    /// Layouts that models are exported in.
+    pub enum Format { HuggingFace = "huggingface", Gguf = "gguf" }
+}
 
 choice! {
     /// Types weights are exported in. The run's own are f32.
@@ -261,7 +266,7 @@ fn write(
     if let Some(processor) = &described.processor {
         put(PROCESSOR, &text(processor))?;
     }
-    if let Some(template) = template(loaded, described)? {
+    if let Some(template) = template(loaded, &described.tokenizer)? {
         put("chat_template.jinja", template.as_bytes())?;
     } else {
         for name in ["chat_template.jinja", "chat_template.json"] {
@@ -276,13 +281,13 @@ fn write(
 }
 
 /// The chat template that a run learned its conversations in, where it is not the one beside the model it began from.
-fn template(loaded: &Loaded, described: &Described) -> Result<Option<String>, Failure> {
+pub(crate) fn template(loaded: &Loaded, tokenizer: &Tokenizer) -> Result<Option<String>, Failure> {
     if !loaded.is_run || ![Task::Chat, Task::VisualChat, Task::Preference].contains(&loaded.config.data.task)
     {
         return Ok(None);
     }
     let given = loaded.config.data.template.as_deref();
-    let given = given.or(described.tokenizer.beside.is_none().then_some("chatml"));
+    let given = given.or(tokenizer.beside.is_none().then_some("chatml"));
     Ok(given.map(template_text).transpose()?)
 }
 

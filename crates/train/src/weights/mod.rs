@@ -2,6 +2,7 @@
 
 pub mod adapters;
 pub mod export;
+pub mod gguf;
 pub mod grown;
 pub mod initial;
 pub mod loaded;

@@ -390,6 +390,10 @@ pub(super) const WITHOUT_KEY: &[(&[&str], &str)] = &[
         "nothing has to be set: TensorBoard's files are always written into the run's folder",
     ),
     (
+        &["tracking_uri", "mlflow_tracking_uri", "mlflow_uri", "enable_mlflow", "use_mlflow"],
+        "here that is `track.mlflow=http://HOST:PORT`",
+    ),
+    (
         &["deepspeed", "fsdp", "use_fsdp"],
         "here that is the option `--gpus N` with `shard=optimizer`, `gradients` or `parameters`",
     ),

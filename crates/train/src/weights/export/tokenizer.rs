@@ -11,8 +11,8 @@ use crate::run::BESIDE;
 use crate::weights::loaded::{Loaded, added_to};
 use crate::weights::pretrained::folder::CONFIG;
 
-const FILE: &str = "tokenizer.json";
-const SETTINGS: &str = "tokenizer_config.json";
+pub const FILE: &str = "tokenizer.json";
+pub const SETTINGS: &str = "tokenizer_config.json";
 const SPECIAL: &str = "special_tokens_map.json";
 
 /// The tokeniser of a run.
@@ -25,10 +25,11 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Takes the vocabulary of a run.
+    /// Takes the vocabulary of a run, or of a folder in the Hugging Face layout, whose files are its own.
     pub fn of(loaded: &mut Loaded) -> Tokenizer {
         let vocabulary = loaded.vocabulary.take();
-        let beside = Some(loaded.dir.join(BESIDE)).filter(|beside| beside.join(CONFIG).is_file());
+        let kept = if loaded.is_run { loaded.dir.join(BESIDE) } else { loaded.dir.clone() };
+        let beside = Some(kept).filter(|beside| beside.join(CONFIG).is_file());
         let added = beside.as_ref().and_then(|beside| match &vocabulary {
             Some(vocabulary) => added_to(beside, vocabulary),
             None => Some(vec![]),

@@ -1,0 +1,110 @@
+//! MLflow follows a run: its parameters, every number of its log, and how it ended, on a server that speaks MLflow's REST interface.
+//!
+//! A thread reads `events.jsonl` from the place up to which the server was told, and keeps that place in the run's folder. So no step waits,
+//! nothing is kept in memory, and a server that was away, or a run that was killed, goes on where it was. A line that is told twice,
+//! because an answer was lost, is the same point there: it has the time of its line.
+
+mod client;
+mod follow;
+mod points;
+#[cfg(test)]
+mod server;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use flatout_train::run::events::Event;
+use flatout_train::training::trainer::Sink;
+use flatout_train::{Config, UserError};
+
+use client::{Client, Credentials};
+use follow::{Follower, Shared, lines_left};
+
+pub use follow::Told;
+
+/// How long the end of a run waits for a server that is behind.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A server that follows a run, as a sink of events; idle where `track.mlflow` names none.
+#[derive(Default)]
+pub struct Mlflow {
+    following: Option<Following>,
+    /// Why nobody follows, until it is told.
+    trouble: Option<String>,
+}
+
+struct Following {
+    run: PathBuf,
+    server: String,
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+impl Following {
+    fn begin(run: &Path, config: &Config, server: &str) -> Result<Following, String> {
+        let client = Client::new(server, Credentials::of_environment())?;
+        let shared = Arc::new(Shared::default());
+        let follower = Follower::new(run, config, server, client);
+        let thread = std::thread::Builder::new().name("mlflow".into());
+        let told = Arc::clone(&shared);
+        let thread = thread.spawn(move || follower.follow(&told)).map_err(|error| error.to_string())?;
+        Ok(Following { run: run.to_path_buf(), server: server.to_string(), shared, thread })
+    }
+
+    /// Waits until everything is told, or for as long as patience lasts.
+    fn finish(self, patience: Duration) -> Option<String> {
+        self.shared.close();
+        self.thread.thread().unpark();
+        let began = Instant::now();
+        while !self.thread.is_finished() && began.elapsed() < patience {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        match lines_left(&self.run) {
+            0 => self.shared.warning(),
+            lines => Some(format!(
+                "MLflow at {} has not got the last {lines} lines of events.jsonl: `flatout runs track {}` sends them",
+                self.server,
+                self.run.display()
+            )),
+        }
+    }
+}
+
+impl Sink for Mlflow {
+    fn open(&mut self, run: &Path, _step: u64, config: &Config) {
+        *self = Mlflow::default();
+        let Some(server) = &config.track.mlflow else { return };
+        match Following::begin(run, config, server) {
+            Ok(following) => self.following = Some(following),
+            Err(why) => self.trouble = Some(format!("MLflow at {server} is told nothing: {why}")),
+        }
+    }
+
+    /// The log has the event, and the thread reads it there: only what the thread has to say is handed on here. The end of a run waits.
+    fn record(&mut self, event: &Event) -> Option<String> {
+        match event {
+            Event::End(_) => self.following.take().and_then(|following| following.finish(PATIENCE)),
+            _ => match &self.following {
+                Some(following) => following.shared.warning(),
+                None => self.trouble.take(),
+            },
+        }
+    }
+}
+
+/// Tells a server everything of a run that it was not told yet, of runs that were never followed all of it.
+pub fn tell(run: &Path, config: &Config) -> Result<Told, UserError> {
+    let Some(server) = &config.track.mlflow else {
+        return Err(UserError(format!(
+            "{} names no tracker: give the address of an MLflow server, as track.mlflow=http://localhost:5000",
+            run.display()
+        )));
+    };
+    let failed = |why: String| UserError(format!("MLflow at {server}: {why}"));
+    let client = Client::new(server, Credentials::of_environment()).map_err(failed)?;
+    Follower::new(run, config, server, client).tell_all().map_err(failed)
+}

@@ -1,0 +1,187 @@
+//! MLflow's REST interface, as far as following a run needs it.
+
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use flatout_data::remote::http::agent;
+use serde_json::{Value, json};
+use ureq::Agent;
+
+/// A server that says nothing for this long is taken for one that is away.
+const SILENCE: Duration = Duration::from_secs(8);
+/// The longest answer that is read.
+const ANSWER_BYTES: u64 = 1 << 20;
+/// The letters of a server's own words that are shown.
+const SHOWN: usize = 200;
+
+/// Why a call came to nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// It may go well later: nobody answers, or the server is not well, or does not know who asks.
+    Away(String),
+    /// There is no such thing.
+    Absent(String),
+    /// It will be refused again.
+    Refused(String),
+}
+
+impl Trouble {
+    pub fn sentence(self) -> String {
+        match self {
+            Trouble::Away(why) | Trouble::Absent(why) | Trouble::Refused(why) => why,
+        }
+    }
+}
+
+/// Who asks, by MLflow's own variables.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Credentials {
+    pub token: Option<String>,
+    pub user: Option<String>,
+    pub password: Option<String>,
+}
+
+impl Credentials {
+    pub fn of_environment() -> Credentials {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        Credentials {
+            token: variable("MLFLOW_TRACKING_TOKEN"),
+            user: variable("MLFLOW_TRACKING_USERNAME"),
+            password: variable("MLFLOW_TRACKING_PASSWORD"),
+        }
+    }
+
+    /// The header that says it: a token, or a name with its password.
+    fn header(&self) -> Option<String> {
+        match (&self.token, &self.user) {
+            (Some(token), _) => Some(format!("Bearer {token}")),
+            (None, Some(user)) => {
+                let both = format!("{user}:{}", self.password.as_deref().unwrap_or_default());
+                Some(format!("Basic {}", STANDARD.encode(both)))
+            }
+            (None, None) => None,
+        }
+    }
+}
+
+pub struct Client {
+    agent: Agent,
+    base: String,
+    authorization: Option<String>,
+}
+
+impl Client {
+    pub fn new(server: &str, credentials: Credentials) -> Result<Client, String> {
+        let agent = agent(SILENCE).map_err(|error| error.sentence)?;
+        let base = format!("{}/api/2.0/mlflow", server.trim_end_matches('/'));
+        Ok(Client { agent, base, authorization: credentials.header() })
+    }
+
+    /// The number of the experiment with a name, which is made where there is none.
+    pub fn experiment(&self, name: &str) -> Result<String, Trouble> {
+        let number = |answer: &Value| match answer.as_str() {
+            Some(number) => Ok(number.to_string()),
+            None => Err(Trouble::Away("answers without the number of an experiment".into())),
+        };
+        let find = || self.get("experiments/get-by-name", &[("experiment_name", name)]);
+        match find() {
+            Ok(found) => number(&found["experiment"]["experiment_id"]),
+            Err(Trouble::Absent(_)) => match self.post("experiments/create", &json!({ "name": name })) {
+                Ok(made) => number(&made["experiment_id"]),
+                // Another run may have made it meanwhile.
+                Err(Trouble::Refused(why)) => match find() {
+                    Ok(found) => number(&found["experiment"]["experiment_id"]),
+                    Err(_) => Err(Trouble::Refused(why)),
+                },
+                Err(trouble) => Err(trouble),
+            },
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// The run of an experiment that has a tag.
+    pub fn run_with_tag(&self, experiment: &str, key: &str, value: &str) -> Result<Option<String>, Trouble> {
+        let filter = format!("tags.`{key}` = '{value}'");
+        let asked = json!({ "experiment_ids": [experiment], "filter": filter, "max_results": 1 });
+        let found = self.post("runs/search", &asked)?;
+        Ok(found["runs"][0]["info"]["run_id"].as_str().map(str::to_string))
+    }
+
+    pub fn create_run(&self, run: &Value) -> Result<String, Trouble> {
+        let made = self.post("runs/create", run)?;
+        let id = made["run"]["info"]["run_id"].as_str();
+        id.map(str::to_string).ok_or_else(|| Trouble::Away("answers without the number of a run".into()))
+    }
+
+    pub fn get(&self, path: &str, query: &[(&str, &str)]) -> Result<Value, Trouble> {
+        let mut request = self.agent.get(format!("{}/{path}", self.base));
+        for (name, value) in query {
+            request = request.query(name, value);
+        }
+        if let Some(authorization) = &self.authorization {
+            request = request.header("authorization", authorization);
+        }
+        self.answer(request.call())
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> Result<Value, Trouble> {
+        let mut request = self.agent.post(format!("{}/{path}", self.base)).content_type("application/json");
+        if let Some(authorization) = &self.authorization {
+            request = request.header("authorization", authorization);
+        }
+        self.answer(request.send(body.to_string()))
+    }
+
+    fn answer(
+        &self,
+        answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+    ) -> Result<Value, Trouble> {
+        let mut response = answer.map_err(|error| Trouble::Away(format!("it does not answer ({error})")))?;
+        let status = response.status().as_u16();
+        let text = response.body_mut().with_config().limit(ANSWER_BYTES).read_to_string();
+        let text = text.map_err(|error| Trouble::Away(format!("its answer breaks off ({error})")))?;
+        let body: Value = serde_json::from_str(&text).unwrap_or_default();
+        let code = body["error_code"].as_str().unwrap_or_default();
+        let said = format!("it says {status} {}", shown(body["message"].as_str().unwrap_or(code)));
+        let said = said.trim_end().to_string();
+        match status {
+            200..=299 if body.is_object() => Ok(body),
+            404 if code == "RESOURCE_DOES_NOT_EXIST" => Err(Trouble::Absent(said)),
+            401 | 403 => Err(Trouble::Away(format!(
+                "{said}: set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            ))),
+            400 | 409 | 413 | 422 => Err(Trouble::Refused(said)),
+            429 | 500..=599 => Err(Trouble::Away(said)),
+            _ => Err(Trouble::Away(format!("{said}, which no MLflow server says"))),
+        }
+    }
+}
+
+/// Words of a server on one line, without what a terminal would obey.
+fn shown(words: &str) -> String {
+    let plain = words.split_whitespace().collect::<Vec<_>>().join(" ");
+    plain.chars().filter(|letter| !letter.is_control()).take(SHOWN).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_sent_before_a_password() {
+        let user = || (Some("me".to_string()), Some("secret".to_string()));
+        let credentials = |token: Option<&str>, (user, password): (Option<String>, Option<String>)| {
+            Credentials { token: token.map(String::from), user, password }.header()
+        };
+        assert_eq!(credentials(None, (None, None)), None);
+        assert_eq!(credentials(Some("t"), user()).as_deref(), Some("Bearer t"));
+        assert_eq!(credentials(None, user()).as_deref(), Some("Basic bWU6c2VjcmV0"));
+    }
+
+    #[test]
+    fn words_of_a_server_are_one_short_line() {
+        assert_eq!(shown("a\nb\u{1b}[31m"), "a b[31m");
+        assert_eq!(shown(&"x".repeat(1000)).len(), SHOWN);
+    }
+}

@@ -1,0 +1,192 @@
+//! A small server that speaks as much of MLflow's interface as following a run needs, and that can be made to misbehave.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+/// How the server answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    Well,
+    /// With this status and no word of what is wrong.
+    Status(u16),
+    /// It takes what it is told of runs, and breaks off before it answers.
+    BreaksOff,
+    /// Never.
+    Silent,
+    /// With bytes that are no HTTP.
+    Noise,
+    /// After a while.
+    Slow(Duration),
+    /// It refuses points and takes everything else.
+    RefusesPoints,
+}
+
+/// Everything that it was told.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    pub experiments: Vec<String>,
+    /// Runs in order: the request that made each, and its state.
+    pub runs: Vec<(Value, String)>,
+    pub parameters: BTreeMap<String, String>,
+    pub tags: BTreeMap<String, String>,
+    /// Points by all that makes one: of two equal ones it knows one, as MLflow does.
+    pub points: BTreeMap<String, Value>,
+    pub authorizations: Vec<Option<String>>,
+    pub largest_request: usize,
+}
+
+pub struct Server {
+    pub address: String,
+    pub known: Arc<Mutex<Known>>,
+    manner: Arc<Mutex<Manner>>,
+    pub requests: Arc<AtomicUsize>,
+}
+
+impl Server {
+    pub fn start(manner: Manner) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = format!("http://{}", listener.local_addr().expect("an address"));
+        let server = Server {
+            address,
+            known: Arc::default(),
+            manner: Arc::new(Mutex::new(manner)),
+            requests: Arc::default(),
+        };
+        let (known, manner, requests) =
+            (Arc::clone(&server.known), Arc::clone(&server.manner), Arc::clone(&server.requests));
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (known, manner, requests) =
+                    (Arc::clone(&known), Arc::clone(&manner), Arc::clone(&requests));
+                std::thread::spawn(move || serve(stream, &known, &manner, &requests));
+            }
+        });
+        server
+    }
+
+    pub fn behave(&self, manner: Manner) {
+        *self.manner.lock().unwrap() = manner;
+    }
+
+    pub fn known(&self) -> Known {
+        self.known.lock().unwrap().clone()
+    }
+}
+
+/// Answers requests of one connection until it is closed.
+fn serve(
+    stream: TcpStream,
+    known: &Mutex<Known>,
+    manner: &Mutex<Manner>,
+    requests: &AtomicUsize,
+) -> Option<()> {
+    let mut reader = BufReader::new(stream.try_clone().ok()?);
+    let mut stream = stream;
+    loop {
+        let mut first = String::new();
+        reader.read_line(&mut first).ok().filter(|bytes| *bytes > 0)?;
+        let (mut length, mut authorization) = (0, None);
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).ok()?;
+            let Some((name, value)) = line.trim_end().split_once(": ") else { break };
+            match name.to_ascii_lowercase().as_str() {
+                "content-length" => length = value.parse().ok()?,
+                "authorization" => authorization = Some(value.to_string()),
+                _ => {}
+            }
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).ok()?;
+        requests.fetch_add(1, Ordering::Relaxed);
+        let path = first.split(' ').nth(1)?.strip_prefix("/api/2.0/mlflow/")?.to_string();
+        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let now = *manner.lock().unwrap();
+        let (status, answer) = match now {
+            Manner::Status(status) => (status, json!({})),
+            Manner::Silent => {
+                std::thread::sleep(Duration::from_secs(60));
+                return None;
+            }
+            Manner::Noise => {
+                stream.write_all(b"\x00\xff not http at all\r\n\r\n").ok()?;
+                return None;
+            }
+            Manner::RefusesPoints if !body["metrics"][0].is_null() => (
+                400,
+                json!({ "error_code": "INVALID_PARAMETER_VALUE", "message": "no\u{1b}[31m points\nhere" }),
+            ),
+            _ => {
+                if let Manner::Slow(pause) = now {
+                    std::thread::sleep(pause);
+                }
+                let mut known = known.lock().unwrap();
+                known.authorizations.push(authorization);
+                known.largest_request =
+                    known.largest_request.max(body["metrics"].as_array().map_or(0, Vec::len));
+                take(&mut known, &path, &body)
+            }
+        };
+        if now == Manner::BreaksOff && path.starts_with("runs/") {
+            return None;
+        }
+        let answer = answer.to_string();
+        write!(stream, "HTTP/1.1 {status} X\r\ncontent-length: {}\r\n\r\n{answer}", answer.len()).ok()?;
+    }
+}
+
+fn take(known: &mut Known, path: &str, body: &Value) -> (u16, Value) {
+    let absent = || (404, json!({ "error_code": "RESOURCE_DOES_NOT_EXIST", "message": "there is none" }));
+    let pairs = |list: &Value| -> Vec<(String, String)> {
+        let pair =
+            |pair: &Value| (pair["key"].as_str().unwrap().into(), pair["value"].as_str().unwrap().into());
+        list.as_array().into_iter().flatten().map(pair).collect()
+    };
+    if let Some(name) = path.strip_prefix("experiments/get-by-name?experiment_name=") {
+        let place = known.experiments.iter().position(|known| known.replace(' ', "%20") == name);
+        return place.map_or_else(absent, |place| {
+            (200, json!({ "experiment": { "experiment_id": place.to_string() } }))
+        });
+    }
+    match path {
+        "experiments/create" => {
+            known.experiments.push(body["name"].as_str().unwrap().into());
+            (200, json!({ "experiment_id": (known.experiments.len() - 1).to_string() }))
+        }
+        "runs/search" => {
+            let filter = body["filter"].as_str().unwrap();
+            let has = |run: &Value| {
+                pairs(&run["tags"]).iter().any(|(key, value)| *filter == format!("tags.`{key}` = '{value}'"))
+            };
+            let found = known.runs.iter().position(|(run, _)| has(run));
+            (200, found.map_or(json!({}), |at| json!({ "runs": [{ "info": { "run_id": at.to_string() } }] })))
+        }
+        "runs/create" => {
+            known.runs.push((body.clone(), "RUNNING".into()));
+            (200, json!({ "run": { "info": { "run_id": (known.runs.len() - 1).to_string() } } }))
+        }
+        "runs/update" => {
+            let run: usize = body["run_id"].as_str().unwrap().parse().unwrap();
+            known.runs[run].1 = body["status"].as_str().unwrap().into();
+            (200, json!({ "run_info": {} }))
+        }
+        "runs/log-batch" => {
+            let run: usize = body["run_id"].as_str().unwrap().parse().unwrap();
+            if run >= known.runs.len() {
+                return absent();
+            }
+            known.parameters.extend(pairs(&body["params"]));
+            known.tags.extend(pairs(&body["tags"]));
+            let points = body["metrics"].as_array().into_iter().flatten();
+            known.points.extend(points.map(|point| (format!("{run} {point}"), point.clone())));
+            (200, json!({}))
+        }
+        _ => (404, json!({})),
+    }
+}

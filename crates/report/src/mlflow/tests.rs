@@ -1,0 +1,231 @@
+//! Following a run against a server that is well, slow, silent, away, or wrong.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use flatout_train::Config;
+use flatout_train::recipes;
+use flatout_train::run::events::{End, Event, Start, Status};
+use flatout_train::training::trainer::Sink;
+
+use super::client::{Client, Credentials};
+use super::follow::Follower;
+use super::server::{Manner, Server};
+use super::{Following, Mlflow, tell};
+
+fn config(server: &str) -> Config {
+    let words = [
+        format!("track.mlflow={server}"),
+        "track.experiment_name=two words".into(),
+        "track.run_name=mine".into(),
+    ];
+    recipes::resolve("tiny", &[], &words).expect("a config")
+}
+
+fn say(run: &Path, event: &Event) {
+    let log = OpenOptions::new().append(true).create(true).open(run.join("events.jsonl"));
+    log.expect("a log").write_all((event.to_json() + "\n").as_bytes()).expect("a line");
+}
+
+fn eval(step: u64) -> Event {
+    Event::Eval { step, loss: step as f32 / 4.0, metrics: None, averaged: false }
+}
+
+fn start() -> Event {
+    Event::Start(Start { time: 1e9, device: "a machine".into(), ..Start::default() })
+}
+
+fn end(status: Status) -> Event {
+    Event::End(End {
+        status,
+        steps: 3,
+        loss: 1.0,
+        loss_floor: None,
+        tokens_per_second: 1.0,
+        skipped: 0,
+        time: 2e9,
+        data_wait: None,
+        early: None,
+    })
+}
+
+/// The steps whose evaluation a server knows.
+fn steps(server: &Server) -> Vec<u64> {
+    let mut steps: Vec<u64> =
+        server.known().points.values().map(|point| point["step"].as_u64().unwrap()).collect();
+    steps.sort_unstable();
+    steps
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(30), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_run_is_followed_to_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(Manner::Well);
+    let mut mlflow = Mlflow::default();
+    say(folder.path(), &start());
+    mlflow.open(folder.path(), 0, &config(&server.address));
+    for step in 1..=3 {
+        say(folder.path(), &eval(step));
+        assert_eq!(mlflow.record(&eval(step)), None);
+    }
+    let ended = end(Status::Done);
+    say(folder.path(), &ended);
+    assert_eq!(mlflow.record(&ended), None);
+    let known = server.known();
+    assert_eq!(known.experiments, ["two words"]);
+    assert_eq!(known.runs.len(), 1);
+    assert_eq!((known.runs[0].0["run_name"].as_str(), known.runs[0].1.as_str()), (Some("mine"), "FINISHED"));
+    assert_eq!(steps(&server), [1, 2, 3]);
+    assert_eq!(known.parameters["model.width"], "128");
+    assert_eq!(known.parameters["recipe"], "tiny");
+    assert_eq!(known.tags["flatout.device"], "a machine");
+    assert!(known.points.values().all(|point| point["timestamp"] == 1_000_000_000_000_i64));
+
+    // The run goes on: the server's run does, too.
+    let mut again = Mlflow::default();
+    again.open(folder.path(), 3, &config(&server.address));
+    for event in [start(), Event::Resume { step: 3 }, eval(4)] {
+        say(folder.path(), &event);
+        assert_eq!(again.record(&event), None);
+    }
+    until("it runs again", || server.known().runs[0].1 == "RUNNING");
+    let stopped = end(Status::Stopped);
+    say(folder.path(), &stopped);
+    assert_eq!(again.record(&stopped), None);
+    assert_eq!((steps(&server), server.known().runs.len()), (vec![1, 2, 3, 4], 1));
+    assert_eq!(server.known().runs[0].1, "KILLED");
+    assert_eq!(
+        tell(folder.path(), &config(&server.address)).unwrap().lines,
+        0,
+        "there is nothing more to tell"
+    );
+
+    // Another server knows nothing yet.
+    let other = Server::start(Manner::Well);
+    let told = tell(folder.path(), &config(&other.address)).unwrap();
+    assert_eq!((told.lines, told.points, steps(&other)), (9, 4, vec![1, 2, 3, 4]));
+    assert_eq!(other.known().runs[0].1, "KILLED");
+}
+
+/// A server that fails in any way costs a warning, and has everything once when it is well again.
+#[test]
+fn a_server_that_was_away_is_told_all_of_it_once() {
+    let manners =
+        [Manner::Status(503), Manner::Status(401), Manner::Status(200), Manner::BreaksOff, Manner::Noise];
+    for manner in manners {
+        let folder = tempfile::tempdir().unwrap();
+        let server = Server::start(manner);
+        let mut mlflow = Mlflow::default();
+        say(folder.path(), &start());
+        mlflow.open(folder.path(), 0, &config(&server.address));
+        say(folder.path(), &eval(1));
+        let mut warned = vec![];
+        until("it warns", || server.requests.load(std::sync::atomic::Ordering::Relaxed) > 0);
+        let began = Instant::now();
+        while warned.is_empty() && began.elapsed() < Duration::from_secs(20) {
+            warned.extend(mlflow.record(&eval(1)));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let [warning] = &warned[..] else { panic!("{manner:?}: {warned:?}") };
+        assert!(warning.contains("the run goes on") && warning.lines().count() == 1, "{warning}");
+        // The server may have taken things whose answers broke off: it must not know them twice.
+        server.behave(Manner::Well);
+        say(folder.path(), &eval(2));
+        let ended = end(Status::Failed);
+        say(folder.path(), &ended);
+        let last = mlflow.record(&ended).unwrap_or_default();
+        if last.contains("has not got") {
+            tell(folder.path(), &config(&server.address)).unwrap();
+        }
+        assert_eq!(steps(&server), [1, 2], "{manner:?}: {last}");
+        let known = server.known();
+        assert_eq!((known.runs.len(), known.runs[0].1.as_str()), (1, "FAILED"), "{manner:?}");
+    }
+}
+
+/// Nobody listens, or somebody who never answers: steps do not wait, and the end not for long.
+#[test]
+fn no_step_waits_for_a_tracker() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let silent = Server::start(Manner::Silent);
+    for address in [format!("http://{closed}"), silent.address.clone()] {
+        let folder = tempfile::tempdir().unwrap();
+        say(folder.path(), &start());
+        let following = Following::begin(folder.path(), &config(&address), &address).unwrap();
+        let mut mlflow = Mlflow { following: Some(following), trouble: None };
+        let began = Instant::now();
+        for step in 0..10_000 {
+            mlflow.record(&eval(step));
+        }
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        say(folder.path(), &eval(1));
+        let began = Instant::now();
+        let warning = mlflow.following.take().unwrap().finish(Duration::from_millis(300)).unwrap();
+        assert!(began.elapsed() < Duration::from_secs(3));
+        assert!(
+            warning.contains("has not got the last 2 lines") && warning.contains("flatout runs track"),
+            "{warning}"
+        );
+        let failed = match address == silent.address {
+            true => continue,
+            false => tell(folder.path(), &config(&address)).unwrap_err().0,
+        };
+        assert!(failed.contains("it does not answer"), "{failed}");
+    }
+}
+
+#[test]
+fn points_that_are_refused_are_passed_over_with_a_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(Manner::RefusesPoints);
+    [start(), eval(1)].iter().for_each(|event| say(folder.path(), event));
+    let told = tell(folder.path(), &config(&server.address)).unwrap();
+    assert_eq!(told.refused.as_deref(), Some("it says 400 no[31m points here"));
+    server.behave(Manner::Well);
+    say(folder.path(), &eval(2));
+    assert_eq!(tell(folder.path(), &config(&server.address)).unwrap().refused, None);
+    assert_eq!(steps(&server), [2]);
+    // A run that the server has lost is followed no more.
+    server.known.lock().unwrap().runs.clear();
+    say(folder.path(), &eval(3));
+    assert!(tell(folder.path(), &config(&server.address)).unwrap_err().0.contains("there is none"));
+}
+
+#[test]
+fn long_logs_go_in_requests_that_servers_take() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(Manner::Slow(Duration::from_millis(1)));
+    let text: String = (0..3456).map(|step| eval(step).to_json() + "\n").collect();
+    std::fs::write(folder.path().join("events.jsonl"), text).unwrap();
+    let credentials = Credentials { token: Some("secret".into()), ..Credentials::default() };
+    let client = Client::new(&server.address, credentials).unwrap();
+    let told =
+        Follower::new(folder.path(), &config(&server.address), &server.address, client).tell_all().unwrap();
+    assert_eq!((told.points, steps(&server).len()), (3456, 3456));
+    let known = server.known();
+    assert_eq!(known.largest_request, 1000);
+    assert!(known.authorizations.iter().all(|said| said.as_deref() == Some("Bearer secret")));
+    let kept = std::fs::read_to_string(folder.path().join("mlflow.json")).unwrap();
+    assert!(!kept.contains("secret"), "nothing secret is kept");
+}
+
+#[test]
+fn a_run_without_a_tracker_is_told_of_to_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = recipes::resolve("tiny", &[], &[]).unwrap();
+    let mut mlflow = Mlflow::default();
+    mlflow.open(folder.path(), 0, &plain);
+    assert_eq!(mlflow.record(&end(Status::Done)), None);
+    assert!(tell(folder.path(), &plain).unwrap_err().0.contains("names no tracker"));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
