@@ -8,5 +8,6 @@
 pub mod history;
 pub mod plot;
 pub mod report;
+pub mod sinks;
 pub mod tensorboard;
 pub mod words;

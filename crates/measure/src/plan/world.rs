@@ -44,7 +44,11 @@ pub struct Told {
 
 impl<'a> World<'a> {
     /// One rank where nothing was asked for.
-    pub(super) fn of(asked: &'a Asked, config: &Config, on_paper: Option<&str>) -> Result<World<'a>, UserError> {
+    pub(super) fn of(
+        asked: &'a Asked,
+        config: &Config,
+        on_paper: Option<&str>,
+    ) -> Result<World<'a>, UserError> {
         let is_cpu = config.switches.compute.backend == Backend::Cpu;
         let has_gpu = || on_paper.is_some() || device::has_gpu();
         match (asked.gpus, asked.ranks) {
