@@ -36,9 +36,9 @@ pub fn read_ids(path: &Path) -> Result<Vec<Vec<u32>>, UserError> {
 /// Whether the model has a logit for every token of the rows.
 pub fn check(loaded: &Loaded, rows: &[Vec<u32>]) -> Result<(), UserError> {
     let model = &loaded.config.model;
-    let Some(vocab) = model.vocab() else {
+    if model.vocab().is_none() {
         refuse!("{} reads images, and has no logits of tokens", loaded.dir.display());
-    };
+    }
     if model.classes().is_some() {
         refuse!("{} has a head of classes, and no logits of tokens", loaded.dir.display());
     }
@@ -46,7 +46,12 @@ pub fn check(loaded: &Loaded, rows: &[Vec<u32>]) -> Result<(), UserError> {
     if sees_both_ways && rows.iter().any(|row| row.len() != rows[0].len()) {
         refuse!("{} sees both ways: give it rows of one length", loaded.dir.display());
     }
-    let positions = loaded.positions;
+    check_tokens(loaded, rows)
+}
+
+/// Whether the model's vocabulary has the tokens of the rows, and its positions are as many as they are long.
+pub fn check_tokens(loaded: &Loaded, rows: &[Vec<u32>]) -> Result<(), UserError> {
+    let (vocab, positions) = (loaded.config.model.vocab().unwrap_or(0), loaded.positions);
     for (number, row) in rows.iter().enumerate() {
         if let Some(token) = row.iter().find(|token| **token as usize >= vocab) {
             refuse!("row {number} has token {token}, and the model's vocabulary is {vocab}");
