@@ -2,7 +2,7 @@
 
     import flatout
 
-    run = flatout.train("tiny", lr=1e-3, **{"train.steps": 100})
+    run = flatout.train("tiny", {"train.steps": 100}, lr=1e-3)
     run.losses[-1]
     flatout.plan("pretrain-226m", gpu="h200")["arena_bytes"]
     flatout.Model(run.path).generate("once", max_tokens=20)
@@ -16,6 +16,7 @@ import datetime
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, Union
 
 from . import _native, track
@@ -43,10 +44,12 @@ __all__ = [
 
 Path = Union[str, "os.PathLike[str]"]
 Duration = Union[float, datetime.timedelta]
+Settings = Mapping[str, Any]
 
 
 def train(
     recipe: Path = "tiny",
+    settings: Settings = MappingProxyType({}),
     *,
     run: Path | None = None,
     resume: Literal["never", "auto", "must"] = "never",
@@ -59,8 +62,8 @@ def train(
 ) -> Run:
     """Trains a recipe, embedded or a TOML file, and gives the run.
 
-    Every key of ``flatout.schema()`` is a keyword by its last part where that is unambiguous, as ``lr=1e-3``, or by its whole
-    name, as ``**{"train.steps": 100}``.
+    Every key of ``flatout.schema()`` is a keyword by its last part where that is unambiguous, as ``lr=1e-3``, or is in settings by
+    its whole name, as ``{"train.steps": 100}`` or ``{"train": {"steps": 100}}``; ``**{"train.steps": 100}`` is the same.
 
     run: the directory; the next free one under ``runs`` where not given.
     resume: whether to go on with a run that is there already.
@@ -75,7 +78,7 @@ def train(
     Bad input raises UserError before any work, and a machine that cannot go on raises Error.
     """
     listeners = _listeners(on_event, progress, track)
-    words = overrides(keys, one_process="flatout train")
+    words = overrides({**settings, **keys}, one_process="flatout train")
     directory = None if run is None else os.fspath(run)
     with listeners:
         path = _native.train_recipe(
@@ -93,6 +96,7 @@ def train(
 
 def resume(
     run: Path | Run,
+    settings: Settings = MappingProxyType({}),
     *,
     max_time: Duration | None = None,
     on_event: Callable[[Event], object] | None = None,
@@ -102,10 +106,10 @@ def resume(
 ) -> Run:
     """Continues a run exactly where it stopped: a Run, its directory, or its name under ``runs``.
 
-    Keys that may change are those that ``flatout resume`` takes, such as ``**{"train.steps": 200}``; the rest is as in ``train``.
+    Keys that may change are those that ``flatout resume`` takes, such as ``{"train.steps": 200}``; the rest is as in ``train``.
     """
     listeners = _listeners(on_event, progress, track)
-    words = overrides(keys, one_process="flatout resume")
+    words = overrides({**settings, **keys}, one_process="flatout resume")
     with listeners:
         path = _native.resume(os.fspath(run), words, _seconds(max_time), listeners.begin, listeners.event)
     return Run(path)
@@ -113,6 +117,7 @@ def resume(
 
 def plan(
     recipe: Path = "tiny",
+    settings: Settings = MappingProxyType({}),
     *,
     gpu: str | None = None,
     gpus: int | None = None,
@@ -129,19 +134,16 @@ def plan(
     gpus, nodes, link, net: for several GPUs of a node, several nodes, and how they are linked.
     ranks: for several processes on CPUs.
     """
-    for name, value in (("gpus", gpus), ("nodes", nodes), ("ranks", ranks)):
-        if value is not None and not 1 <= value <= 1024:
-            raise UserError(f"{name} is {value} and must be from 1 to 1024")
-    for name, value, needs, there in (
-        ("nodes", nodes, "gpus", gpus),
-        ("link", link, "gpus", gpus),
-        ("net", net, "nodes", nodes),
-    ):
-        if value is not None and there is None:
+    for name, count in (("gpus", gpus), ("nodes", nodes), ("ranks", ranks)):
+        if count is not None and not 1 <= count <= 1024:
+            raise UserError(f"{name} is {count} and must be from 1 to 1024")
+    given = {"gpus": gpus, "nodes": nodes, "link": link, "net": net}
+    for name, needs in (("nodes", "gpus"), ("link", "gpus"), ("net", "nodes")):
+        if given[name] is not None and given[needs] is None:
             raise UserError(f"{name} is given without {needs}: give both")
     if gpus is not None and ranks is not None:
         raise UserError("gpus plans for GPUs and ranks for CPUs: give one of them")
-    words = overrides(keys)
+    words = overrides({**settings, **keys})
     made = _native.plan_json(
         os.fspath(recipe), _several(presets), words, gpu, gpus, nodes, link, net, ranks
     )

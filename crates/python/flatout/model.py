@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Union, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Union, overload
 
 from . import _native
 from ._native import Tokenizer, UserError
@@ -14,8 +14,21 @@ from .words import overrides
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from typing_extensions import Unpack
 
     Tokens = Union[Sequence[int], npt.NDArray[np.integer]]
+
+    class How(TypedDict, total=False):
+        """Keywords of `Model.generate`."""
+
+        max_tokens: int
+        temperature: float
+        top_k: int
+        top_p: float
+        seed: int
+        chat: bool
+        at_once: int
+        on_text: Callable[[int, str], object] | None
 
 __all__ = ["Model", "Tokenizer"]
 
@@ -87,11 +100,15 @@ class Model:
         return found
 
     @overload
-    def generate(self, prompts: str, **how: Any) -> str: ...
+    def generate(self, **how: Unpack[How]) -> str: ...
     @overload
-    def generate(self, prompts: Sequence[str], **how: Any) -> list[str]: ...
+    def generate(self, prompts: str, **how: Unpack[How]) -> str: ...  # type: ignore[overload-overlap]
     @overload
-    def generate(self, prompts: Sequence[Tokens], **how: Any) -> list[npt.NDArray[np.uint32]]: ...
+    def generate(self, prompts: Sequence[str], **how: Unpack[How]) -> list[str]: ...
+    @overload
+    def generate(self, prompts: Sequence[Sequence[int]], **how: Unpack[How]) -> list[npt.NDArray[np.uint32]]: ...
+    @overload
+    def generate(self, prompts: Sequence[int], **how: Unpack[How]) -> npt.NDArray[np.uint32]: ...
     def generate(
         self,
         prompts: Any = "",

@@ -2,10 +2,10 @@
 
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::thread;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 
 use flatout_data::Vocabulary;
 use flatout_data::examples::{Date, Questions};
@@ -33,6 +33,8 @@ const LEAST_TOKENS: usize = 256;
 #[pyclass(frozen, module = "flatout._native")]
 pub struct Model {
     jobs: Sender<Job>,
+    /// Threads that wait for an answer.
+    waiting: Mutex<Vec<ThreadId>>,
     facts: Facts,
     vocabulary: Option<Vocabulary>,
 }
@@ -83,7 +85,7 @@ impl Model {
         let spawned = thread::Builder::new().name("model".into()).stack_size(16 << 20).spawn(work);
         spawned.map_err(|error| raised(Failure::io("the thread of the model")(error)))?;
         let (facts, vocabulary) = wait(py, said, &|| {}, &mut |()| Ok(()))?;
-        Ok(Model { jobs, facts, vocabulary })
+        Ok(Model { jobs, waiting: Mutex::default(), facts, vocabulary })
     }
 
     /// Where its weights are from.
@@ -166,22 +168,43 @@ impl Model {
             streams: on_text.is_some(),
             stopped: Arc::clone(&stopped),
         };
-        let (made, texts) = self.ask(
+        let Written { tokens, texts } = self.ask(
             py,
             move |engine, told| engine.generate(wanted, told),
             &|| stopped.store(true, Ordering::Relaxed),
-            &mut |(prompt, piece): (usize, String)| match &on_text {
+            &mut |(prompt, piece): Piece| match &on_text {
                 Some(on_text) => on_text.call1((prompt, piece)).map(drop),
                 None => Ok(()),
             },
         )?;
-        Ok((made.into_iter().map(|tokens| tokens.into_pyarray(py)).collect(), texts))
+        Ok((tokens.into_iter().map(|tokens| tokens.into_pyarray(py)).collect(), texts))
     }
 }
 
 impl Model {
     /// Has the model's thread do something and waits for it.
     fn ask<M: Send + 'static, T: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Engine, &Speaker<M, T>) -> Result<T, Failure> + Send + 'static,
+        stop: &dyn Fn(),
+        take: &mut dyn FnMut(M) -> PyResult<()>,
+    ) -> PyResult<T> {
+        process::prepare().map_err(raised)?;
+        let here = thread::current().id();
+        let waiting = || self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        // The model waits for the function that hears its text, and would wait for ever.
+        if waiting().contains(&here) {
+            let sentence = "a model cannot be asked from inside its own on_text: open it a second time";
+            return Err(raised(UserError(sentence.into()).into()));
+        }
+        waiting().push(here);
+        let answer = self.answer(py, work, stop, take);
+        waiting().retain(|thread| *thread != here);
+        answer
+    }
+
+    fn answer<M: Send + 'static, T: Send + 'static>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&mut Engine, &Speaker<M, T>) -> Result<T, Failure> + Send + 'static,
@@ -198,6 +221,15 @@ impl Model {
         self.jobs.send(job).map_err(|_| Error::new_err("the thread of the model is gone: open it again"))?;
         wait(py, said, stop, take)
     }
+}
+
+/// A piece of text that a prompt of this number was continued with.
+type Piece = (usize, String);
+
+/// What prompts were continued with, and the texts where texts were given.
+struct Written {
+    tokens: Vec<Vec<u32>>,
+    texts: Option<Vec<String>>,
 }
 
 /// Texts or rows to be continued.
@@ -258,11 +290,7 @@ impl Engine {
         Ok((all, vocab))
     }
 
-    fn generate(
-        &mut self,
-        wanted: Wanted,
-        told: &Speaker<(usize, String), (Vec<Vec<u32>>, Option<Vec<String>>)>,
-    ) -> Result<(Vec<Vec<u32>>, Option<Vec<String>>), Failure> {
+    fn generate(&mut self, wanted: Wanted, told: &Speaker<Piece, Written>) -> Result<Written, Failure> {
         let Wanted { texts, rows, is_chat, how, at_once, streams, stopped } = wanted;
         let loaded = &self.loaded;
         let vocabulary = loaded.vocabulary.as_ref();
@@ -312,7 +340,7 @@ impl Engine {
             };
             prompts.iter().zip(&made).map(whole).collect()
         });
-        Ok((made, texts))
+        Ok(Written { tokens: made, texts })
     }
 }
 

@@ -20,8 +20,8 @@ SMALL = {
     "model.heads": 2,
     "model.context": 32,
     "train.steps": 20,
-    "eval.every_steps": 10,
-    "checkpoint.every_steps": 10,
+    "eval.every": 10,
+    "checkpoint.every": 10,
     "backend": "cpu",
 }
 

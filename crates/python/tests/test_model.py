@@ -3,6 +3,7 @@
 import json
 import signal
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -99,20 +100,42 @@ def test_an_exception_in_a_callback_comes_out(model):
     assert model.generate("once", max_tokens=3, temperature=0).startswith("once"), "the model can still be asked"
 
 
+def test_a_model_is_not_asked_from_its_own_callback(model):
+    with pytest.raises(flatout.UserError, match="from inside its own on_text"):
+        model.generate("once", max_tokens=5, on_text=lambda *_: model.generate("the"))
+    assert model.generate("once", max_tokens=3, temperature=0).startswith("once")
+
+
+def test_several_threads_ask_one_model(model):
+    alone = {prompt: model.generate(prompt, max_tokens=8, temperature=0) for prompt in ("once", "the actor", "")}
+    found = {}
+
+    def ask(prompt):
+        found[prompt] = model.generate(prompt, max_tokens=8, temperature=0)
+
+    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in alone]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert found == alone
+
+
 def test_ctrl_c_ends_a_generation(small, here):
     script = f"""
 import sys, flatout
 model = flatout.Model({str(small.path)!r}, device="cpu")
-print("open", flush=True)
+def heard(prompt, piece):
+    global heard
+    print("writes", flush=True)
+    heard = lambda *_: None
 try:
     while True:
-        model.generate(["once"] * 64, max_tokens=1000000, on_text=lambda *_: None)
+        model.generate(["once"] * 64, max_tokens=1000000, on_text=lambda *said: heard(*said))
 except KeyboardInterrupt:
     print(model.generate("once", max_tokens=2, temperature=0).startswith("once"), flush=True)
     sys.exit(7)
 """
     process = python(script, here)
-    assert process.stdout.readline() == "open\n"
+    assert process.stdout.readline() == "writes\n"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (7, "True\n"), err

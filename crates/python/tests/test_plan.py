@@ -13,13 +13,17 @@ import flatout
     [
         ({"backend": "cpu"}, ["backend=cpu"]),
         ({"gpu": "h200", "train.micro_batch": 4}, ["--gpu", "h200", "train.micro_batch=4"]),
-        ({"gpu": "h100", "gpus": 8, "nodes": 2}, ["--gpu", "h100", "--gpus", "8", "--nodes", "2"]),
+        ({"gpu": "h100", "gpus": 2, "nodes": 2}, ["--gpu", "h100", "--gpus", "2", "--nodes", "2"]),
         ({"presets": ["rtx3090"]}, ["--with", "rtx3090"]),
         ({"ranks": 2, "backend": "cpu"}, ["--ranks", "2", "backend=cpu"]),
     ],
 )
 def test_plans_are_the_command_lines(keywords, arguments):
-    assert flatout.plan("tiny", **keywords) == json.loads(program("plan", "tiny", *arguments, "--json"))
+    made, told = flatout.plan("tiny", **keywords), json.loads(program("plan", "tiny", *arguments, "--json"))
+    if made["backend"] == "cpu":
+        # As much as there is free memory of the machine at the moment.
+        del made["largest_micro_batch"], told["largest_micro_batch"]
+    assert made == told and made["arena_bytes"] > 0
 
 
 def test_bad_plans_are_sentences():

@@ -5,7 +5,7 @@ import struct
 import sys
 
 import pytest
-from conftest import SMALL
+from conftest import SMALL, python
 from wandb.proto import wandb_internal_pb2
 
 import flatout
@@ -70,12 +70,17 @@ def check(folder, run, project):
 
 
 def test_a_run_is_tracked_as_it_is_trained(here):
-    run = flatout.train("tiny", run="run", progress=False, track="wandb", **SMALL)
-    check(here, run, "flatout")
+    script = """
+import json, os, flatout
+flatout.train("tiny", json.loads(os.environ["SMALL"]), run="run", progress=False, track="wandb")
+"""
+    out, err = python(script, here).communicate(timeout=120)
+    assert (out, err) == ("", "")
+    check(here, flatout.Run("run"), "flatout")
 
 
 def test_a_run_is_sent_afterwards(small, here):
-    flatout.track.wandb(small, project="words", mode="offline")
+    flatout.track.wandb(small, project="words", mode="offline", dir=str(here))
     check(here, small, "words")
 
 
