@@ -22,6 +22,8 @@ from maturin import (  # noqa: F401: the hooks that need no binary
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "target/wheel/scripts"
+# maturin wants the folder also where it only describes the wheel.
+SCRIPTS.mkdir(parents=True, exist_ok=True)
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
@@ -39,6 +41,5 @@ def build_binary():
     command = ["cargo", "build", "--locked", "--profile", "ship", "-p", "flatout", "--message-format", "json-render-diagnostics"]
     told = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     made = [message for line in told.splitlines() if (message := json.loads(line)).get("executable")]
-    SCRIPTS.mkdir(parents=True, exist_ok=True)
     shutil.copy2(made[-1]["executable"], SCRIPTS / "flatout")
     os.chmod(SCRIPTS / "flatout", 0o755)

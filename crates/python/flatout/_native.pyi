@@ -4,9 +4,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-import numpy as np
-import numpy.typing as npt
-
 __version__: str
 
 class UserError(ValueError): ...
@@ -49,6 +46,11 @@ def run_steps(dir: str) -> str: ...
 def is_running(dir: str) -> bool: ...
 def run_plot(dir: str, name: str) -> str: ...
 @final
+class Array:
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+@final
 class Model:
     def __new__(cls, path: str, overrides: Sequence[str]) -> Model: ...
     @property
@@ -63,7 +65,7 @@ class Model:
     def device(self) -> str: ...
     @property
     def tokenizer(self) -> Tokenizer | None: ...
-    def logits(self, rows: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]: ...
+    def logits(self, rows: Sequence[Sequence[int]]) -> Array: ...
     def generate(
         self,
         texts: Sequence[str] | None,
@@ -76,7 +78,7 @@ class Model:
         seed: int,
         at_once: int,
         on_text: Callable[[int, str], object] | None,
-    ) -> tuple[list[npt.NDArray[np.uint32]], list[str] | None]: ...
+    ) -> tuple[list[Array], list[str] | None]: ...
 
 @final
 class Tokenizer:

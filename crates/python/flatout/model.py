@@ -88,14 +88,14 @@ class Model:
         the plan gives them all.
         """
         rows = _rows(tokens)
-        if _is_row(tokens):
-            return self._native.logits(rows)[0]
-        if len({len(row) for row in rows}) == 1:
-            return self._native.logits(rows)
+        lengths = {len(row) for row in rows}
+        if len(lengths) == 1:
+            logits = _array(self._native.logits(rows))
+            return logits[0] if _is_row(tokens) else logits
         found: list[Any] = [None] * len(rows)
-        for length in {len(row) for row in rows}:
+        for length in lengths:
             places = [place for place, row in enumerate(rows) if len(row) == length]
-            for place, logits in zip(places, self._native.logits([rows[place] for place in places])):
+            for place, logits in zip(places, _array(self._native.logits([rows[place] for place in places]))):
                 found[place] = logits
         return found
 
@@ -156,10 +156,18 @@ class Model:
             return written[0]
         if texts is not None:
             return written
-        return made[0] if _is_row(prompts) else made
+        arrays = [_array(tokens) for tokens in made]
+        return arrays[0] if _is_row(prompts) else arrays
 
     def __repr__(self) -> str:
         return f"flatout.Model({self.checkpoint!r}, device={self.device!r})"
+
+
+def _array(values: _native.Array) -> Any:
+    """Values as NumPy sees them, where they lie."""
+    import numpy
+
+    return numpy.asarray(values)
 
 
 def _is_row(tokens: Any) -> bool:

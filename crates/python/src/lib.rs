@@ -4,6 +4,7 @@
 //! the package in `flatout/`, which turns words of Python into the words that the command line takes.
 #![cfg(feature = "module")]
 
+mod array;
 mod fault;
 mod model;
 mod process;
@@ -30,8 +31,8 @@ mod _native {
 
     #[pymodule_export]
     use super::{
-        is_running, model::Model, model::Tokenizer, named, plan_json, recipes_json, resume, run_config,
-        run_plot, run_steps, run_summary, schema_json, train_recipe,
+        array::Array, is_running, model::Model, model::Tokenizer, named, plan_json, recipes_json, resume,
+        run_config, run_plot, run_steps, run_summary, schema_json, train_recipe,
     };
 
     #[pymodule_init]

@@ -16,9 +16,9 @@ use flatout_train::infer::sampling::Sampling;
 use flatout_train::run::{self, BESIDE};
 use flatout_train::weights::loaded::Loaded;
 use flatout_train::{Failure, UserError};
-use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 
+use crate::array::Array;
 use crate::fault::{Error, raised};
 use crate::process;
 use crate::wait::{Speaker, conversation, wait};
@@ -125,7 +125,7 @@ impl Model {
     }
 
     /// The logits of rows of one length, as one array [rows, tokens, vocabulary].
-    fn logits<'py>(&self, py: Python<'py>, rows: Vec<Vec<u32>>) -> PyResult<Bound<'py, PyAny>> {
+    fn logits(&self, py: Python<'_>, rows: Vec<Vec<u32>>) -> PyResult<Array> {
         let shape = (rows.len(), rows.first().map_or(0, Vec::len));
         let stopped = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&stopped);
@@ -135,17 +135,16 @@ impl Model {
             &|| stopped.store(true, Ordering::Relaxed),
             &mut |()| Ok(()),
         )?;
-        // The values move into the array.
-        Ok(values.into_pyarray(py).reshape([shape.0, shape.1, vocab])?.into_any())
+        Ok(Array::of_logits(values, vec![shape.0, shape.1, vocab]))
     }
 
     /// Continues texts or rows of tokens. Gives the tokens that follow each, and the texts where texts were given. `on_text` is
     /// called with the number of a prompt and each piece of its text as it comes.
     #[pyo3(signature = (texts, rows, is_chat, max_tokens, temperature, top_k, top_p, seed, at_once, on_text))]
-    #[allow(clippy::too_many_arguments, clippy::type_complexity)]
-    fn generate<'py>(
+    #[allow(clippy::too_many_arguments)]
+    fn generate(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         texts: Option<Vec<String>>,
         rows: Vec<Vec<u32>>,
         is_chat: bool,
@@ -155,8 +154,8 @@ impl Model {
         top_p: f64,
         seed: u64,
         at_once: usize,
-        on_text: Option<Bound<'py, PyAny>>,
-    ) -> PyResult<(Vec<Bound<'py, PyArray1<u32>>>, Option<Vec<String>>)> {
+        on_text: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<(Vec<Array>, Option<Vec<String>>)> {
         let how = Sampling { temperature, top_k, top_p, seed, max_tokens };
         let stopped = Arc::new(AtomicBool::new(false));
         let wanted = Wanted {
@@ -177,7 +176,7 @@ impl Model {
                 None => Ok(()),
             },
         )?;
-        Ok((tokens.into_iter().map(|tokens| tokens.into_pyarray(py)).collect(), texts))
+        Ok((tokens.into_iter().map(Array::of_tokens).collect(), texts))
     }
 }
 

@@ -1,5 +1,6 @@
 """Logits and texts of models: the command line's numbers, arrays without copies, exceptions and Ctrl-C."""
 
+import gc
 import json
 import signal
 import struct
@@ -48,6 +49,11 @@ def test_logits_are_not_copied(model):
     logits = model.logits([[1, 2, 3]])
     # The memory belongs to what Rust allocated, of which the array is a view.
     assert not logits.flags.owndata and logits.flags.c_contiguous and logits.flags.writeable
+    again = model.logits([[1, 2, 3]])
+    logits -= logits.max(axis=-1, keepdims=True)
+    gc.collect()
+    assert np.allclose(logits, again - again.max(axis=-1, keepdims=True)), "the view keeps its memory"
+    assert model.generate([[1, 2]], max_tokens=0)[0].shape == (0,)
 
 
 def test_many_rows_are_computed_in_portions(model):
