@@ -134,6 +134,28 @@ def test_ctrl_c_in_a_callback_that_waits(here):
     assert (process.returncode, out) == (7, "stopped True\n"), err
 
 
+def test_a_second_ctrl_c_does_not_wait(here):
+    script = """
+import json, os, sys, flatout
+keys = {**json.loads(os.environ["SMALL"]), "train.batch": 400000, "train.micro_batch": 50}
+try:
+    flatout.train("tiny", keys, run="run", progress=False, on_event=lambda event: print(event["event"], flush=True))
+except KeyboardInterrupt:
+    print("left", flush=True)
+    os._exit(7)
+"""
+    process = python(script, here)
+    assert process.stdout.readline() == "start\n"
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None, "the first one waits for the end of a long update"
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (7, "left\n"), err
+    assert time.monotonic() - began < 5
+
+
 def test_time_that_is_up_stops_the_run(here):
     began = time.monotonic()
     run = flatout.train("tiny", run="run", max_time=4, progress=False, **{**SMALL, "train.steps": 1000000})
