@@ -43,7 +43,7 @@ pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the plan is made for.
+/// The devices that the plan is made for.
 fn asked(args: &Plan) -> Asked {
     let Plan { gpu, gpus, nodes, link, net, ranks, with, .. } = args;
     Asked {

@@ -225,7 +225,7 @@ impl Model {
 /// A piece of text that a prompt of this number was continued with.
 type Piece = (usize, String);
 
-/// What prompts were continued with, and the texts where texts were given.
+/// The tokens that follow each prompt, and the texts where texts were given.
 struct Written {
     tokens: Vec<Vec<u32>>,
     texts: Option<Vec<String>>,
@@ -369,7 +369,7 @@ impl<'a> Pieces<'a> {
         Pieces { vocabulary, tokens: vec![vec![]; prompts], shown: vec![String::new(); prompts] }
     }
 
-    /// What a token adds to the text of its prompt, where that is settled.
+    /// The text that a token adds to its prompt, where that is settled.
     fn next(&mut self, prompt: usize, token: u32) -> Option<String> {
         self.tokens[prompt].push(token);
         let text = self.vocabulary.decode(&self.tokens[prompt]);

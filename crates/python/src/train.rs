@@ -96,7 +96,7 @@ fn carry_out(order: &Order, stop: &StopFlag, told: &Told) -> Result<PathBuf, Fai
                     "Python trains one run at a time, and `train.folds` asks for several: give train.fold, too",
                 ));
             }
-            // What the machine cannot do is said before a directory is made.
+            // A machine that cannot run it is found out before a directory is made.
             let device = Device::open(config.switches.compute.backend)?;
             let compiled = compile::compile(&config, &device.target(&config.switches))?;
             let entered = match run {

@@ -13,7 +13,7 @@ use crate::fault::{Error, raised};
 /// How often signals are looked for.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
-/// What a thread says to the caller that waits for it.
+/// Said by a thread to the caller that waits for it.
 pub enum Said<M, T> {
     Message(M),
     Done(Result<T, Failure>),
