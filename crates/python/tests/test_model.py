@@ -2,13 +2,15 @@
 
 import gc
 import json
+import os
+import shutil
 import signal
 import struct
 import threading
 
 import numpy as np
 import pytest
-from conftest import program, python
+from conftest import ROOT, program, python
 
 import flatout
 
@@ -71,6 +73,18 @@ def test_texts_are_the_command_lines(model, small, how):
     told = program("generate", small.path, "backend=cpu", *asked, "--max-tokens", "12", *flags, "--json")
     assert model.generate(prompts, max_tokens=12, **how) == json.loads(told)["texts"]
     assert model.generate(prompts[1], max_tokens=12, **how) == json.loads(told)["texts"][1]
+
+
+def test_questions_are_answered_as_the_command_line_answers(here):
+    shutil.copytree(ROOT / "examples/chat-lora", here / "shop")
+    os.chdir(here / "shop")
+    small = {"train.steps": 12, "model.layers": 1, "model.width": 32, "model.heads": 2, "eval.every": 6}
+    run = flatout.train("base.toml", small, run="base", backend="cpu", progress=False)
+    questions = ["How much is the red bell?", "Where are the bells?"]
+    asked = [word for question in questions for word in ("--prompt", question)]
+    told = program("generate", run.path, "backend=cpu", "--chat", *asked, "--temperature", "0", "--max-tokens", "9", "--json")
+    model = flatout.Model(run, device="cpu")
+    assert model.generate(questions, chat=True, temperature=0, max_tokens=9) == json.loads(told)["texts"]
 
 
 def test_tokens_are_continued_as_texts_are(model):

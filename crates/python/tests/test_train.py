@@ -1,11 +1,13 @@
 """Training in process: the same runs as the command line's, events as they come, Ctrl-C and exceptions as Python has them."""
 
+import os
+import shutil
 import signal
 import threading
 import time
 
 import pytest
-from conftest import SMALL, program, python, words
+from conftest import ROOT, SMALL, program, python, words
 
 import flatout
 
@@ -76,6 +78,14 @@ def test_other_bad_input_is_a_sentence(here):
     with pytest.raises(flatout.UserError, match="no run in nowhere"):
         flatout.resume("nowhere", progress=False)
     assert list(here.iterdir()) == []
+
+
+def test_folds_are_several_runs(here):
+    shutil.copytree(ROOT / "examples/classes", here / "classes")
+    os.chdir(here / "classes")
+    with pytest.raises(flatout.UserError, match="one run at a time"):
+        flatout.train("classes.toml", {"train.folds": 3}, backend="cpu", progress=False)
+    assert not (here / "classes/runs").exists()
 
 
 def test_an_exception_ends_the_run_cleanly_and_comes_out_unchanged(small, here):
