@@ -1,25 +1,14 @@
 //! Shared by the commands that use a model: finding it by name, opening it, and reporting downloads.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use flatout_train::Failure;
 use flatout_train::device::Device;
-use flatout_train::run::is_run;
+pub use flatout_train::run::{RUNS, named};
 use flatout_train::weights::loaded::Loaded;
 use flatout_train::weights::pretrained::hub::Fetching;
 
 use crate::screen::{Screen, bytes};
-
-/// Where runs are where nobody says otherwise.
-pub const RUNS: &str = "runs";
-
-/// The run that a word means: a directory, or the name of one among the usual runs, with `@step` or without.
-pub fn named(said: &Path) -> PathBuf {
-    let text = said.to_string_lossy();
-    let name = text.rsplit_once('@').map_or(&*text, |(name, _)| name);
-    let is_there = said.exists() || Path::new(name).exists();
-    if !is_there && is_run(&Path::new(RUNS).join(name)) { Path::new(RUNS).join(said) } else { said.into() }
-}
 
 /// Opens a run or a folder. All that is wrong with it is said here.
 pub fn open(model: &Path, overrides: &[String]) -> Result<Loaded, Failure> {

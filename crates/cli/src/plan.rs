@@ -1,91 +1,36 @@
 //! `plan`: memory to the byte, arithmetic and time, before anything runs.
 
 mod launches;
-mod object;
 mod world;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use flatout_ir::Target;
-use flatout_measure::forecast::{Forecast, Layers, Outcome, forecast, timeline};
-use flatout_train::Config;
+use flatout_measure::forecast::{Layers, Outcome, timeline};
+use flatout_measure::plan::{self, Asked, OnPaper, Told};
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::device::{self, Device, Facts, attention_kernels, gpus};
 use flatout_train::recipes;
-use flatout_train::resolve::compile::{self, Compiled};
-use flatout_train::resolve::fit::{Fit, fit};
 use flatout_train::resolve::fp8_layers;
 use flatout_train::resolve::prediction;
-use flatout_train::resolve::tower;
-use flatout_train::switches::Switches;
 use flatout_train::switches::active;
 use flatout_train::training::host::Beside;
 
 use crate::args::{Plan, recipe_and_overrides};
 use crate::runs::print_table;
 use crate::screen::{Screen, bytes, count, duration, flops, short};
-use world::World;
-
-/// A plan and all that is told of it.
-struct Told<'a> {
-    config: &'a Config,
-    compiled: Compiled,
-    forecast: Forecast,
-    /// The kernels attention may run on, by direction.
-    attention: BTreeMap<&'static str, Vec<&'static str>>,
-    on_paper: Option<OnPaper>,
-    /// Features of images that are kept, where they are.
-    features: Option<tower::Forecast>,
-    /// Where there are several ranks.
-    world: Option<world::Told>,
-}
-
-/// A GPU that need not be here.
-struct OnPaper {
-    name: String,
-    fits: bool,
-    largest: Option<usize>,
-    bytes: u64,
-}
 
 pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
-    let world = World::of(args, &config, on_paper(args))?;
-    let told = match on_paper(args) {
-        Some(name) => {
-            let alone = device::named(name, &config.switches)?;
-            let Fit { compiled, fits, largest } = fit(&config, &world.target(alone.clone())?)?;
-            let bytes = compiled.plans.arena_bytes as u64 + compiled.target.bytes_beside();
-            let target_for = |switches: &_| {
-                let named = device::named(name, switches).expect("it is in the table");
-                world.target(named).expect("its links were found")
-            };
-            let on_paper = OnPaper { name: name.into(), fits, largest, bytes };
-            let of_world = world.told(&config, &compiled, &alone);
-            let facts = gpus::find(name).map(gpus::facts);
-            Told { world: of_world, ..Told::new(&config, compiled, &target_for, facts, Some(on_paper))? }
-        }
-        None => {
-            let device = Device::open(config.switches.compute.backend)?;
-            let alone = device.target(&config.switches);
-            let compiled = compile::compile(&config, &world.target(alone.clone())?)?;
-            let target_for =
-                |switches: &_| world.target(device.target(switches)).expect("its links were found");
-            let of_world = world.told(&config, &compiled, &alone);
-            Told { world: of_world, ..Told::new(&config, compiled, &target_for, device.facts(), None)? }
-        }
-    };
+    let told = plan::told(&config, &asked(args))?;
     let drawn = args.out.as_ref().map(|folder| draw(&told, folder)).transpose()?;
     if let Some(path) = &args.text {
         write(path, &told.compiled.plans.to_string(), "--text")?;
     }
     if screen.json {
-        screen.object(&object::object(&told));
+        screen.object(&plan::object(&told));
     } else {
         print(&told, screen);
         if args.launches {
@@ -98,27 +43,18 @@ pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-impl<'a> Told<'a> {
-    fn new(
-        config: &'a Config,
-        compiled: Compiled,
-        target_for: &dyn Fn(&Switches) -> Target,
-        facts: Option<Facts>,
-        on_paper: Option<OnPaper>,
-    ) -> Result<Told<'a>, Failure> {
-        let forecast = forecast(config, &compiled, target_for);
-        let largest = compiled.capacities[0].largest_image;
-        let features = tower::forecast(config, &compiled.target, largest, forecast.step.predicted_seconds)?;
-        let attention = facts.map(|facts| attention_kernels(&compiled.plans, &facts, &compiled.settled));
-        let attention = attention.unwrap_or_default();
-        Ok(Told { config, compiled, forecast, attention, on_paper, features, world: None })
+/// The devices that the plan is made for.
+fn asked(args: &Plan) -> Asked {
+    let Plan { gpu, gpus, nodes, link, net, ranks, with, .. } = args;
+    Asked {
+        gpu: gpu.clone(),
+        gpus: *gpus,
+        nodes: *nodes,
+        link: link.clone(),
+        net: net.clone(),
+        ranks: *ranks,
+        with: with.clone(),
     }
-}
-
-/// The GPU that is asked for by name: with --gpu, or by a preset where this machine has none.
-fn on_paper(args: &Plan) -> Option<&str> {
-    let preset = || args.with.iter().rev().find(|name| gpus::find(name).is_some());
-    args.gpu.as_ref().or_else(|| preset().filter(|_| !device::has_gpu())).map(String::as_str)
 }
 
 /// The arena over the step.

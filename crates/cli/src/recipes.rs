@@ -6,7 +6,6 @@ use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::config;
 use flatout_train::recipes as embedded;
-use serde_json::json;
 
 use crate::args::{Recipes, Schema, Show, recipe_and_overrides};
 use crate::screen::Screen;
@@ -18,12 +17,7 @@ pub fn recipes(args: &Recipes, screen: &Screen) -> Result<ExitCode, Failure> {
             let config = embedded::resolve(recipe, &[], overrides)?;
             if screen.json { screen.object(&config) } else { screen.result(config.to_toml().trim_end()) }
         }
-        None if screen.json => {
-            let row = |r: &embedded::Embedded| json!({ "name": r.name, "description": r.description() });
-            let rows: Vec<_> = embedded::list().iter().map(row).collect();
-            let presets: Vec<_> = embedded::presets().iter().map(row).collect();
-            screen.object(&json!({ "recipes": rows, "presets": presets }));
-        }
+        None if screen.json => screen.object(&embedded::as_json()),
         None => {
             for recipe in embedded::list() {
                 screen.result(format!("{:16} {}", recipe.name, recipe.description()));

@@ -9,9 +9,7 @@ use console::Term;
 use flatout_measure::folds;
 use flatout_measure::forecast::kept;
 use flatout_report::history::{Axis, History, smoothing_span};
-use flatout_report::mlflow::Mlflow;
-use flatout_report::report::AtEnd;
-use flatout_report::tensorboard::Board;
+use flatout_report::sinks::Sinks;
 use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::UserError;
@@ -28,7 +26,7 @@ use flatout_train::run::events::Status;
 use flatout_train::run::samples::{self, Sample};
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run, asked_and_resolved};
-use flatout_train::training::resume::requeued;
+use flatout_train::training::resume;
 use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, Sink, Worker, train_among};
 use flatout_train::weights::pretrained;
 
@@ -133,16 +131,9 @@ fn begin_or_continue_as(
     stop: &StopFlag,
     screen: &Screen,
 ) -> Result<Status, Failure> {
-    if !is_fresh {
-        let (own, resolved) = asked_and_resolved(run.dir())?;
-        let config = requeued(&own, &resolved, config)?;
-        return run_through(rank, &config, None, &run, stop, screen);
-    }
-    let result = run_through(rank, config, compiled, &run, stop, screen);
-    if let Err(Failure::User(_)) = &result {
-        run.discard();
-    }
-    result
+    resume::begin_or_continue(&run, is_fresh, config, compiled, |config, compiled| {
+        run_through(rank, config, compiled, &run, stop, screen)
+    })
 }
 
 /// Continues a run, or all the runs of a sweep or of folds.
@@ -225,9 +216,8 @@ fn run_through(
     let began = Instant::now();
     let mut progress: Option<Progress> = None;
     let mut facts = None;
-    let (mut board, mut report, mut mlflow) = (Board::default(), AtEnd::default(), Mlflow::default());
-    let sinks: &mut [&mut dyn Sink] =
-        if ranks.is_first() { &mut [&mut board, &mut report, &mut mlflow] } else { &mut [] };
+    let mut sinks = Sinks::default();
+    let sinks: &mut [&mut dyn Sink] = if ranks.is_first() { &mut sinks.all() } else { &mut [] };
     let outcome =
         train_among(
             &Worker { ranks, run, device },

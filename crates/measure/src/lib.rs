@@ -11,6 +11,7 @@ pub mod calibrate;
 pub mod claims;
 pub mod folds;
 pub mod forecast;
+pub mod plan;
 pub mod profile;
 pub mod statistics;
 pub mod sweep;

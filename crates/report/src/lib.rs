@@ -10,5 +10,6 @@ pub mod mlflow;
 pub mod plot;
 pub mod report;
 pub mod scalars;
+pub mod sinks;
 pub mod tensorboard;
 pub mod words;

@@ -56,7 +56,7 @@ pub fn write(dir: &Path) -> Result<(), String> {
 pub const FIRST_STEPS: f64 = 0.02;
 
 /// The plots of a run by the names of their files.
-fn plots(history: &History) -> Vec<(&'static str, Plot)> {
+pub fn plots(history: &History) -> Vec<(&'static str, Plot)> {
     let name = history.name();
     let curve = |of: fn(&Step) -> f64| history.curve(Axis::Step, of);
     let series = |name: &str, points: Vec<(f64, f64)>, style, colour| Series {

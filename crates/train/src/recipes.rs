@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use flatout_data::Vocabulary;
 use flatout_models::config::{DecoderConfig, Model};
 use flatout_runtime::cuda::gpus::{self, Gpu};
+use serde_json::json;
 use toml::{Table, Value};
 
 use crate::config::{Config, Layers, SourceKind, Task, parse, suggestion};
@@ -82,6 +83,13 @@ pub fn presets() -> &'static [Embedded] {
         let small = Embedded { name: "small", text: small };
         [quick_test, small].into_iter().chain(gpus::named().iter().map(gpu)).collect()
     })
+}
+
+/// The names and descriptions of both.
+pub fn as_json() -> serde_json::Value {
+    let row = |embedded: &Embedded| json!({ "name": embedded.name, "description": embedded.description() });
+    let rows = |all: &[Embedded]| all.iter().map(row).collect::<Vec<_>>();
+    json!({ "recipes": rows(list()), "presets": rows(presets()) })
 }
 
 /// For each GPU among the presets, whether what is laid for it was measured.

@@ -6,8 +6,8 @@ use flatout_models::config::{Model, ModelKind};
 use flatout_settings::{Key, Kind, Leaf, Section, leaves};
 
 use super::{
-    Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Mesh, Optimizer, Preference, Samples, Schedule, Track,
-    Train, text,
+    Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Mesh, Optimizer, Preference, Samples, Schedule,
+    Track, Train, text,
 };
 use crate::switches::Switches;
 

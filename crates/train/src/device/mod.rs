@@ -7,6 +7,7 @@ mod wire;
 pub use wire::{check as check_nccl, check_windows};
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use flatout_ir::links::{Link, Links};
 use flatout_ir::timings::Timings;
@@ -37,6 +38,11 @@ pub fn start_threads() -> Result<(), Failure> {
              (ulimit -u, ulimit -v), or set RAYON_NUM_THREADS to fewer"
         ))
     })
+}
+
+/// Also looks for NVIDIA's libraries among the wheels of a Python environment. To be called before any device is opened.
+pub fn look_for_libraries_under(prefix: PathBuf) {
+    cuda::library::look_under(prefix);
 }
 
 /// An open device.

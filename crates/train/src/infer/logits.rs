@@ -8,6 +8,7 @@ use flatout_ir::passes::input_path;
 use flatout_ir::{Program, Role};
 use flatout_models::config::Attention;
 use flatout_models::form::Form;
+use flatout_runtime::Session;
 
 use crate::Failure;
 use crate::UserError;
@@ -35,9 +36,9 @@ pub fn read_ids(path: &Path) -> Result<Vec<Vec<u32>>, UserError> {
 /// Whether the model has a logit for every token of the rows.
 pub fn check(loaded: &Loaded, rows: &[Vec<u32>]) -> Result<(), UserError> {
     let model = &loaded.config.model;
-    let Some(vocab) = model.vocab() else {
+    if model.vocab().is_none() {
         refuse!("{} reads images, and has no logits of tokens", loaded.dir.display());
-    };
+    }
     if model.classes().is_some() {
         refuse!("{} has a head of classes, and no logits of tokens", loaded.dir.display());
     }
@@ -45,7 +46,12 @@ pub fn check(loaded: &Loaded, rows: &[Vec<u32>]) -> Result<(), UserError> {
     if sees_both_ways && rows.iter().any(|row| row.len() != rows[0].len()) {
         refuse!("{} sees both ways: give it rows of one length", loaded.dir.display());
     }
-    let positions = loaded.positions;
+    check_tokens(loaded, rows)
+}
+
+/// Whether the model's vocabulary has the tokens of the rows, and its positions are as many as they are long.
+pub fn check_tokens(loaded: &Loaded, rows: &[Vec<u32>]) -> Result<(), UserError> {
+    let (vocab, positions) = (loaded.config.model.vocab().unwrap_or(0), loaded.positions);
     for (number, row) in rows.iter().enumerate() {
         if let Some(token) = row.iter().find(|token| **token as usize >= vocab) {
             refuse!("row {number} has token {token}, and the model's vocabulary is {vocab}");
@@ -60,21 +66,62 @@ pub fn check(loaded: &Loaded, rows: &[Vec<u32>]) -> Result<(), UserError> {
 /// Tokens computed at once.
 const AT_ONCE: usize = 4096;
 
+/// A model that gives the logits of rows, some of them at once.
+pub struct Logits {
+    session: Session,
+    /// Rows at once.
+    at_once: usize,
+    /// Tokens of a row; shorter rows are filled up behind, because no token sees what comes after it.
+    len: usize,
+    vocab: usize,
+}
+
+impl Logits {
+    /// For rows of at most `len` tokens, of which there are usually `rows`.
+    pub fn new(loaded: &mut Loaded, device: &Device, rows: usize, len: usize) -> Result<Logits, Failure> {
+        let at_once = (AT_ONCE / len).clamp(1, rows.max(1));
+        loaded.config.model.set_context(len);
+        let vocab = loaded.config.model.vocab().expect("a model that was checked reads tokens");
+        let graph = loaded.config.model.build(Form::Logits { rows: at_once, len, seen: None });
+        let mut session = loaded.session(device, &[Program { role: Role::Logits, graph }])?;
+        let positions: Vec<i32> = (0..at_once).flat_map(|_| 0..len as i32).collect();
+        let axes = loaded.config.model.as_decoder().map_or(1, |decoder| decoder.position_axes());
+        session.write_i32(&input_path(Role::Logits, "positions"), &positions.repeat(axes))?;
+        Ok(Logits { session, at_once, len, vocab })
+    }
+
+    /// Tokens that a row is filled up to.
+    pub fn row_tokens(&self) -> usize {
+        self.len
+    }
+
+    /// Logits of rows that went through [`check`], in portions: with each, its rows and their logits, `len` times the vocabulary
+    /// a row.
+    pub fn of<'r>(
+        &mut self,
+        rows: &'r [Vec<u32>],
+        take: &mut dyn FnMut(&'r [Vec<u32>], Vec<f32>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        for chunk in rows.chunks(self.at_once) {
+            let mut tokens = vec![0; self.at_once * self.len];
+            for (row, place) in chunk.iter().zip(tokens.chunks_mut(self.len)) {
+                place.iter_mut().zip(row).for_each(|(place, token)| *place = *token as i32);
+            }
+            self.session.write_i32(&input_path(Role::Logits, "tokens"), &tokens)?;
+            self.session.run(Role::Logits)?;
+            take(chunk, self.session.result(Role::Logits, "logits")?)?;
+        }
+        Ok(())
+    }
+}
+
 /// Writes safetensors: one tensor `logits` [rows, length, vocabulary] where all rows are equally long, otherwise
 /// `logits.0`, `logits.1` and so on, [length, vocabulary] each. The file is there whole or not at all.
 pub fn write(loaded: &mut Loaded, device: &Device, rows: &[Vec<u32>], out: &Path) -> Result<(), Failure> {
     check(loaded, rows)?;
     let longest = rows.iter().map(Vec::len).max().unwrap_or(1);
-    // Shorter rows are filled up behind: no token sees what comes after it.
-    let at_once = (AT_ONCE / longest).clamp(1, rows.len());
-    loaded.config.model.set_context(longest);
-    let vocab = loaded.config.model.vocab().expect("checked above");
-    let graph = loaded.config.model.build(Form::Logits { rows: at_once, len: longest, seen: None });
-    let mut session = loaded.session(device, &[Program { role: Role::Logits, graph }])?;
-    let positions: Vec<i32> = (0..at_once).flat_map(|_| 0..longest as i32).collect();
-    let axes = loaded.config.model.as_decoder().map_or(1, |decoder| decoder.position_axes());
-    session.write_i32(&input_path(Role::Logits, "positions"), &positions.repeat(axes))?;
-
+    let mut model = Logits::new(loaded, device, rows.len(), longest)?;
+    let vocab = model.vocab;
     let partial = PathBuf::from(format!("{}.partial", out.display()));
     let opened = File::create(&partial).map_err(Failure::io(partial.display()))?;
     let mut writer = BufWriter::with_capacity(4 << 20, opened);
@@ -84,19 +131,13 @@ pub fn write(loaded: &mut Loaded, device: &Device, rows: &[Vec<u32>], out: &Path
     header(&described, &[])
         .and_then(|head| writer.write_all(&head))
         .map_err(Failure::io(partial.display()))?;
-    for chunk in rows.chunks(at_once) {
-        let mut tokens = vec![0; at_once * longest];
-        for (row, place) in chunk.iter().zip(tokens.chunks_mut(longest)) {
-            place.iter_mut().zip(row).for_each(|(place, token)| *place = *token as i32);
-        }
-        session.write_i32(&input_path(Role::Logits, "tokens"), &tokens)?;
-        session.run(Role::Logits)?;
-        let logits = session.result(Role::Logits, "logits")?;
+    model.of(rows, &mut |chunk, logits| {
         for (row, logits) in chunk.iter().zip(logits.chunks(longest * vocab)) {
             let bytes: Vec<u8> = logits[..row.len() * vocab].iter().flat_map(|x| x.to_le_bytes()).collect();
             writer.write_all(&bytes).map_err(Failure::io(partial.display()))?;
         }
-    }
+        Ok(())
+    })?;
     writer.flush().map_err(Failure::io(partial.display()))?;
     std::fs::rename(&partial, out).map_err(Failure::io(out.display()))
 }

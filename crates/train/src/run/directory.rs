@@ -198,6 +198,17 @@ pub fn quoted(path: &Path) -> String {
     if plain { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }
 
+/// The folder of runs, where nothing else is said.
+pub const RUNS: &str = "runs";
+
+/// The run that a word means: a directory, or the name of one among the usual runs, with `@step` or without.
+pub fn named(said: &Path) -> PathBuf {
+    let text = said.to_string_lossy();
+    let name = text.rsplit_once('@').map_or(&*text, |(name, _)| name);
+    let is_there = said.exists() || Path::new(name).exists();
+    if !is_there && is_run(&Path::new(RUNS).join(name)) { Path::new(RUNS).join(said) } else { said.into() }
+}
+
 /// Whether the directory holds a run, whole or half done.
 pub fn is_run(dir: &Path) -> bool {
     dir.join(CONFIG).is_file()

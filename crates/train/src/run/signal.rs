@@ -93,10 +93,15 @@ pub fn leave(code: i32) -> ! {
 }
 
 impl StopFlag {
-    /// A flag that no signal raises, for callers that stop in other ways.
+    /// A flag that no signal raises, for callers that stop in other ways, such as [`StopFlag::interrupt`].
     pub fn never() -> StopFlag {
         let phase = Arc::new(AtomicU8::new(TRAINING));
         StopFlag { signal: Arc::new(AtomicUsize::new(0)), phase, deadline: None }
+    }
+
+    /// Asks to stop as SIGINT does, for a process whose signals are someone else's.
+    pub fn interrupt(&self) {
+        self.signal.store(SIGINT as usize, Ordering::Relaxed);
     }
 
     /// The same flag for a run that must have ended by `deadline`.
@@ -211,6 +216,9 @@ mod tests {
         assert_eq!(StopFlag::never().requested(), None);
         assert_eq!(StopFlag::never().asked(Duration::MAX), None);
         StopFlag::never().begin_steps();
+        let stop = StopFlag::never();
+        stop.clone().interrupt();
+        assert_eq!(stop.asked(Duration::ZERO), Some("SIGINT"), "clones share it");
     }
 
     #[test]

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use crate::UserError;
 use crate::config::Config;
 use crate::config::may_change;
 use crate::config::resolved::Resolved;
 use crate::refuse;
+use crate::resolve::compile::Compiled;
+use crate::run::{Run, asked_and_resolved};
 use crate::weights::pretrained;
+use crate::{Failure, UserError};
 
 /// Keys whose values earlier versions wrote into a run's config when they were found out or chosen.
 const ONCE_PINNED: [&str; 7] = [
@@ -19,6 +21,26 @@ const ONCE_PINNED: [&str; 7] = [
     "train.micro_batch",
     "train.recompute_layers",
 ];
+
+/// Trains a run that was entered, new or not, by `train`, which takes its config and the plans that were made of it already.
+/// A new one that is refused is gone again.
+pub fn begin_or_continue<T>(
+    run: &Run,
+    is_fresh: bool,
+    asked: &Config,
+    compiled: Option<Compiled>,
+    train: impl FnOnce(&Config, Option<Compiled>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    if !is_fresh {
+        let (own, resolved) = asked_and_resolved(run.dir())?;
+        return train(&requeued(&own, &resolved, asked)?, None);
+    }
+    let result = train(asked, compiled);
+    if let Err(Failure::User(_)) = &result {
+        run.discard();
+    }
+    result
+}
 
 /// The config a run goes on with when `asked` is given anew: its `own`, with what may change taken from `asked`. What was
 /// asked for is compared with what was asked for then; a value that the run has `resolved` may be spelled out, too.

@@ -165,6 +165,15 @@ unsafe fn resolve<T: Copy>(handle: &Handle, path: &Path, name: &str) -> Result<T
     found.map(|s| *s).map_err(|_| CudaError::new(format!("{} has no `{name}`", path.display())))
 }
 
+/// A Python prefix whose wheels count as those beside the binary.
+static PREFIX: OnceLock<PathBuf> = OnceLock::new();
+
+/// Also looks for wheels under the prefix of a Python environment whose interpreter is this process: its binary may be a
+/// link to one that lies elsewhere. To be called before anything looks for a library; the first prefix stays.
+pub fn look_under(prefix: PathBuf) {
+    let _ = PREFIX.set(prefix);
+}
+
 /// Folders to look in, with how deep, in order. Taken from the environment once.
 #[derive(Clone, Debug, Default)]
 pub struct Places(pub Vec<(Origin, PathBuf, usize)>);
@@ -176,6 +185,7 @@ impl Places {
         if let Some(path) = variable("FLATOUT_CUDA_PATH") {
             places.push((Origin::Named, path, 4));
         }
+        places.extend(PREFIX.get().into_iter().flat_map(|root| wheels(root)).map(|p| (Origin::Beside, p, 2)));
         let binary = std::env::current_exe().and_then(|path| path.canonicalize()).ok();
         // bin/flatout and lib/python3.x/site-packages, as wheels install them; or a folder next to the binary.
         if let Some(folder) = binary.as_deref().and_then(Path::parent) {

@@ -1,6 +1,5 @@
 //! A plan as one JSON object.
 
-use flatout_measure::forecast::{Alternative, Outcome};
 use flatout_train::device::gpus;
 use flatout_train::resolve::fp8_layers;
 use flatout_train::resolve::tower::Forecast;
@@ -8,6 +7,7 @@ use flatout_train::switches::active;
 use serde_json::{Value, json};
 
 use super::{Told, world};
+use crate::forecast::{Alternative, Outcome};
 
 pub fn object(told: &Told<'_>) -> Value {
     let Told { config, compiled, forecast, attention, on_paper, features, world } = told;

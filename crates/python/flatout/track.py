@@ -1,0 +1,138 @@
+"""Trackers that hear of a run as it goes: Weights & Biases, through its own package.
+
+A tracker has ``begin(run)``, ``event(event)`` and ``end()``. One that fails is a warning, and the run goes on without it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from typing import Any, Protocol
+
+from ._native import UserError
+from .run import Event, Run, flat
+
+
+class Tracker(Protocol):
+    """Somebody who is told of a run."""
+
+    def begin(self, run: Run) -> None:
+        """The run has its settings and is about to start, or to go on."""
+
+    def event(self, event: Event) -> None:
+        """An event, as ``Run.events`` gives them."""
+
+    def end(self) -> None:
+        """Nothing more follows."""
+
+
+class Wandb:
+    """A run at Weights & Biases: its settings, the numbers of steps and evaluations over ``step``, and samples.
+
+    Keywords are those of ``wandb.init``, such as project, name, mode and dir.
+    """
+
+    def __init__(self, **init: Any) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise ImportError("tracking with W&B needs its package: pip install wandb") from error
+        self._wandb = wandb
+        self._init = init
+        self._run: Any = None
+        self._ours: Run | None = None
+        self._warnings: list[str] = []
+
+    def begin(self, run: Run) -> None:
+        self._ours = run
+        init = {"project": "flatout", "name": run.path.name, **self._init}
+        config = {**flat(run.config), "run_dir": os.fspath(run.path), **init.pop("config", {})}
+        self._run = self._wandb.init(config=config, **init)
+        # A run that went back to a checkpoint goes on from there: the axis is the step, and not the number of calls.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def event(self, event: Event) -> None:
+        kind = event["event"]
+        if kind in ("step", "eval"):
+            prefix = "train" if kind == "step" else "eval"
+            self._run.log(numbers(event, prefix))
+        elif kind == "start":
+            self._run.summary.update({f"start/{name}": event[name] for name in ("device", "parameters", "arena_bytes")})
+        elif kind == "warning":
+            self._warnings.append(event["message"])
+            self._run.summary.update({"warnings": self._warnings})
+        elif kind == "end":
+            self._run.summary.update({"status": event["status"], "final_loss": event["loss"]})
+
+    def end(self) -> None:
+        if self._run is None:
+            return
+        samples = self._ours.samples if self._ours is not None else []
+        if samples:
+            rows = [[sample["step"], sample["prompt"], sample["text"]] for sample in samples]
+            self._run.log({"samples": self._wandb.Table(columns=["step", "prompt", "text"], data=rows)})
+        self._run.finish()
+        self._run = None
+
+
+def wandb(run: Run | str | os.PathLike[str], *, follow: bool = False, **init: Any) -> None:
+    """Sends a run that was trained to Weights & Biases; with ``follow=True`` one that is being trained, to its end.
+
+    Keywords are those of ``wandb.init``: ``flatout.track.wandb(run, project="words", mode="offline")``.
+    """
+    run = run if isinstance(run, Run) else Run(run)
+    tracker = Wandb(**init)
+    tracker.begin(run)
+    try:
+        for event in run.events(follow=follow):
+            tracker.event(event)
+    finally:
+        tracker.end()
+
+
+def numbers(event: Event, prefix: str) -> dict[str, float]:
+    """The numbers of an event by name, with the step they belong to."""
+    found: dict[str, float] = {"step": event["step"]}
+    for name, value in flat(event).items():
+        if name != "step" and isinstance(value, (int, float)) and math.isfinite(value):
+            found[f"{prefix}/{name.replace('.', '/')}"] = value
+    return found
+
+
+class Guarded:
+    """A tracker whose failures are warnings: after the first it is left alone."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker: Tracker | None = tracker
+
+    @staticmethod
+    def of(wanted: str | Tracker | None) -> Guarded | None:
+        """The tracker that is asked for, by name or itself."""
+        if wanted is None:
+            return None
+        if wanted == "wandb":
+            return Guarded(Wandb())
+        if isinstance(wanted, str):
+            raise UserError(f"there is no tracker {wanted!r}: give \"wandb\", or an object with begin, event and end")
+        return Guarded(wanted)
+
+    def begin(self, run: Run) -> None:
+        self._call("begin", run)
+
+    def event(self, event: Event) -> None:
+        self._call("event", event)
+
+    def end(self) -> None:
+        self._call("end")
+
+    def _call(self, what: str, *given: Any) -> None:
+        if self._tracker is None:
+            return
+        try:
+            getattr(self._tracker, what)(*given)
+        except Exception as error:
+            self._tracker = None
+            warnings.warn(f"the tracker failed, and the run goes on without it: {error!r}", stacklevel=2)
+

@@ -1,0 +1,59 @@
+"""Values of Python as the words that the command line takes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ._native import UserError
+
+# Options of the command line that start processes, which are no keys.
+RANKS = ("ranks", "gpus", "share_gpu", "nodes", "node", "address", "join_timeout")
+
+
+def overrides(keys: Mapping[str, Any], one_process: str | None = None) -> list[str]:
+    """Keys as ``key=value``, those of tables in them by their joined names. `one_process` is the command that several processes are asked of, where Python takes one."""
+    for name in RANKS:
+        if one_process is not None and name in keys:
+            raise UserError(
+                f"Python trains in this process alone, and {name} asks for several: "
+                f"`{one_process} --{name.replace('_', '-')} ...` starts them, and flatout.Run reads the run"
+            )
+    return [f"{key}={word(key, value)}" for key, value in joined(keys)]
+
+
+def joined(keys: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of nested tables with its whole name."""
+    for key, value in keys.items():
+        if isinstance(value, Mapping):
+            yield from joined(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def word(key: str, value: Any) -> str:
+    """One value."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, os.PathLike)):
+        return os.fspath(value)
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(element(key, one) for one in value) + "]"
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return word(key, value.item())
+    raise UserError(f"{key} is a {type(value).__name__}: give a number, a text, True or False, or a list of them")
+
+
+def element(key: str, value: Any) -> str:
+    """A value inside a list, as TOML writes it."""
+    if isinstance(value, (str, os.PathLike)):
+        return json.dumps(os.fspath(value))
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {element(key, held)}" for name, held in value.items()) + " }"
+    return word(key, value)

@@ -1,0 +1,28 @@
+//! The two exceptions: bad input, which the caller can put right, and a machine that could not go on.
+
+use flatout_train::Failure;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+pyo3::create_exception!(
+    flatout,
+    UserError,
+    PyValueError,
+    "Bad input: one sentence that says what is wrong, where, and what to do. Nothing was begun."
+);
+
+pyo3::create_exception!(
+    flatout,
+    Error,
+    PyRuntimeError,
+    "The machine could not go on: a full disk, a lost GPU, a damaged file."
+);
+
+/// The exception of a failure, with its sentence.
+pub fn raised(failure: Failure) -> PyErr {
+    let sentence = failure.to_string();
+    match failure {
+        Failure::User(_) => UserError::new_err(sentence),
+        Failure::Environment(_) => Error::new_err(sentence),
+    }
+}

@@ -1,0 +1,50 @@
+"""Plans, recipes and keys: the command line's JSON as dictionaries."""
+
+import json
+
+import pytest
+from conftest import program
+
+import flatout
+
+
+@pytest.mark.parametrize(
+    "keywords, arguments",
+    [
+        ({"backend": "cpu"}, ["backend=cpu"]),
+        ({"gpu": "h200", "train.micro_batch": 4}, ["--gpu", "h200", "train.micro_batch=4"]),
+        ({"gpu": "h100", "gpus": 2, "nodes": 2}, ["--gpu", "h100", "--gpus", "2", "--nodes", "2"]),
+        ({"presets": ["rtx3090"]}, ["--with", "rtx3090"]),
+        ({"ranks": 2, "backend": "cpu"}, ["--ranks", "2", "backend=cpu"]),
+    ],
+)
+def test_plans_are_the_command_lines(keywords, arguments):
+    made, told = flatout.plan("tiny", **keywords), json.loads(program("plan", "tiny", *arguments, "--json"))
+    if made["backend"] == "cpu":
+        # As much as there is free memory of the machine at the moment.
+        del made["largest_micro_batch"], told["largest_micro_batch"]
+    assert made == told and made["arena_bytes"] > 0
+
+
+def test_bad_plans_are_sentences():
+    for wrong, match in [
+        ({"gpu": "h2000"}, "h2000"),
+        ({"nodes": 2}, "nodes is given without gpus"),
+        ({"gpu": "h100", "gpus": 0}, "from 1 to 1024"),
+        ({"gpu": "h100", "gpus": 2, "ranks": 2}, "one of them"),
+        ({"layerz": 2}, "layerz"),
+    ]:
+        with pytest.raises(flatout.UserError, match=match):
+            flatout.plan("tiny", **wrong)
+
+
+def test_recipes_and_keys_are_listed():
+    told = json.loads(program("recipes", "--json"))["recipes"]
+    assert flatout.recipes() == {row["name"]: row["description"] for row in told}
+    assert flatout.schema() == json.loads(program("schema", "--json"))
+    assert flatout.schema("warmup") == json.loads(program("schema", "warmup", "--json"))
+    assert flatout.schema("no such word") == []
+
+
+def test_the_version_is_the_programs():
+    assert program("--version") == f"flatout {flatout.__version__}\n"

@@ -1,0 +1,52 @@
+"""Types: the package by mypy, what a user writes with it, and the stub of the native half against the library."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+
+from conftest import ROOT
+
+from flatout import _native
+
+USE = """
+import flatout
+run = flatout.train("tiny", lr=1e-3, on_event=lambda event: print(event["event"]), settings={"train.steps": 10})
+text: str = flatout.Model(run).generate("once")
+texts: list[str] = flatout.Model(run).generate(["once"])
+losses: list[float] = run.losses
+flatout.Model(run).generate("once", warmth=0)
+reveal_type(flatout.plan("tiny", gpu="h200"))
+flatout.train(resume="often")
+"""
+
+
+def mypy(*arguments):
+    return subprocess.run([sys.executable, "-m", "mypy", "--strict-optional", *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_the_package_is_typed():
+    found = mypy("crates/python/flatout")
+    assert found.returncode == 0, found.stdout
+
+
+def test_what_users_write_is_checked(here):
+    (here / "use.py").write_text(USE)
+    said = mypy(str(here / "use.py")).stdout
+    assert 'Revealed type is "' in said and "dict[" in said, said
+    assert set(re.findall(r"use.py:(\d+): error", said)) == {"7", "9"} and "'often'" in said and "warmth" in said, said
+
+
+def test_the_stub_is_the_librarys():
+    stub = ast.parse((ROOT / "crates/python/flatout/_native.pyi").read_text())
+    told = {node.name: node for node in stub.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    assert {name for name in dir(_native) if not name.startswith("__")} == set(told)
+    functions = [(_native, node) for node in told.values() if isinstance(node, ast.FunctionDef)]
+    for owner in (_native.Model, _native.Tokenizer):
+        methods = [node for node in told[owner.__name__].body if isinstance(node, ast.FunctionDef) and node.name != "__new__"]
+        assert {name for name in vars(owner) if not name.startswith("__")} == {node.name for node in methods}
+        functions += [(owner, node) for node in methods if not node.decorator_list]
+    for owner, node in functions:
+        names = list(inspect.signature(getattr(owner, node.name)).parameters)
+        assert names == [argument.arg for argument in node.args.args], node.name

@@ -1,0 +1,21 @@
+//! Everyone beside the log who is told the events of a run, whichever program trains it.
+
+use flatout_train::training::trainer::Sink;
+
+use crate::mlflow::Mlflow;
+use crate::report::AtEnd;
+use crate::tensorboard::Board;
+
+/// TensorBoard's file, the report, and an MLflow server.
+#[derive(Default)]
+pub struct Sinks {
+    board: Board,
+    report: AtEnd,
+    mlflow: Mlflow,
+}
+
+impl Sinks {
+    pub fn all(&mut self) -> [&mut dyn Sink; 3] {
+        [&mut self.board, &mut self.report, &mut self.mlflow]
+    }
+}
