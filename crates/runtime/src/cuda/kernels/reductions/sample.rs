@@ -8,10 +8,8 @@ use crate::cuda::context::{Facts, Kernel};
 use crate::cuda::kernels::stage::{Draft, PHILOX, Stage, Stages, at, blocks, count32, staged};
 use crate::rows::kernel_row;
 
-pub const KERNELS: &[Kernel] = &[staged!(
-    kernel_row("cuda.sample", OpKind::Sample, &[DType::F32, DType::I32], Layout::Dense),
-    |l, facts| stages(l, facts)
-)];
+pub const KERNELS: &[Kernel] =
+    &[staged!(kernel_row("cuda.sample", OpKind::Sample, &[DType::F32, DType::I32], Layout::Dense), stages)];
 
 /// The most blocks of a sequence.
 const MOST_RANKS: usize = 8;
