@@ -133,9 +133,9 @@ impl Model {
 
 /// A message as the template takes it.
 fn turn(message: &Message) -> Turn<'_> {
-    let part = |part| match part {
-        &Part::Text(ref text) => QuestionPart::Text(text),
+    let parts = message.parts.iter().map(|part| match part {
+        Part::Text(text) => QuestionPart::Text(text),
         Part::Image(_) => QuestionPart::Image,
-    };
-    Turn { role: message.role, parts: message.parts.iter().map(part).collect() }
+    });
+    Turn { role: message.role, parts: parts.collect() }
 }
