@@ -24,6 +24,10 @@ impl Default for Sampling {
     }
 }
 
+/// Temperatures within which a device's arithmetic holds.
+const COLDEST: f64 = 1e-6;
+const HOTTEST: f64 = 1e6;
+
 /// Changes of logits before a token is drawn.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Adjustments {
@@ -76,10 +80,12 @@ pub fn likeliest(logits: &[f32], count: usize) -> Vec<u32> {
 }
 
 impl Sampling {
-    /// How the token at a place of a sequence is drawn.
+    /// How the token at a place of a sequence is drawn. Temperatures so low that nothing but the likeliest is drawn count as 0, and
+    /// beyond the highest all tokens are equally likely.
     pub fn at(&self, sequence: u32, index: usize) -> Draw {
+        let is_cold = self.temperature < COLDEST;
         Draw {
-            temperature: self.temperature as f32,
+            temperature: if is_cold { 0.0 } else { self.temperature.min(HOTTEST) as f32 },
             top_k: self.top_k,
             top_p: self.top_p as f32,
             seed: self.seed,
@@ -112,7 +118,11 @@ mod tests {
         }
         let hot = counts(&logits, Sampling { temperature: 100.0, ..HOW });
         assert!(hot.iter().all(|count| count.abs_diff(1000) < 120), "{hot:?}");
-        assert_eq!(counts(&logits, Sampling { temperature: 0.0, ..HOW }), [0, 4000, 0, 0]);
+        for temperature in [0.0, 1e-300, 1e-40, 1e-7] {
+            assert_eq!(counts(&logits, Sampling { temperature, ..HOW }), [0, 4000, 0, 0]);
+        }
+        let most = Sampling { temperature: f64::MAX, ..HOW }.at(0, 0);
+        assert!((1.0 / most.temperature).is_normal(), "{most:?}");
         let two = counts(&logits, Sampling { top_k: 2, ..HOW });
         assert!(two[0] == 0 && two[2] == 0 && two[3].abs_diff(1333) < 120, "{two:?}");
         assert_eq!(counts(&logits, Sampling { top_k: 1, ..HOW }), [0, 4000, 0, 0]);

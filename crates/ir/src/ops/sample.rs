@@ -48,7 +48,7 @@ impl Draw {
     /// The row of `numbers`, for a draw from the first `size` tokens.
     pub fn numbers(&self, size: usize) -> [i32; NUMBERS] {
         let seed = [self.seed as i32, (self.seed >> 32) as i32];
-        [size as i32, self.top_k as i32, seed[0], seed[1], self.sequence as i32, self.index as i32]
+        [size as i32, self.top_k.min(size) as i32, seed[0], seed[1], self.sequence as i32, self.index as i32]
     }
 
     /// The row of `shares`.

@@ -1,9 +1,10 @@
 //! Requests in the lanes of the cache: they come, wait for a lane, are read and continued step by step, and leave it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use flatout_ir::Role;
 use flatout_ir::ops::sample::Draw;
+use rayon::prelude::*;
 
 use super::prompt::Rest;
 use super::reader::{Portion, Ran, Reader};
@@ -87,10 +88,14 @@ impl Lanes {
     }
 }
 
-/// A lane whose next token is drawn.
-struct ToDraw<'w> {
-    portion: &'w Portion,
-    work: &'w Work,
+/// A lane that has read all of its tokens.
+struct Read<'w> {
+    /// The token that the run drew itself.
+    drawn: Option<u32>,
+    /// The logits that a token is drawn from here; none where the run drew it, or none is wanted.
+    row: Option<&'w [f32]>,
+    request: &'w Request,
+    made: &'w [u32],
 }
 
 impl Generator {
@@ -173,15 +178,17 @@ impl Generator {
         let mut rests: Vec<(usize, Rest<'_>)> = lanes.iter().map(rest).collect();
         let role = role.unwrap_or_else(|| Reader::plan_for(&rests));
         let on_device = |lane: &usize| Some((*lane, work(lane).draw_on_device()?));
-        let draws: BTreeMap<usize, Draw> =
-            lanes.iter().filter(|_| role != Role::Logits).filter_map(on_device).collect();
+        let draws: BTreeMap<usize, Draw> = lanes.iter().filter_map(on_device).collect();
+        let scored: BTreeSet<usize> = lanes.iter().copied().filter(|lane| work(lane).request.echo).collect();
         let ran = self.reader.run(role, &mut rests, (&draws, self.drawn_from()))?;
         let needs_logits = |portion: &Portion| {
-            role == Role::Logits || (portion.is_last && !draws.contains_key(&portion.lane))
+            let is_scored = role == Role::Logits && scored.contains(&portion.lane);
+            is_scored || (portion.is_last && !draws.contains_key(&portion.lane))
         };
         let logits = if ran.portions.iter().any(needs_logits) { self.reader.logits(&ran)? } else { vec![] };
         let is_drawn = |portion: &Portion| portion.is_last && draws.contains_key(&portion.lane);
-        let tokens = if ran.portions.iter().any(is_drawn) { self.reader.drawn(&ran)? } else { vec![] };
+        let tokens =
+            if ran.portions.iter().any(is_drawn) { self.reader.drawn(&ran)? } else { BTreeMap::new() };
         let mut done = vec![];
         for portion in ran.portions.iter() {
             let lane = lanes[portion.index];
@@ -197,47 +204,17 @@ impl Generator {
                 done.push((lane, portion));
             }
         }
-        let to_draw: Vec<ToDraw<'_>> = done
-            .iter()
-            .map(|(lane, portion)| ToDraw { portion, work: self.lanes.work[*lane].as_ref().expect("work") })
-            .collect();
-        let token = |lane: &usize| draws.contains_key(lane).then(|| tokens[*lane]);
-        let drawn = self.draw_all(&ran, &logits, &to_draw, &token);
+        let mut read = vec![];
+        for (lane, portion) in &done {
+            let work = self.lanes.work[*lane].as_ref().expect("a lane that was read has work");
+            let drawn = draws.contains_key(lane).then(|| tokens[lane]);
+            let needs_row = drawn.is_none() && work.request.how.max_tokens > 0;
+            let row = needs_row.then(|| self.reader.row(&ran, &logits, portion, portion.count - 1));
+            read.push(Read { drawn, row, request: &work.request, made: &work.made });
+        }
+        let drawn = draw_all(&read, self.drawn_from());
         let lanes = done.into_iter().map(|(lane, _)| lane);
         Ok(lanes.zip(drawn).map(|(lane, told)| self.take(lane, told)).collect())
-    }
-
-    /// The next token of every lane that has read all of its tokens, drawn by the run itself or here from its logits; none of a
-    /// lane that wants none.
-    fn draw_all(
-        &self,
-        ran: &Ran,
-        logits: &[f32],
-        lanes: &[ToDraw<'_>],
-        by_device: &dyn Fn(&usize) -> Option<u32>,
-    ) -> Vec<Option<Told>> {
-        let size = self.drawn_from();
-        let drawn = |ToDraw { portion, work }: &ToDraw<'_>| {
-            let Request { how, copy, adjustments, top, .. } = &work.request;
-            if how.max_tokens == 0 {
-                return None;
-            }
-            if let Some(token) = by_device(&portion.lane) {
-                return Some(Told { token, ..Told::default() });
-            }
-            let row = self.reader.row(ran, logits, portion, portion.count - 1);
-            let draw = how.at(*copy, work.made.len());
-            let token = match adjustments.is_none() {
-                true => draw.token(&row[..size]),
-                false => {
-                    let mut changed = row[..size].to_vec();
-                    adjustments.apply(&mut changed, &work.made);
-                    draw.token(&changed)
-                }
-            };
-            Some(top.map_or(Told { token, ..Told::default() }, |top| told(row, size, token, top)))
-        };
-        lanes.iter().map(drawn).collect()
     }
 
     /// Takes the token that was drawn in a lane, and frees the lane where the text ends with it.
@@ -289,17 +266,36 @@ impl Generator {
     }
 }
 
+/// The next token of every lane, drawn by the run or here from its logits, out of the first `size`; none of a lane that wants none. A
+/// vocabulary is sorted for each: as many at once as there are threads.
+fn draw_all(lanes: &[Read<'_>], size: usize) -> Vec<Option<Told>> {
+    let drawn = |Read { drawn, row, request, made }: &Read<'_>| {
+        let Some(row) = row else { return drawn.map(|token| Told { token, ..Told::default() }) };
+        let Request { how, copy, adjustments, top, .. } = request;
+        let draw = how.at(*copy, made.len());
+        let token = match adjustments.is_none() {
+            true => draw.token(&row[..size]),
+            false => {
+                let mut changed = row[..size].to_vec();
+                adjustments.apply(&mut changed, made);
+                draw.token(&changed)
+            }
+        };
+        Some(top.map_or(Told { token, ..Told::default() }, |top| told(row, size, token, top)))
+    };
+    lanes.par_iter().map(drawn).collect()
+}
+
 /// Scores the tokens of a prompt that a run has read: each by the logits behind the one before it.
 fn score(reader: &Reader, ran: &Ran, logits: &[f32], portion: &Portion, work: &mut Work) {
     let (tokens, top) = (&work.request.prompt.tokens, work.request.top.unwrap_or(0));
     if work.read == 0 {
         work.echoed.push(Told { token: tokens[0], ..Told::default() });
     }
-    for at in 0..portion.count {
-        let Some(next) = tokens.get(work.read + at + 1) else { break };
-        let row = reader.row(ran, logits, portion, at);
-        work.echoed.push(told(row, row.len(), *next, top));
-    }
+    let rows: Vec<(&[f32], u32)> = (0..portion.count)
+        .filter_map(|at| Some((reader.row(ran, logits, portion, at), *tokens.get(work.read + at + 1)?)))
+        .collect();
+    work.echoed.par_extend(rows.par_iter().map(|(row, next)| told(row, row.len(), *next, top)));
 }
 
 /// A token with its log-probability, and those of the likeliest in its place.

@@ -50,6 +50,13 @@ pub(super) struct Portion {
     pub is_last: bool,
 }
 
+impl Ran {
+    /// The row of a run's results that is of a token of a portion; only `Logits` has some of others than the last.
+    fn row(&self, portion: &Portion, token: usize) -> usize {
+        if self.role == Role::Logits { portion.start + token } else { portion.lane }
+    }
+}
+
 impl Reader {
     pub fn new(
         session: Session,
@@ -138,27 +145,31 @@ impl Reader {
             }
         }
         self.feed(role, &parts, showing)?;
-        self.feed_draws(role, draws, size)?;
+        let ran = Ran { role, portions };
+        self.feed_draws(&ran, draws, size)?;
         self.session.run(role)?;
-        Ok(Ran { role, portions })
+        Ok(ran)
     }
 
     /// The tokens that the last run drew, by lane.
-    pub fn drawn(&self, ran: &Ran) -> Result<Vec<u32>, Failure> {
+    pub fn drawn(&self, ran: &Ran) -> Result<BTreeMap<usize, u32>, Failure> {
         let rows = self.session.result(ran.role, "drawn")?;
-        Ok(rows.chunks_exact(2).map(|row| row[0] as u32).collect())
+        let last = ran.portions.iter().filter(|portion| portion.is_last);
+        Ok(last.map(|portion| (portion.lane, rows[2 * ran.row(portion, portion.count - 1)] as u32)).collect())
     }
 
-    /// Writes how a plan draws, a row a lane; rows of other plans' shapes draw nothing.
-    fn feed_draws(&mut self, role: Role, draws: &BTreeMap<usize, Draw>, size: usize) -> Result<(), Failure> {
-        let rows = if role == Role::Logits { self.chunk } else { self.lanes() };
+    /// Writes how a plan draws what follows the lanes whose tokens it reads to the end; other rows draw nothing.
+    fn feed_draws(&mut self, ran: &Ran, draws: &BTreeMap<usize, Draw>, size: usize) -> Result<(), Failure> {
+        let rows = if ran.role == Role::Logits { self.chunk } else { self.lanes() };
         let (mut numbers, mut shares) = (vec![0; rows * NUMBERS], vec![0.0; rows * SHARES]);
-        for (lane, draw) in draws.iter().filter(|_| role != Role::Logits) {
-            numbers[lane * NUMBERS..][..NUMBERS].copy_from_slice(&draw.numbers(size));
-            shares[lane * SHARES..][..SHARES].copy_from_slice(&draw.shares());
+        for portion in ran.portions.iter().filter(|portion| portion.is_last) {
+            let Some(draw) = draws.get(&portion.lane) else { continue };
+            let row = ran.row(portion, portion.count - 1);
+            numbers[row * NUMBERS..][..NUMBERS].copy_from_slice(&draw.numbers(size));
+            shares[row * SHARES..][..SHARES].copy_from_slice(&draw.shares());
         }
-        self.session.write_i32(&input_path(role, "numbers"), &numbers)?;
-        Ok(self.session.write_f32(&input_path(role, "shares"), &shares)?)
+        self.session.write_i32(&input_path(ran.role, "numbers"), &numbers)?;
+        Ok(self.session.write_f32(&input_path(ran.role, "shares"), &shares)?)
     }
 
     /// All logits of the last run.
@@ -166,9 +177,9 @@ impl Reader {
         Ok(self.session.result(ran.role, "logits")?)
     }
 
-    /// Of all logits of a run those behind a token of a portion; only `Logits` has some of others than the last.
+    /// Of all logits of a run those behind a token of a portion.
     pub fn row<'l>(&self, ran: &Ran, all: &'l [f32], portion: &Portion, token: usize) -> &'l [f32] {
-        let row = if ran.role == Role::Logits { portion.start + token } else { portion.lane };
+        let row = ran.row(portion, token);
         &all[row * self.vocab..(row + 1) * self.vocab]
     }
 

@@ -10,6 +10,8 @@ use super::request::Told;
 const BEFORE: usize = 8;
 /// Tokens that a character takes at most, one a byte. What is no character after as many never becomes one.
 const MOST_OF_A_CHARACTER: usize = 4;
+/// Tokens that are decoded together at most, where many of them have no text.
+const LONGEST_WINDOW: usize = 64;
 
 /// The text that follows a prompt. Every token is decoded with a few others and not with all, so a long text costs no more a
 /// token than a short one.
@@ -20,8 +22,6 @@ pub struct TextStream {
     window: Vec<u32>,
     /// How many of the window are settled.
     settled: usize,
-    /// Tokens behind the prompt are settled.
-    is_begun: bool,
     /// Text that may be the beginning of a string that ends it.
     held: String,
     /// Tokens that were not given away, each with the place in all text at which it begins.
@@ -43,16 +43,7 @@ impl TextStream {
     pub fn new(vocabulary: Arc<Vocabulary>, prompt: &[u32], stops: Vec<String>) -> TextStream {
         let window = prompt[prompt.len().saturating_sub(BEFORE)..].to_vec();
         let settled = window.len();
-        TextStream {
-            vocabulary,
-            stops,
-            window,
-            settled,
-            is_begun: false,
-            held: String::new(),
-            waiting: vec![],
-            given: 0,
-        }
+        TextStream { vocabulary, stops, window, settled, held: String::new(), waiting: vec![], given: 0 }
     }
 
     /// Takes a token and gives what is settled now.
@@ -64,9 +55,11 @@ impl TextStream {
             // The rest of a character is yet to come.
             return Settled::default();
         }
-        self.window.drain(..self.settled);
+        // Tokens without text, such as special ones, hide whether a space stands before the next word: those before them stay.
+        if !more.is_empty() || self.window.len() > LONGEST_WINDOW {
+            self.window.drain(..self.settled);
+        }
         self.settled = self.window.len();
-        self.is_begun = true;
         self.held += &more;
         self.release(false)
     }
@@ -81,10 +74,13 @@ impl TextStream {
 
     /// The text of the tokens that are not settled.
     fn more(&self) -> String {
+        if self.window.len() == self.settled {
+            return String::new();
+        }
         let before = self.vocabulary.decode(&self.window[..self.settled]);
         let all = self.vocabulary.decode(&self.window);
-        // The prompt may end within a character.
-        let before = if self.is_begun { &before } else { before.trim_end_matches('\u{fffd}') };
+        // The prompt may end within a character, which the first tokens complete.
+        let before = if all.starts_with(&before) { &before[..] } else { before.trim_end_matches('\u{fffd}') };
         all.get(before.len()..).unwrap_or_default().to_string()
     }
 
