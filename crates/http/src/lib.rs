@@ -7,6 +7,7 @@
 
 pub mod answer;
 pub mod guard;
+mod patient;
 pub mod request;
 mod server;
 

@@ -19,10 +19,12 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::answer::{Answer, Content, Reply};
 use crate::guard::{Credentials, Guard, Verdict};
+use crate::patient::Patient;
 use crate::request::Request;
 
 /// Connections at once of a server that only shows.
@@ -34,8 +36,13 @@ const HEADERS: Duration = Duration::from_secs(10);
 
 /// How long a client may take for its body.
 const BODY: Duration = Duration::from_secs(30);
-/// Bytes of all bodies that are held at once; more wait.
-const BODIES_BYTES: usize = 64 << 20;
+/// How long a body waits for room, and after how many seconds it may come again.
+const ROOM: Duration = Duration::from_secs(3);
+const RETRY_AFTER: &str = "1";
+/// Bytes for which room is taken at once by a body that does not state its size.
+const GROWTH_BYTES: usize = 64 << 10;
+/// How long a client may take nothing of its answer.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes of a body that is refused which are read nevertheless, and for how long.
 const DISCARDED_BYTES: usize = 64 << 20;
 const DISCARDING: Duration = Duration::from_secs(5);
@@ -58,6 +65,8 @@ pub struct Settings {
     pub guard: Guard,
     /// The bodies it takes by POST, where it takes any.
     pub bodies: Option<Bodies>,
+    /// Answers that cost nothing, given before a thread is asked for: they come while all functions are at work.
+    pub immediate: fn(&Request) -> Option<Answer>,
     /// Connections at once; more wait.
     pub connections: usize,
     /// An answer that refuses a request with a status and a sentence.
@@ -69,13 +78,16 @@ pub struct Settings {
 #[derive(Clone, Copy, Debug)]
 pub struct Bodies {
     pub most_bytes: usize,
+    /// Bytes of all bodies that are held until they are used; more wait for a few seconds.
+    pub all_bytes: usize,
 }
 
 impl Settings {
     /// A server that only shows.
     pub fn showing(address: SocketAddr) -> Settings {
         let refusal = |status: u16, sentence: &str| Answer::text(status, sentence);
-        Settings { guard: Guard::new(address), bodies: None, connections: CONNECTIONS, refusal }
+        let guard = Guard::new(address);
+        Settings { guard, bodies: None, immediate: |_| None, connections: CONNECTIONS, refusal }
     }
 }
 
@@ -150,7 +162,7 @@ pub fn start_with(
         .thread_name("http")
         .build()?;
     let (stop, stopped) = oneshot::channel();
-    let body_room = Arc::new(Semaphore::new(BODIES_BYTES >> 10));
+    let body_room = Arc::new(Semaphore::new(settings.bodies.map_or(0, |bodies| bodies.all_bytes >> 10)));
     let shared = Arc::new(Shared { settings, function: Box::new(function), body_room });
     let run = move || {
         runtime.block_on(async {
@@ -164,7 +176,7 @@ pub fn start_with(
                 taking.abort();
                 let _ = close.send(true);
                 let all = places.acquire_many(connections as u32);
-                let _ = tokio::time::timeout(CLOSING, all).await;
+                let _ = timeout(CLOSING, all).await;
             }
         });
         // Functions that still run are not waited for.
@@ -197,6 +209,7 @@ async fn accept(
             });
             let mut protocol = http1::Builder::new();
             protocol.timer(TokioTimer::new()).header_read_timeout(HEADERS);
+            let connection = Patient::new(connection, PATIENCE);
             let mut served = pin!(protocol.serve_connection(TokioIo::new(connection), service));
             let mut closing = pin!(async move { closed.wait_for(|closed| *closed).await.is_ok() });
             let mut is_closing = false;
@@ -217,33 +230,46 @@ async fn respond(asked: hyper::Request<Incoming>, shared: Arc<Shared>) -> Respon
     let is_head = asked.method() == Method::HEAD;
     let answer = match admit(asked, &shared).await {
         Err(answer) => answer,
-        Ok(request) => {
-            let refusal = shared.settings.refusal;
-            let failed = || refusal(500, "the answer failed; flatout goes on");
-            match tokio::task::spawn_blocking(move || (shared.function)(&request)).await {
-                Err(_) => failed(),
-                Ok(Reply::Now(answer)) => answer,
-                Ok(Reply::Later(waiting)) => waiting.await.unwrap_or_else(|_| failed()),
-            }
-        }
+        Ok((request, room)) => match (shared.settings.immediate)(&request) {
+            Some(answer) => answer,
+            None => replied(request, room, shared).await,
+        },
     };
     response(answer, is_head)
 }
 
-/// The request as a function sees it, where it may be answered. A client that is refused is heard out first, within bounds: one
-/// that is cut off while it sends does not read why.
-async fn admit(asked: hyper::Request<Incoming>, shared: &Shared) -> Result<Request, Answer> {
+/// The function's answer. A body has its room until the function is done with it.
+async fn replied(request: Request, room: Option<OwnedSemaphorePermit>, shared: Arc<Shared>) -> Answer {
+    let refusal = shared.settings.refusal;
+    let failed = || refusal(500, "the answer failed; flatout goes on");
+    let run = move || {
+        let reply = (shared.function)(&request);
+        drop((request, room));
+        reply
+    };
+    match tokio::task::spawn_blocking(run).await {
+        Err(_) => failed(),
+        Ok(Reply::Now(answer)) => answer,
+        Ok(Reply::Later(waiting)) => waiting.await.unwrap_or_else(|_| failed()),
+    }
+}
+
+/// The request as a function sees it, with the room that its body takes, where it may be answered. A client that is refused is
+/// heard out first, within bounds: one that is cut off while it sends does not read why.
+async fn admit(
+    asked: hyper::Request<Incoming>,
+    shared: &Shared,
+) -> Result<(Request, Option<OwnedSemaphorePermit>), Answer> {
     let (head, incoming) = asked.into_parts();
     match judge(&head, &shared.settings) {
         Err(answer) => {
             discard(incoming).await;
             Err(answer)
         }
-        Ok((mut request, bodies)) => {
-            if let Some(bodies) = bodies {
-                request.body = Some(body(incoming, bodies, shared).await?);
-            }
-            Ok(request)
+        Ok((request, None)) => Ok((request, None)),
+        Ok((request, Some(bodies))) => {
+            let (bytes, room) = body(incoming, bodies, shared).await?;
+            Ok((Request { body: Some(bytes), ..request }, Some(room)))
         }
     }
 }
@@ -287,45 +313,72 @@ fn judge<'s>(head: &Parts, settings: &'s Settings) -> Result<(Request, Option<&'
     }
 }
 
-/// Reads a body, as far as there is room for it and no longer than a client may take.
-async fn body(mut incoming: Incoming, bodies: &Bodies, shared: &Shared) -> Result<Bytes, Answer> {
-    let refusal = shared.settings.refusal;
-    let most = bodies.most_bytes;
-    let stated = incoming.size_hint().exact();
-    // One that does not state its size may have the most.
-    let kibibytes = stated.map_or(most, |bytes| most.min(bytes as usize)).div_ceil(1 << 10) as u32;
-    let read = match stated.is_some_and(|bytes| bytes > most as u64) {
-        true => Ok(Some(None)),
-        false => {
-            let reading = async {
-                let _room = shared.body_room.acquire_many(kibibytes).await;
-                collect(&mut incoming, most).await
-            };
-            tokio::time::timeout(BODY, reading).await
-        }
-    };
-    match read {
-        Err(_) => Err(refusal(408, "the body took too long to arrive")),
-        Ok(None) => Err(refusal(400, "the body ended too early")),
-        Ok(Some(Some(bytes))) => Ok(bytes),
-        Ok(Some(None)) => {
-            discard(incoming).await;
-            Err(refusal(413, &format!("the body is larger than {most} bytes: send less at once")))
-        }
-    }
+/// Why a body was not read.
+enum Flaw {
+    TooLarge,
+    TooLate,
+    Broken,
+    NoRoom,
 }
 
-/// All of a body, none of one that is larger than `most`, and nothing where it breaks off.
-async fn collect(incoming: &mut Incoming, most: usize) -> Option<Option<Bytes>> {
+/// Reads a body, as far as there is room for it and no longer than a client may take.
+async fn body(
+    mut incoming: Incoming,
+    bodies: &Bodies,
+    shared: &Shared,
+) -> Result<(Bytes, OwnedSemaphorePermit), Answer> {
+    let refusal = shared.settings.refusal;
+    let flaw = match collect(&mut incoming, bodies.most_bytes, &shared.body_room).await {
+        Ok(held) => return Ok(held),
+        Err(flaw) => flaw,
+    };
+    if matches!(flaw, Flaw::TooLarge | Flaw::NoRoom) {
+        discard(incoming).await;
+    }
+    Err(match flaw {
+        Flaw::TooLate => refusal(408, "the body took too long to arrive"),
+        Flaw::Broken => refusal(400, "the body ended too early"),
+        Flaw::NoRoom => refusal(503, "there is no room for the body now: send the request again later")
+            .with("retry-after", RETRY_AFTER),
+        Flaw::TooLarge => {
+            let most = bodies.most_bytes;
+            refusal(413, &format!("the body is larger than {most} bytes: send less at once"))
+        }
+    })
+}
+
+/// All of a body, with the room that it takes. The client's time does not run while there is none.
+async fn collect(
+    incoming: &mut Incoming,
+    most: usize,
+    all_room: &Arc<Semaphore>,
+) -> Result<(Bytes, OwnedSemaphorePermit), Flaw> {
+    let take = |bytes: usize| {
+        let kibibytes = bytes.div_ceil(1 << 10) as u32;
+        let taking = timeout(ROOM, Arc::clone(all_room).acquire_many_owned(kibibytes));
+        async { taking.await.ok().and_then(Result::ok).ok_or(Flaw::NoRoom) }
+    };
+    let stated = incoming.size_hint().exact();
+    if stated.is_some_and(|bytes| bytes > most as u64) {
+        return Err(Flaw::TooLarge);
+    }
+    let mut room = take(stated.unwrap_or(0) as usize).await?;
+    let mut late = Instant::now() + BODY;
     let mut held = Vec::new();
-    while let Some(frame) = incoming.frame().await {
-        let data = frame.ok()?.into_data().unwrap_or_default();
+    while let Some(frame) = timeout_at(late, incoming.frame()).await.map_err(|_| Flaw::TooLate)? {
+        let data = frame.map_err(|_| Flaw::Broken)?.into_data().unwrap_or_default();
         if held.len() + data.len() > most {
-            return Some(None);
+            return Err(Flaw::TooLarge);
+        }
+        let missing = (held.len() + data.len()).saturating_sub(room.num_permits() << 10);
+        if missing > 0 {
+            let began = Instant::now();
+            room.merge(take(missing.max(GROWTH_BYTES.min(most))).await?);
+            late += began.elapsed();
         }
         held.extend_from_slice(&data);
     }
-    Some(Some(Bytes::from(held)))
+    Ok((Bytes::from(held), room))
 }
 
 /// Reads on for a while what nobody wants.
@@ -338,12 +391,12 @@ async fn discard(mut incoming: Incoming) {
             left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
         }
     };
-    let _ = tokio::time::timeout(DISCARDING, reading).await;
+    let _ = timeout(DISCARDING, reading).await;
 }
 
 fn response(answer: Answer, is_head: bool) -> Response<Content> {
     let Answer { status, content_type, headers, content } = answer;
-    let content = if is_head { Content::Whole(Default::default()) } else { content };
+    let content = if is_head { Content::empty() } else { content };
     let mut response = Response::new(content);
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let map: &mut HeaderMap = response.headers_mut();
@@ -409,7 +462,8 @@ mod tests {
         let refusal = |status: u16, sentence: &str| {
             Answer::whole(status, "application/json", format!("{{{sentence}}}"))
         };
-        let settings = Settings { guard, bodies: Some(Bodies { most_bytes: 100 }), connections: 8, refusal };
+        let bodies = Some(Bodies { most_bytes: 100, all_bytes: 1 << 20 });
+        let settings = Settings { guard, bodies, immediate: |_| None, connections: 8, refusal };
         start_with(listener, settings, |request| {
             let (reply, promise) = Reply::later();
             let body = request.body.clone().unwrap_or_default();
@@ -448,6 +502,51 @@ mod tests {
     }
 
     #[test]
+    fn a_body_has_its_room_until_it_is_used() {
+        let listener = listener();
+        let guard = Guard::with_key(listener.local_addr().unwrap(), None);
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let (began, begun) = std::sync::mpsc::channel();
+        let released = Mutex::new(released);
+        let settings = Settings {
+            guard,
+            bodies: Some(Bodies { most_bytes: 1 << 10, all_bytes: 1 << 10 }),
+            immediate: |request| (request.path == "/health").then(|| Answer::text(200, "well")),
+            connections: 16,
+            refusal: |status, sentence| Answer::text(status, sentence),
+        };
+        let server = start_with(listener, settings, move |_| {
+            began.send(()).unwrap();
+            let _ = released.lock().unwrap().recv();
+            Answer::text(200, "used").into()
+        })
+        .unwrap();
+        let at = server.address;
+        let post = move |how: &str, body: &str| {
+            let head = "Host: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n";
+            ask(at, &format!("POST /x HTTP/1.1\r\n{head}{how}\r\n\r\n{body}"))
+        };
+        let first = std::thread::spawn(move || post("Content-Length: 2", "{}"));
+        begun.recv().unwrap();
+        let refused = post("Content-Length: 2", "{}");
+        assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("retry-after: 1"), "{refused}");
+        let chunked = post("Transfer-Encoding: chunked", "2\r\n{}\r\n0\r\n\r\n");
+        assert!(chunked.starts_with("HTTP/1.1 503"), "{chunked}");
+        release.send(()).unwrap();
+        assert!(first.join().unwrap().ends_with("used"));
+        release.send(()).unwrap();
+        assert!(post("Content-Length: 2", "{}").ends_with("used"), "the room is given back");
+        begun.recv().unwrap();
+        // All functions are at work.
+        let host = "Host: localhost\r\n";
+        let busy: Vec<_> = (0..FUNCTIONS).map(|_| std::thread::spawn(move || get(at, "/", host))).collect();
+        busy.iter().for_each(|_| begun.recv().unwrap());
+        assert!(get(at, "/health", host).ends_with("well"));
+        busy.iter().for_each(|_| release.send(()).unwrap());
+        busy.into_iter().for_each(|one| assert!(one.join().unwrap().ends_with("used")));
+    }
+
+    #[test]
     fn who_goes_away_is_noticed() {
         let (told, hears) = std::sync::mpsc::channel();
         let settings = Settings::showing("127.0.0.1:1".parse().unwrap());
@@ -476,7 +575,7 @@ mod tests {
             let (answer, messages) = Answer::messages();
             std::thread::spawn(move || {
                 for number in 0..20 {
-                    messages.send(&number.to_string());
+                    assert!(messages.send(&number.to_string()));
                     std::thread::sleep(Duration::from_millis(10));
                 }
             });

@@ -1,6 +1,7 @@
 //! A request of HTTP to a job, on the threads of the server: JSON is read, texts become tokens, and what cannot be answered is
 //! refused before the worker sees it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
@@ -10,16 +11,20 @@ use flatout_http::{Answer, Reply, Request as HttpRequest, random_word};
 use flatout_train::infer::generate::{Prompt, Request};
 use serde_json::{Value, json};
 
-use crate::api::chat::Chat;
+use crate::api::chat::{Chat, Message};
 use crate::api::completions::{Completions, Prompt as TextOrTokens};
 use crate::api::error::ApiError;
-use crate::api::{Asked, Form, Head};
+use crate::api::{Asked, Delivery, Form, Head};
 use crate::model::{Conversation, Model};
 use crate::outlet::{Outlet, Texts};
 use crate::worker::Job;
 
 /// Texts that may wait or be made at once.
 pub const MOST_TEXTS: usize = 256;
+/// Log-probabilities in an answer that is held until it is whole.
+const MOST_NUMBERS: usize = 1 << 21;
+/// Tokens of images in all texts of a request for several: each of them has the images to itself.
+const MOST_IMAGE_TOKENS: usize = 1 << 16;
 
 pub struct Front {
     model: Model,
@@ -28,6 +33,12 @@ pub struct Front {
     texts: Arc<AtomicUsize>,
     /// No new requests are taken.
     pub is_closing: AtomicBool,
+}
+
+/// Answers whether the server is there, without a thread of its own.
+pub fn health(request: &HttpRequest) -> Option<Answer> {
+    let is_asked = request.path == "/health" && request.body.is_none();
+    is_asked.then(|| Answer::json(json!({ "status": "ok" }).to_string()))
 }
 
 /// Room for some texts, given back when this is dropped.
@@ -50,7 +61,6 @@ impl Front {
     /// Everything there is to ask for.
     pub fn reply(&self, request: &HttpRequest) -> Reply {
         let replied = match (request.path.as_str(), &request.body) {
-            ("/health", None) => Ok(Answer::json(json!({ "status": "ok" }).to_string()).into()),
             ("/v1/models", None) => Ok(Answer::json(self.models().to_string()).into()),
             ("/v1/completions", Some(body)) => self.completions(body),
             ("/v1/chat/completions", Some(body)) => self.chat(body),
@@ -105,6 +115,7 @@ impl Front {
         let value = self.read(body)?;
         let prompt = &value["prompt"];
         let text = prompt.as_str().ok_or_else(|| ApiError::field("prompt", "`prompt` must be a string"))?;
+        self.check_bytes(text.len())?;
         let tokens = self.model.tokens(&TextOrTokens::Text(text.into()))?;
         let count = tokens.len();
         let said = json!({ "tokens": tokens, "count": count, "max_model_len": self.model.capacity });
@@ -117,7 +128,13 @@ impl Front {
         let mut requests = vec![];
         let mut echoes = vec![];
         let mut read = 0;
+        let mut numbers = 0;
+        // Texts of equal prompts are drawn by themselves, as those of one prompt are.
+        let mut seen: BTreeMap<Vec<u32>, u32> = BTreeMap::new();
         for prompt in &prompts {
+            if let TextOrTokens::Text(text) = prompt {
+                self.check_bytes(text.len())?;
+            }
             let tokens = self.model.tokens(prompt)?;
             read += tokens.len();
             self.check(&tokens, &asked)?;
@@ -127,12 +144,17 @@ impl Front {
             };
             let echoed = if echo { text() } else { String::new() };
             let scores = echo && top.is_some();
-            for copy in 0..asked.copies {
+            numbers += self.numbers(&tokens, &asked, top, scores);
+            let first = seen.entry(tokens.clone()).or_default();
+            let copies = *first..*first + asked.copies;
+            *first = copies.end;
+            for copy in copies {
                 let plain = self.request(tokens.clone().into(), &asked, copy, top);
                 requests.push(Request { echo: scores, ..plain });
                 echoes.push(echoed.clone());
             }
         }
+        check_numbers(numbers, &asked)?;
         let texts = Texts { prompt_tokens: read, echoes, has_logprobs: top.is_some() };
         self.send(Form::Completions, requests, texts, &asked, ticket)
     }
@@ -140,8 +162,17 @@ impl Front {
     fn chat(&self, body: &[u8]) -> Result<Reply, ApiError> {
         let Chat { messages, asked, top } = Chat::read(&self.read(body)?, self.model.capacity)?;
         let ticket = self.ticket(asked.copies as usize)?;
-        let Conversation { prompt, pictures, end } = self.model.conversation(&messages)?;
+        self.check_bytes(messages.iter().map(Message::text_bytes).sum())?;
+        let Conversation { prompt, pictures, image_tokens, end } = self.model.conversation(&messages)?;
         self.check(&prompt.tokens, &asked)?;
+        check_numbers(self.numbers(&prompt.tokens, &asked, top, false), &asked)?;
+        let copies = asked.copies as usize;
+        if copies > 1 && copies * image_tokens > MOST_IMAGE_TOKENS {
+            let sentence = format!(
+                "{copies} texts about images of {image_tokens} tokens are too many at once: ask for a smaller n, or show less"
+            );
+            return Err(ApiError::field("n", sentence));
+        }
         let request = |copy: u32| {
             let mut request = self.request(prompt.clone(), &asked, copy, top);
             request.stops.extend(end);
@@ -162,6 +193,26 @@ impl Front {
             adjustments: asked.adjustments.clone(),
             ..Request::new(prompt, asked.how)
         }
+    }
+
+    /// Refuses a text that is too long whatever its tokens are, before they are looked for.
+    fn check_bytes(&self, bytes: usize) -> Result<(), ApiError> {
+        let Model { capacity, most_bytes, .. } = self.model;
+        if bytes <= most_bytes {
+            return Ok(());
+        }
+        let sentence = format!(
+            "the prompt has {bytes} bytes, and the {capacity} tokens that this server reads of a request have at most {most_bytes}: \
+             shorten it, or start the server with more --tokens"
+        );
+        Err(ApiError::bad(sentence).with_code("context_length_exceeded"))
+    }
+
+    /// The log-probabilities that the texts of a prompt may come with.
+    fn numbers(&self, prompt: &[u32], asked: &Asked, top: Option<usize>, scores: bool) -> usize {
+        let made = asked.how.max_tokens.min(self.model.capacity.saturating_sub(prompt.len()) + 1);
+        let told = made + if scores { prompt.len() } else { 0 };
+        top.map_or(0, |top| asked.copies as usize * told * (1 + top))
     }
 
     /// Whether there is room for a prompt, and for a token behind it where one is asked for.
@@ -216,10 +267,47 @@ impl Front {
             created,
             model: self.model.name.clone(),
         };
-        let (reply, outlet) = Outlet::open(head, texts, asked.delivery, Arc::clone(&self.model.pieces));
-        let job = Job { requests, outlet, ticket, began: Instant::now() };
+        let pieces = Arc::clone(&self.model.pieces);
+        let (reply, outlet) = Outlet::open(head, texts, asked.delivery, pieces, ticket);
+        let job = Job { requests, outlet, began: Instant::now() };
         let gone = |_| ApiError::with_status(503, "the server is ending");
         self.jobs.send(job).map_err(gone)?;
         Ok(reply)
+    }
+}
+
+/// Refuses an answer that would be too large to be held until it is whole.
+fn check_numbers(numbers: usize, asked: &Asked) -> Result<(), ApiError> {
+    match asked.delivery == Delivery::Whole && numbers > MOST_NUMBERS {
+        true => Err(ApiError::bad(format!(
+            "the answer may have {numbers} log-probabilities, and at most {MOST_NUMBERS} are held: ask for fewer texts, tokens or \
+             logprobs, or for a stream"
+        ))),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+impl Ticket {
+    /// One of a count of its own, to test with.
+    pub fn of(texts: &Arc<AtomicUsize>, count: usize) -> Ticket {
+        texts.fetch_add(count, Ordering::AcqRel);
+        Ticket { texts: Arc::clone(texts), count }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::Fields;
+
+    #[test]
+    fn only_a_stream_may_have_any_number_of_log_probabilities() {
+        let asked = |value: Value| Asked::read(&Fields::of(&value).unwrap(), &["max_tokens"], 16).unwrap();
+        let (whole, stream) = (asked(json!({})), asked(json!({ "stream": true })));
+        assert_eq!(check_numbers(MOST_NUMBERS, &whole), Ok(()));
+        assert_eq!(check_numbers(MOST_NUMBERS + 1, &stream), Ok(()));
+        let error = check_numbers(MOST_NUMBERS + 1, &whole).unwrap_err();
+        assert!(error.status == 400 && error.message.contains("2097153 log-probabilities"), "{error:?}");
     }
 }

@@ -35,6 +35,8 @@ use worker::Job;
 const BODY_BYTES: usize = 4 << 20;
 /// The same of a model that sees: images are in the body.
 const BODY_BYTES_WITH_IMAGES: usize = 32 << 20;
+/// Bytes of all bodies that are read and not used yet.
+const BODIES_BYTES: usize = 64 << 20;
 /// Connections at once: more wait.
 const CONNECTIONS: usize = 512;
 
@@ -51,7 +53,8 @@ impl Service {
         let most_bytes = if model.sees() { BODY_BYTES_WITH_IMAGES } else { BODY_BYTES };
         let settings = Settings {
             guard: Guard::with_key(listener.local_addr()?, key),
-            bodies: Some(Bodies { most_bytes }),
+            bodies: Some(Bodies { most_bytes, all_bytes: BODIES_BYTES }),
+            immediate: front::health,
             connections: CONNECTIONS,
             refusal: |status, sentence| ApiError::with_status(status, sentence).answer(),
         };

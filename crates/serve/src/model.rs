@@ -21,6 +21,8 @@ pub struct Model {
     pub created: u64,
     /// Tokens of a prompt with what follows it.
     pub capacity: usize,
+    /// Bytes of a text that may have as few tokens as that.
+    pub most_bytes: usize,
     pub vocabulary: Vocabulary,
     pub pieces: Arc<Pieces>,
     /// Of a model that brings its own tokeniser; a run of ours frames its documents itself.
@@ -29,14 +31,19 @@ pub struct Model {
     questions: Result<Questions, String>,
     /// The token that ends an answer.
     end: Option<u32>,
-    /// Of a model that sees.
-    images: Option<PictureReader>,
+    /// Of a model that sees, with the token whose places images take.
+    images: Option<(PictureReader, u32)>,
 }
+
+/// Bytes that a token may stand for at least, whatever the vocabulary's longest is: some tokens stand for any word.
+const TOKEN_BYTES: usize = 64;
 
 /// A conversation up to where the answer begins.
 pub struct Conversation {
     pub prompt: Prompt,
     pub pictures: Vec<Picture>,
+    /// Tokens of the pictures.
+    pub image_tokens: usize,
     /// The token that ends the answer.
     pub end: Option<u32>,
 }
@@ -61,16 +68,19 @@ impl Model {
         };
         let name = loaded.dir.canonicalize().unwrap_or_else(|_| loaded.dir.clone());
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let pieces = Pieces::of(&vocabulary);
+        let place = loaded.config.model.as_qwen3_vl().map(|vision| vision.image_token as u32);
         Ok(Model {
             name: name.file_name().map_or("model".into(), |name| name.to_string_lossy().into_owned()),
             created: since.as_secs(),
             capacity,
-            pieces: Arc::new(Pieces::of(&vocabulary)),
+            most_bytes: capacity.saturating_mul(pieces.longest().max(TOKEN_BYTES)),
+            pieces: Arc::new(pieces),
             encoder: (!loaded.is_run).then(|| vocabulary.prompt_encoder()),
             vocabulary,
             questions,
             end,
-            images: PictureReader::of(loaded, capacity)?,
+            images: PictureReader::of(loaded, capacity)?.zip(place),
         })
     }
 
@@ -81,7 +91,7 @@ impl Model {
 
     /// The reader of images, of a model that sees.
     pub fn images(&self) -> Option<&PictureReader> {
-        self.images.as_ref()
+        self.images.as_ref().map(|(reader, _)| reader)
     }
 
     /// Why there are no conversations, where there are none.
@@ -117,17 +127,53 @@ impl Model {
             Part::Image(bytes) => Some(bytes),
         });
         let files: Vec<&Vec<u8>> = files.collect();
-        let Some(reader) = self.images.as_ref().filter(|_| !files.is_empty()) else {
+        let Some((reader, place)) = self.images.as_ref().filter(|_| !files.is_empty()) else {
             return match files.is_empty() {
-                true => Ok(Conversation { prompt: tokens()?.into(), pictures: vec![], end: self.end }),
+                true => {
+                    let (prompt, end) = (tokens()?.into(), self.end);
+                    Ok(Conversation { prompt, pictures: vec![], image_tokens: 0, end })
+                }
                 false => Err(wrong("this model sees no images: leave them out".into())),
             };
         };
-        let pictures: Result<Vec<Picture>, UserError> =
-            files.iter().map(|bytes| reader.read(bytes)).collect();
-        let pictures = pictures.map_err(|error| wrong(error.to_string()))?;
-        let prompt = reader.placed(&tokens()?, &pictures).map_err(|error| wrong(error.to_string()))?;
-        Ok(Conversation { prompt, pictures, end: self.end })
+        let refused = |error: UserError| wrong(error.to_string());
+        let tokens = tokens()?;
+        let mut room =
+            Room { capacity: self.capacity, text: tokens.len().saturating_sub(files.len()), images: 0 };
+        let mut pictures: Vec<Picture> = vec![];
+        for bytes in files {
+            // Each takes at least one token, so none is decoded where there is room for none.
+            room.check(1)?;
+            let picture = reader.read(bytes).map_err(refused)?;
+            let shown = reader.placed(&[*place], std::slice::from_ref(&picture)).map_err(refused)?;
+            room.check(shown.tokens.len())?;
+            room.images += shown.tokens.len();
+            pictures.push(picture);
+        }
+        let prompt = reader.placed(&tokens, &pictures).map_err(refused)?;
+        Ok(Conversation { prompt, pictures, image_tokens: room.images, end: self.end })
+    }
+}
+
+/// Tokens of a conversation while its images are read.
+struct Room {
+    capacity: usize,
+    text: usize,
+    images: usize,
+}
+
+impl Room {
+    /// Whether there is room for an image of some tokens.
+    fn check(&self, more: usize) -> Result<(), ApiError> {
+        let Room { capacity, text, images } = self;
+        if text + images + more <= *capacity {
+            return Ok(());
+        }
+        let sentence = format!(
+            "the messages have {text} tokens of text and more than {images} of images, and this server reads {capacity} of a request: \
+             show fewer or smaller images, or start the server with more --tokens"
+        );
+        Err(ApiError::field("messages", sentence).with_code("context_length_exceeded"))
     }
 }
 
@@ -138,4 +184,20 @@ fn turn(message: &Message) -> Turn<'_> {
         Part::Image(_) => QuestionPart::Image,
     });
     Turn { role: message.role, parts: parts.collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_added_up_while_they_are_read() {
+        let mut room = Room { capacity: 100, text: 20, images: 0 };
+        assert_eq!(room.check(80), Ok(()));
+        room.images = 60;
+        assert_eq!(room.check(20), Ok(()));
+        let error = room.check(21).unwrap_err();
+        assert_eq!((error.status, error.code), (400, Some("context_length_exceeded")));
+        assert!(error.message.contains("reads 100 of a request"), "{error:?}");
+    }
 }

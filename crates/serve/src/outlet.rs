@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::api::error::ApiError;
 use crate::api::logprobs::{Pieces, Place};
 use crate::api::{Delivery, Form, Head, Usage, chat, completions};
+use crate::front::Ticket;
 
 /// The last message of a stream.
 const DONE: &str = "[DONE]";
@@ -22,6 +23,8 @@ pub struct Outlet {
     /// Choices that go on.
     open: usize,
     way: Option<Way>,
+    /// Room for its texts, given back once the answer is delivered and no work is left.
+    ticket: Arc<Ticket>,
 }
 
 /// Facts about the texts of a job that are known from the start.
@@ -47,7 +50,14 @@ enum Way {
 }
 
 impl Outlet {
-    pub fn open(head: Head, texts: Texts, delivery: Delivery, pieces: Arc<Pieces>) -> (Reply, Outlet) {
+    pub fn open(
+        head: Head,
+        texts: Texts,
+        delivery: Delivery,
+        pieces: Arc<Pieces>,
+        ticket: Ticket,
+    ) -> (Reply, Outlet) {
+        let ticket = Arc::new(ticket);
         let (reply, way) = match delivery {
             Delivery::Whole => {
                 let (reply, promise) = Reply::later();
@@ -55,7 +65,7 @@ impl Outlet {
             }
             Delivery::Stream { with_usage } => {
                 let (answer, messages) = Answer::messages();
-                (answer.into(), Way::Stream { messages, with_usage })
+                (answer.keeping(Arc::clone(&ticket)).into(), Way::Stream { messages, with_usage })
             }
         };
         let choice =
@@ -63,8 +73,8 @@ impl Outlet {
         let choices: Vec<Choice> = texts.echoes.into_iter().map(choice).collect();
         let usage = Usage { prompt: texts.prompt_tokens, completion: 0 };
         let open = choices.len();
-        let outlet =
-            Outlet { head, pieces, has_logprobs: texts.has_logprobs, choices, usage, open, way: Some(way) };
+        let has_logprobs = texts.has_logprobs;
+        let outlet = Outlet { head, pieces, has_logprobs, choices, usage, open, way: Some(way), ticket };
         (reply, outlet)
     }
 
@@ -91,7 +101,10 @@ impl Outlet {
             if has_news || !choice.is_begun {
                 let messages = messages.clone();
                 let part = self.choice(index, true);
-                messages.send(&self.head.answer(true, vec![part], None).to_string());
+                if !messages.send(&self.head.answer(true, vec![part], None).to_string()) {
+                    // Nobody reads: it is closed from now on.
+                    self.fail(&ApiError::bad("the stream was read too slowly and is cut off"));
+                }
                 let choice = &mut self.choices[index];
                 (choice.text, choice.told, choice.is_begun) = (String::new(), vec![], true);
             }
@@ -125,13 +138,14 @@ impl Outlet {
             None => {}
             Some(Way::Whole(promise)) => {
                 let choices = (0..self.choices.len()).map(|index| self.choice(index, false)).collect();
-                promise.keep(Answer::json(self.head.answer(false, choices, Some(self.usage)).to_string()));
+                let answer = self.head.answer(false, choices, Some(self.usage)).to_string();
+                promise.keep(Answer::json(answer).keeping(Arc::clone(&self.ticket)));
             }
             Some(Way::Stream { messages, with_usage }) => {
                 if with_usage {
                     messages.send(&self.head.answer(true, vec![], Some(self.usage)).to_string());
                 }
-                messages.send(DONE);
+                messages.end(DONE);
             }
         }
     }
@@ -141,7 +155,50 @@ impl Outlet {
         match self.way.take() {
             None => {}
             Some(Way::Whole(promise)) => promise.keep(error.answer()),
-            Some(Way::Stream { messages, .. }) => messages.send(&error.json()),
+            Some(Way::Stream { messages, .. }) => messages.end(&error.json()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    fn open(delivery: Delivery, texts: &Arc<AtomicUsize>) -> (Reply, Outlet) {
+        let head = Head { form: Form::Completions, id: "x".into(), created: 0, model: "m".into() };
+        let one = Texts { prompt_tokens: 1, echoes: vec![String::new()], has_logprobs: false };
+        Outlet::open(head, one, delivery, Arc::default(), Ticket::of(texts, 1))
+    }
+
+    fn news(text: &str, finish: Option<Finish>) -> Progress {
+        Progress { id: 0, echoed: vec![], text: text.into(), tokens: vec![], finish }
+    }
+
+    #[test]
+    fn a_stream_that_nobody_reads_is_cut_off() {
+        let (reply, mut outlet) = open(Delivery::Stream { with_usage: false }, &Arc::default());
+        let long = "x".repeat(1 << 20);
+        let sent = (0..100).take_while(|_| {
+            outlet.take(0, news(&long, None));
+            !outlet.is_closed()
+        });
+        assert_eq!(sent.count(), 8);
+        assert!(!outlet.take(0, news("more", None)), "what comes later is left out");
+        drop(reply);
+    }
+
+    #[test]
+    fn texts_take_their_room_until_they_are_delivered() {
+        for delivery in [Delivery::Whole, Delivery::Stream { with_usage: false }] {
+            let texts = Arc::default();
+            let (reply, mut outlet) = open(delivery, &texts);
+            assert!(outlet.take(0, news("end", Some(Finish::Length))));
+            drop(outlet);
+            assert_eq!(texts.load(Ordering::Acquire), 1, "{delivery:?}");
+            drop(reply);
+            assert_eq!(texts.load(Ordering::Acquire), 0, "{delivery:?}");
         }
     }
 }

@@ -10,7 +10,7 @@ use flatout_train::infer::generate::{Generator, Progress, Request};
 
 use crate::api::Form;
 use crate::api::error::ApiError;
-use crate::front::{Front, Ticket};
+use crate::front::Front;
 use crate::outlet::Outlet;
 
 /// How long what was begun may go on once the server is to end.
@@ -22,7 +22,6 @@ const LOOK: Duration = Duration::from_millis(50);
 pub struct Job {
     pub requests: Vec<Request>,
     pub outlet: Outlet,
-    pub ticket: Ticket,
     pub began: Instant,
 }
 
@@ -32,7 +31,6 @@ struct Open {
     /// The generator's numbers of its texts, in the order of its choices.
     numbers: Vec<u64>,
     began: Instant,
-    _ticket: Ticket,
 }
 
 impl Open {
@@ -57,8 +55,8 @@ struct Worker<'a> {
 
 impl Worker<'_> {
     fn begin(&mut self, job: Job) {
-        let Job { requests, outlet, ticket, began } = job;
-        let mut open = Open { outlet, numbers: vec![], began, _ticket: ticket };
+        let Job { requests, outlet, began } = job;
+        let mut open = Open { outlet, numbers: vec![], began };
         let key = self.next;
         self.next += 1;
         for (choice, request) in requests.into_iter().enumerate() {
@@ -115,6 +113,13 @@ impl Worker<'_> {
     }
 }
 
+/// Answers jobs that were not begun with an error.
+fn fail_waiting(jobs: &Receiver<Job>, error: &ApiError) {
+    for mut job in jobs.try_iter() {
+        job.outlet.fail(error);
+    }
+}
+
 /// Works until `stop` says so and what was begun has ended, or its time is up; or until the device fails.
 pub fn work(
     generator: &mut Generator,
@@ -154,9 +159,42 @@ pub fn work(
             Err(failure) => {
                 front.is_closing.store(true, Ordering::Release);
                 let sentence = format!("the model failed: {failure}");
-                worker.fail_all(&ApiError::with_status(500, sentence), "failed");
+                let error = ApiError::with_status(500, sentence);
+                worker.fail_all(&error, "failed");
+                fail_waiting(jobs, &error);
                 return Err(failure);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use flatout_http::Reply;
+
+    use super::*;
+    use crate::api::{Delivery, Head};
+    use crate::front::Ticket;
+    use crate::outlet::Texts;
+
+    #[test]
+    fn jobs_that_wait_hear_why_the_device_failed() {
+        let (sender, jobs) = mpsc::channel();
+        let mut replies = vec![];
+        for _ in 0..2 {
+            let head = Head { form: Form::Chat, id: "x".into(), created: 0, model: "m".into() };
+            let texts = Texts { prompt_tokens: 1, echoes: vec![String::new()], has_logprobs: false };
+            let ticket = Ticket::of(&Arc::default(), 1);
+            let (reply, outlet) = Outlet::open(head, texts, Delivery::Whole, Arc::default(), ticket);
+            sender.send(Job { requests: vec![], outlet, began: Instant::now() }).unwrap();
+            replies.push(reply);
+        }
+        fail_waiting(&jobs, &ApiError::with_status(500, "the model failed: no memory"));
+        for reply in replies {
+            let Reply::Later(mut waiting) = reply else { panic!("an answer that comes later") };
+            assert_eq!(waiting.try_recv().expect("an answer").status, 500);
         }
     }
 }

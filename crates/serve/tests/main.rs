@@ -41,6 +41,14 @@ fn texts_come_whole_and_as_streams() {
     assert_eq!(both["choices"].as_array().unwrap().len(), 4);
     assert_eq!(both["choices"][0]["text"], text, "the first of n is the text of n=1");
     assert_ne!(both["choices"][1]["text"], text);
+    let (_, equal) =
+        scene.post("/v1/completions", &endless(json!({ "prompt": ["the feather", "the feather"] })));
+    let of = |answer: &Value, choice: usize| answer["choices"][choice]["text"].clone();
+    assert_eq!(
+        (of(&equal, 0), of(&equal, 1)),
+        (of(&both, 0), of(&both, 1)),
+        "equal prompts are continued as one prompt is several times"
+    );
 }
 
 #[test]
@@ -130,6 +138,14 @@ fn bad_requests_get_a_sentence_and_harm_nobody() {
             400,
             "200 tokens, and this server reads 96",
         ),
+        ("/v1/completions", json!({ "prompt": "a".repeat(1 << 20) }).to_string(), 400, "has 1048576 bytes"),
+        ("/tokenize", json!({ "prompt": "a".repeat(1 << 20) }).to_string(), 400, "has 1048576 bytes"),
+        (
+            "/v1/chat/completions",
+            json!({ "messages": [{ "role": "user", "content": "a".repeat(1 << 20) }] }).to_string(),
+            400,
+            "has 1048576 bytes",
+        ),
         ("/v1/completions", json!({ "prompt": [4_000_000] }).to_string(), 400, "not one of the vocabulary's"),
         ("/v1/completions", json!({ "prompt": [[]] }).to_string(), 400, "without tokens"),
         ("/v1/completions", json!({ "prompt": "a", "model": "x" }).to_string(), 404, "there is no model"),
@@ -142,6 +158,7 @@ fn bad_requests_get_a_sentence_and_harm_nobody() {
         ),
         ("/v1/embeddings", "{}".into(), 404, "there is nothing here"),
         ("/v1/models", "{}".into(), 405, "use GET"),
+        ("/health", "{}".into(), 405, "use GET"),
         ("/v1/completions", " ".repeat(5 << 20), 413, "larger than"),
     ] {
         let (found, said) = scene.post_text(path, &body);
@@ -154,6 +171,8 @@ fn bad_requests_get_a_sentence_and_harm_nobody() {
         scene.ask(&format!("GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{head}\r\n"))
     };
     assert!(with("Authorization: Bearer secret\r\n").starts_with("HTTP/1.1 200"));
+    let health = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer secret\r\n\r\n";
+    assert!(scene.ask(health).ends_with("{\"status\":\"ok\"}"));
     for wrong in [
         "",
         "Authorization: Bearer secre\r\n",

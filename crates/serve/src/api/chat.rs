@@ -24,12 +24,23 @@ pub struct Message {
     pub parts: Vec<Part>,
 }
 
+impl Message {
+    /// Bytes of its texts.
+    pub fn text_bytes(&self) -> usize {
+        let bytes = |part: &Part| if let Part::Text(text) = part { text.len() } else { 0 };
+        self.parts.iter().map(bytes).sum()
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
     Text(String),
     /// The bytes of a file.
     Image(Vec<u8>),
 }
+
+/// Images of a conversation.
+const MOST_IMAGES: usize = 256;
 
 /// The roles of messages, each with the one that templates know.
 const ROLES: [(&str, &str); 4] =
@@ -56,8 +67,14 @@ impl Chat {
         let messages = fields.list("messages")?.filter(|messages| !messages.is_empty()).ok_or_else(|| {
             ApiError::field("messages", "`messages` must be a list of at least one message")
         })?;
-        let messages =
+        let messages: Vec<Message> =
             messages.iter().enumerate().map(|(at, value)| message(value, at)).collect::<Result<_, _>>()?;
+        let images = messages.iter().flat_map(|message| &message.parts);
+        let images = images.filter(|part| matches!(part, Part::Image(_))).count();
+        if images > MOST_IMAGES {
+            let sentence = format!("the messages have {images} images, and at most {MOST_IMAGES} are seen");
+            return Err(ApiError::field("messages", sentence));
+        }
         Ok(Chat { messages, asked, top })
     }
 }
@@ -216,6 +233,10 @@ mod tests {
         for body in [json!({}), json!({ "messages": [] }), json!({ "messages": 7 })] {
             assert_eq!(Chat::read(&body, 9).unwrap_err().param.as_deref(), Some("messages"));
         }
+        let image = json!({ "role": "user", "content": image("data:image/png;base64,AQID") });
+        assert!(Chat::read(&json!({ "messages": vec![image.clone(); 256] }), 9).is_ok());
+        let many = Chat::read(&json!({ "messages": vec![image; 257] }), 9).unwrap_err();
+        assert!(many.message.contains("257 images, and at most 256"), "{many:?}");
         let lonely = json!({ "messages": [{ "role": "user", "content": "x" }], "top_logprobs": 2 });
         assert!(Chat::read(&lonely, 9).unwrap_err().message.contains("needs `logprobs`"));
     }

@@ -5,6 +5,7 @@ use flatout_train::infer::generate::Told;
 use serde_json::{Map, Value, json};
 
 /// Every token's bytes.
+#[derive(Default)]
 pub struct Pieces {
     bytes: Vec<Vec<u8>>,
     /// Tokens that leave no trace in a text.
@@ -21,6 +22,11 @@ impl Pieces {
         let is_special = |token: usize| is_end(token) || lengths.is_some_and(|lengths| lengths[token] == 0);
         let is_special = (0..bytes.len()).map(is_special).collect();
         Pieces { bytes, is_special, has_gaps: lengths.is_none() }
+    }
+
+    /// Bytes of the longest token.
+    pub fn longest(&self) -> usize {
+        self.bytes.iter().map(Vec::len).max().unwrap_or(0)
     }
 
     fn bytes(&self, token: u32) -> &[u8] {

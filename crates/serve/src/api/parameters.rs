@@ -9,8 +9,11 @@ use super::fields::Fields;
 
 /// Continuations of one prompt.
 const MOST_COPIES: u64 = 128;
-/// Strings that end a text.
+/// Strings that end a text, and the bytes of one.
 const MOST_STOPS: usize = 16;
+const MOST_STOP_BYTES: usize = 1024;
+/// Tokens that end a text.
+const MOST_STOP_TOKENS: usize = 64;
 /// Likeliest tokens in the place of one.
 pub(super) const MOST_LOGPROBS: u64 = 20;
 /// Tokens with a bias.
@@ -38,7 +41,7 @@ pub enum Delivery {
 /// Fields that would change what is answered and are not understood here: a name, the values that ask for nothing, and the reason.
 type Refused = (&'static str, fn(&Value) -> bool, &'static str);
 
-const REFUSED: [Refused; 24] = [
+const REFUSED: [Refused; 31] = [
     ("tools", is_empty, "this server calls no tools"),
     ("functions", is_empty, "this server calls no tools"),
     ("tool_choice", |value| value == "none" || value == "auto", "this server calls no tools"),
@@ -62,6 +65,13 @@ const REFUSED: [Refused; 24] = [
     ("prompt_logprobs", never, "use echo with logprobs"),
     ("chat_template", never, "the template is the model's own"),
     ("chat_template_kwargs", is_empty, "the template is given nothing but messages"),
+    ("add_generation_prompt", |value| *value == true, "an answer begins a message of its own"),
+    ("skip_special_tokens", |value| *value == true, "texts have no special tokens"),
+    ("include_stop_str_in_output", |value| *value == false, "a text ends before the string that ends it"),
+    ("bad_words", is_empty, "use logit_bias"),
+    ("allowed_token_ids", is_empty, "use logit_bias"),
+    ("truncate_prompt_tokens", never, "a prompt is read whole: shorten it yourself"),
+    ("typical_p", |value| value.as_f64() == Some(1.0), "use top_p or top_k"),
     ("continue_final_message", |value| *value == false, "an answer begins a message of its own"),
 ];
 
@@ -139,7 +149,12 @@ impl Asked {
                 Delivery::Stream { with_usage: usage.and_then(Value::as_bool).unwrap_or(false) }
             }
         };
-        let stop_tokens = tokens(fields.list("stop_token_ids")?.map_or(&[], |list| list), "stop_token_ids")?;
+        let stop_list = fields.list("stop_token_ids")?.map_or(&[][..], |list| list);
+        if stop_list.len() > MOST_STOP_TOKENS {
+            let sentence = format!("`stop_token_ids` has more than {MOST_STOP_TOKENS} tokens");
+            return Err(ApiError::field("stop_token_ids", sentence));
+        }
+        let stop_tokens = tokens(stop_list, "stop_token_ids")?;
         Ok(Asked { how, copies, stops: stops(fields)?, stop_tokens, adjustments, delivery })
     }
 }
@@ -167,6 +182,9 @@ fn stops(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
             wrong("`stop` has an empty string, which ends every text".into())
         }
         Some(all) if all.len() > MOST_STOPS => wrong(format!("`stop` has more than {MOST_STOPS} strings")),
+        Some(all) if all.iter().any(|stop| stop.len() > MOST_STOP_BYTES) => {
+            wrong(format!("`stop` has a string of more than {MOST_STOP_BYTES} bytes"))
+        }
         Some(all) => Ok(all),
     }
 }
@@ -205,6 +223,8 @@ mod tests {
             "temperature": 0, "top_p": 0.5, "top_k": -1, "seed": -1, "n": 3, "best_of": 3, "max_tokens": 0, "stop": "x", "stream": true,
             "stream_options": { "include_usage": true }, "logit_bias": { "5": -100 }, "presence_penalty": 1, "user": "somebody",
             "tools": [], "tool_choice": "auto", "suffix": null, "response_format": { "type": "text" }, "unheard_of": 7,
+            "skip_special_tokens": true, "include_stop_str_in_output": false, "bad_words": [], "allowed_token_ids": null,
+            "add_generation_prompt": true, "typical_p": 1.0, "stop_token_ids": vec![5; 64],
         }))
         .unwrap();
         assert_eq!((asked.copies, asked.how.max_tokens, asked.how.seed), (3, 0, u64::MAX));
@@ -238,6 +258,16 @@ mod tests {
             ("stream", json!("yes")),
             ("presence_penalty", json!(3)),
             ("stop_token_ids", json!([-1])),
+            ("stop_token_ids", json!(vec![5; 65])),
+            ("stop", json!(["x".repeat(1025)])),
+            ("stop", json!(vec!["x"; 17])),
+            ("skip_special_tokens", json!(false)),
+            ("include_stop_str_in_output", json!(true)),
+            ("bad_words", json!(["no"])),
+            ("allowed_token_ids", json!([5])),
+            ("truncate_prompt_tokens", json!(9)),
+            ("add_generation_prompt", json!(false)),
+            ("typical_p", json!(0.5)),
         ] {
             let error = read(json!({ name: value })).expect_err(name);
             assert_eq!((error.status, error.param.as_deref()), (400, Some(name)), "{error:?}");
