@@ -70,7 +70,8 @@ def train(
     presets: names or files laid over the recipe, as ``--with`` does.
     max_time: seconds, or a timedelta, before which the run saves and stops.
     on_event: called with each event of the run as it comes, a dictionary as in ``events.jsonl``. An exception in it ends the run,
-        which saves as it does on Ctrl-C, and comes out unchanged.
+        which saves as it does on Ctrl-C, and comes out unchanged; where the run could not save, that is its ``__cause__``.
+        Training waits for it, for the display and for the tracker at every event.
     progress: whether to show how far the run is; where not given, in a notebook and on a terminal.
     track: ``"wandb"``, or a tracker of ``flatout.track``.
 
@@ -173,19 +174,17 @@ def _seconds(time: Duration | None) -> float | None:
 class _Listeners:
     """Everyone who hears of a run: the caller's function, a display and a tracker."""
 
-    def __init__(self, on_event, shown, tracker):
+    def __init__(self, on_event, shown: track.Guarded, tracker: track.Guarded) -> None:
         self.on_event, self.shown, self.tracker = on_event, shown, tracker
 
     def begin(self, path: str) -> None:
         run = Run(path)
-        for one in (self.shown, self.tracker):
-            if one is not None:
-                one.begin(run)
+        self.shown.begin(run)
+        self.tracker.begin(run)
 
-    def event(self, event: Mapping[str, Any]) -> None:
-        for one in (self.shown, self.tracker):
-            if one is not None:
-                one.event(event)
+    def event(self, event: Event) -> None:
+        self.shown.event(event)
+        self.tracker.event(event)
         if self.on_event is not None:
             self.on_event(event)
 
@@ -193,10 +192,13 @@ class _Listeners:
         pass
 
     def __exit__(self, *raised: object) -> None:
-        for one in (self.shown, self.tracker):
-            if one is not None:
-                one.end()
+        # Ctrl-C while the display ends must not keep the tracker from sending what it has.
+        try:
+            self.shown.end()
+        finally:
+            self.tracker.end()
 
 
 def _listeners(on_event, progress, tracker) -> _Listeners:
-    return _Listeners(on_event, display(progress), track.Guarded.of(tracker))
+    shown = track.Guarded("display", display(progress))
+    return _Listeners(on_event, shown, track.Guarded("tracker", track.named(tracker)))

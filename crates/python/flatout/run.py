@@ -42,8 +42,8 @@ class Run(os.PathLike):
         """The events of the log, or those of a kind, as dictionaries, in the order they were written.
 
         The log is read as the iteration goes. With ``follow=True`` it waits for more as long as a process trains the run. A line that is
-        only half written yet is not an event. ``start``, ``step``, ``eval``, ``saved``, ``resume``, ``warning``, ``spike`` and ``end`` are the
-        kinds; events of steps that a resumed run made again are there twice, and ``steps`` has the ones that count.
+        only half written yet is not an event. ``start``, ``step``, ``eval``, ``sample``, ``saved``, ``resume``, ``warning``, ``spike`` and
+        ``end`` are the kinds; events of steps that a resumed run made again are there twice, and ``steps`` has the ones that count.
         """
         log = self.path / "events.jsonl"
         waiting = b""
@@ -114,11 +114,24 @@ class Run(os.PathLike):
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """Texts that the run's model wrote, with the step after which it wrote them."""
+        """Samples in the order of their steps: those of evaluations that count, and the text that the command line has the model write
+        at the end. Texts have ``step``, ``prompt`` and ``text``; predictions of classes have ``predicted``, ``probability``, ``truth`` and
+        ``is_right``, and ``image`` where the model saw one.
+        """
+        found: list[dict[str, Any]] = []
+        for event in self.events():
+            kind = event["event"]
+            if kind == "sample":
+                found.append({name: value for name, value in event.items() if name != "event"})
+            elif kind in ("resume", "step"):
+                # The run stands before this step, or after the one it resumed from: samples of later steps will be made again.
+                counts = event["step"] if kind == "resume" else event["step"] - 1
+                while found and found[-1]["step"] > counts:
+                    found.pop()
         file = self.path / "samples.jsonl"
-        if not file.exists():
-            return []
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        if file.exists():
+            found += [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+        return sorted(found, key=lambda sample: sample["step"])
 
     def plot(self, name: str = "loss") -> str:
         """A plot of the run as SVG: ``loss``, ``lr``, ``grad_norm``, ``throughput``, or what else ``report.md`` has."""

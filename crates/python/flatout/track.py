@@ -5,6 +5,7 @@ A tracker has ``begin(run)``, ``event(event)`` and ``end()``. One that fails is 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import warnings
@@ -12,6 +13,10 @@ from typing import Any, Protocol
 
 from ._native import UserError
 from .run import Event, Run, flat
+
+
+# Fields of samples, in the order that a table has them.
+COLUMNS = ("step", "prompt", "text", "image", "predicted", "probability", "truth", "is_right")
 
 
 class Tracker(Protocol):
@@ -42,6 +47,7 @@ class Wandb:
         self._init = init
         self._run: Any = None
         self._ours: Run | None = None
+        self._samples: list[Event] = []
         self._warnings: list[str] = []
 
     def begin(self, run: Run) -> None:
@@ -55,6 +61,10 @@ class Wandb:
 
     def event(self, event: Event) -> None:
         kind = event["event"]
+        if kind == "sample":
+            self._samples.append(event)
+            return
+        self._log_samples()
         if kind in ("step", "eval"):
             prefix = "train" if kind == "step" else "eval"
             self._run.log(numbers(event, prefix))
@@ -69,12 +79,23 @@ class Wandb:
     def end(self) -> None:
         if self._run is None:
             return
+        self._log_samples()
         samples = self._ours.samples if self._ours is not None else []
         if samples:
-            rows = [[sample["step"], sample["prompt"], sample["text"]] for sample in samples]
-            self._run.log({"samples": self._wandb.Table(columns=["step", "prompt", "text"], data=rows)})
+            self._run.log({"samples": self._table(samples)})
         self._run.finish()
         self._run = None
+
+    def _log_samples(self) -> None:
+        """Sends the samples of an evaluation, which follow each other, as a table."""
+        samples, self._samples = self._samples, []
+        if samples:
+            self._run.log({"step": samples[0]["step"], "eval/samples": self._table(samples)})
+
+    def _table(self, samples: list[dict[str, Any]]) -> Any:
+        names = [name for name in COLUMNS if any(name in sample for sample in samples)]
+        rows = [[sample.get(name) for name in names] for sample in samples]
+        return self._wandb.Table(columns=list(names), data=rows)
 
 
 def wandb(run: Run | str | os.PathLike[str], *, follow: bool = False, **init: Any) -> None:
@@ -101,22 +122,21 @@ def numbers(event: Event, prefix: str) -> dict[str, float]:
     return found
 
 
+def named(wanted: str | Tracker | None) -> Tracker | None:
+    """The tracker that is asked for, by name or itself."""
+    if wanted == "wandb":
+        return Wandb()
+    if isinstance(wanted, str):
+        raise UserError(f"there is no tracker {wanted!r}: give \"wandb\", or an object with begin, event and end")
+    return wanted
+
+
 class Guarded:
-    """A tracker whose failures are warnings: after the first it is left alone."""
+    """A tracker or a display, where there is one, whose failures are warnings: after the first it is left alone."""
 
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker: Tracker | None = tracker
-
-    @staticmethod
-    def of(wanted: str | Tracker | None) -> Guarded | None:
-        """The tracker that is asked for, by name or itself."""
-        if wanted is None:
-            return None
-        if wanted == "wandb":
-            return Guarded(Wandb())
-        if isinstance(wanted, str):
-            raise UserError(f"there is no tracker {wanted!r}: give \"wandb\", or an object with begin, event and end")
-        return Guarded(wanted)
+    def __init__(self, name: str, tracker: Tracker | None) -> None:
+        self._name = name
+        self._tracker = tracker
 
     def begin(self, run: Run) -> None:
         self._call("begin", run)
@@ -134,5 +154,9 @@ class Guarded:
             getattr(self._tracker, what)(*given)
         except Exception as error:
             self._tracker = None
-            warnings.warn(f"the tracker failed, and the run goes on without it: {error!r}", stacklevel=2)
-
+            message = f"the {self._name} failed, and the run goes on without it: {error!r}"
+            try:
+                warnings.warn(message, stacklevel=2)
+            except Exception:
+                # Warnings may be errors in this process. One that ended the run would cost more than it tells.
+                logging.getLogger("flatout").warning(message)

@@ -41,19 +41,30 @@ def word(key: str, value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, (str, os.PathLike)):
         return os.fspath(value)
-    if isinstance(value, (int, float)):
-        return repr(value)
+    # Classes made of these, as NumPy's float64 is, may write themselves in other ways.
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float):
+        return float.__repr__(value)
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(element(key, one) for one in value) + "]"
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return word(key, value.item())
+        # One that Python has no number for, as NumPy's longdouble, gives itself.
+        held = value.item()
+        if type(held) is not type(value):
+            return word(key, held)
     raise UserError(f"{key} is a {type(value).__name__}: give a number, a text, True or False, or a list of them")
 
 
 def element(key: str, value: Any) -> str:
     """A value inside a list, as TOML writes it."""
     if isinstance(value, (str, os.PathLike)):
-        return json.dumps(os.fspath(value))
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{name} = {element(key, held)}" for name, held in value.items()) + " }"
+        return quoted(os.fspath(value))
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{quoted(str(name))} = {element(key, held)}" for name, held in value.items()) + " }"
     return word(key, value)
+
+
+def quoted(text: str) -> str:
+    """A text in quotation marks. TOML has the escapes of JSON but for halves of characters, and wants one more character escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -13,6 +13,9 @@ use crate::fault::{Error, raised};
 /// How often signals are looked for.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
+/// Causes of an exception that are followed: they may go round in a circle.
+const LONGEST_CHAIN: usize = 100;
+
 /// Said by a thread to the caller that waits for it.
 pub enum Said<M, T> {
     Message(M),
@@ -50,8 +53,8 @@ pub fn conversation<M, T>() -> (Speaker<M, T>, Receiver<Said<M, T>>) {
 }
 
 /// Waits until the work is done. `take` gets every message with the GIL held. Where it raises, or a signal's handler does, `stop`
-/// asks the work to end, and the exception comes out, unchanged, when it has. A second signal does not wait for that: the thread ends
-/// by itself.
+/// asks the work to end, and the exception comes out, unchanged, when it has; where the work failed to end well, that is its cause. A
+/// second signal does not wait for that: the thread ends by itself.
 pub fn wait<M: Send, T: Send>(
     py: Python<'_>,
     mut said: Receiver<Said<M, T>>,
@@ -70,7 +73,13 @@ pub fn wait<M: Send, T: Send>(
                     stop();
                 }
             }
-            Ok(Said::Done(result)) => return trouble.map_or_else(|| result.map_err(raised), Err),
+            Ok(Said::Done(result)) => {
+                return match (result.map_err(raised), trouble) {
+                    (result, None) => result,
+                    (Ok(_), Some(trouble)) => Err(trouble),
+                    (Err(failure), Some(trouble)) => Err(caused(py, trouble, failure)),
+                };
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 let lost = || Error::new_err("the thread that worked is gone");
@@ -85,4 +94,21 @@ pub fn wait<M: Send, T: Send>(
             stop();
         }
     }
+}
+
+/// The exception of the caller with the failure of the work as its cause, or, where it has causes of its own, as the first of
+/// them: a traceback shows them all.
+fn caused(py: Python<'_>, trouble: PyErr, failure: PyErr) -> PyErr {
+    let mut first = trouble.clone_ref(py);
+    for _ in 0..LONGEST_CHAIN {
+        let hides_context = || first.value(py).getattr("__suppress_context__")?.is_truthy();
+        let before = first.cause(py).or_else(|| match hides_context() {
+            Ok(false) => first.context(py),
+            _ => None,
+        });
+        let Some(before) = before else { break };
+        first = before;
+    }
+    first.set_cause(py, Some(failure));
+    trouble
 }

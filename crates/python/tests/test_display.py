@@ -8,9 +8,11 @@ import subprocess
 import sys
 
 import nbformat
+import pytest
 from conftest import ROOT, SMALL
 from nbclient import NotebookClient
 
+import flatout
 from flatout import progress
 
 
@@ -47,6 +49,64 @@ def test_a_terminal_shows_a_line_and_a_pipe_nothing(here):
         seen += piece
     assert shown.wait() == 0
     assert b"\rstep 20/20  loss " in seen and b"done     after 20 steps" in seen
+
+
+class Screen(io.StringIO):
+    """A standard error that is closed at a word."""
+
+    def __init__(self, word):
+        super().__init__()
+        self.word = word
+
+    def write(self, text):
+        if self.word in text:
+            raise BrokenPipeError("nobody reads")
+        return super().write(text)
+
+
+class Ends:
+    """A tracker that counts its ends."""
+
+    ends = 0
+
+    def begin(self, run):
+        pass
+
+    def event(self, event):
+        pass
+
+    def end(self):
+        self.ends += 1
+
+
+@pytest.mark.parametrize("word", ["run  ", "loss", "held-out", "done", "\n"])
+def test_a_display_that_fails_is_a_warning(here, small, monkeypatch, word):
+    monkeypatch.setattr(sys, "stderr", Screen(word))
+    tracker = Ends()
+    with pytest.warns(UserWarning, match="the display failed.*nobody reads"):
+        run = flatout.train("tiny", run="run", progress=True, track=tracker, **SMALL)
+    assert run.status == "done" and run.losses == small.losses and tracker.ends == 1
+
+
+def test_the_exception_of_the_run_comes_out_whatever_the_display_does(here, monkeypatch):
+    class Bad(progress.Line):
+        how = OSError
+
+        def end(self):
+            raise self.how("at the end")
+
+    def stop(event):
+        raise LookupError("mine")
+
+    monkeypatch.setattr(flatout, "display", lambda wanted: Bad(io.StringIO()))
+    tracker = Ends()
+    with pytest.warns(UserWarning, match="the display failed.*at the end"), pytest.raises(LookupError, match="mine"):
+        flatout.train("tiny", run="one", on_event=stop, track=tracker, **SMALL)
+    assert tracker.ends == 1
+    monkeypatch.setattr(Bad, "how", KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        flatout.train("tiny", run="two", on_event=stop, track=tracker, **SMALL)
+    assert tracker.ends == 2 and isinstance(raised.value.__context__, LookupError)
 
 
 def test_the_notebook_of_the_examples_runs(here):

@@ -1,6 +1,7 @@
 """Runs that are read back, while they are written, torn and damaged."""
 
 import base64
+import json
 import shutil
 import sys
 
@@ -58,6 +59,23 @@ flatout.train("tiny", run="run", progress=False, on_event=lambda event: print(ev
     out, err = process.communicate(timeout=60)
     assert followed == ["start", *out.split()], err
     assert followed[-1] == "end"
+
+
+def test_samples_are_those_that_count(small, here):
+    assert small.samples == []
+    shutil.copytree(small.path, here / "copy")
+    sample = lambda step, text: {"event": "sample", "step": step, "prompt": "once", "text": text}
+    step = lambda step: {"event": "step", "step": step}
+    events = [
+        *(step(1), sample(1, "of a run that began again")),
+        *(step(1), sample(1, "first"), step(2), sample(2, "second"), step(3), sample(3, "void"), {"event": "resume", "step": 2}),
+        *(step(3), sample(3, "third"), sample(3, "beside it"), {"event": "resume", "step": 3}),
+    ]
+    (here / "copy/events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (here / "copy/samples.jsonl").write_text(json.dumps({"step": 2, "prompt": "", "text": "end\u2028"}, ensure_ascii=False) + "\n", encoding="utf-8")
+    samples = flatout.Run("copy").samples
+    assert [sample["text"] for sample in samples] == ["first", "second", "end\u2028", "third", "beside it"]
+    assert samples[0] == {"step": 1, "prompt": "once", "text": "first"}
 
 
 def test_the_block_of_a_notebook_is_escaped(small, here):

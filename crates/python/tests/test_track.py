@@ -3,8 +3,10 @@
 import json
 import struct
 import sys
+import warnings
 
 import pytest
+import wandb
 from conftest import SMALL, python
 from wandb.proto import wandb_internal_pb2
 
@@ -39,6 +41,8 @@ def records(path):
 
 def read_back(folder):
     """The project, settings, history and summary of the offline run in a folder."""
+    # W&B's own process may still write when a run is finished.
+    wandb.teardown()
     (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     config, history, summary = {}, [], {}
 
@@ -84,6 +88,37 @@ def test_a_run_is_sent_afterwards(small, here):
     check(here, small, "words")
 
 
+def table(folder, row, name):
+    """A table of an offline run, as rows by the names of columns."""
+    (path,) = folder.glob(f"wandb/offline-run-*/files/{row[f'{name}/path']}")
+    held = json.loads(path.read_text())
+    return [dict(zip(held["columns"], data)) for data in held["data"]]
+
+
+def test_samples_arrive_with_their_evaluation_and_all_at_the_end(here):
+    keys = {**SMALL, "samples.prompts": ["once", "the actor"], "samples.max_tokens": 3}
+    heard = []
+    run = flatout.train("tiny", keys, run="run", progress=False, on_event=heard.append, track=flatout.track.Wandb(dir=str(here)))
+    samples = [{name: value for name, value in event.items() if name != "event"} for event in heard if event["event"] == "sample"]
+    assert [(sample["step"], sample["prompt"]) for sample in samples] == [(step, prompt) for step in (10, 20) for prompt in keys["samples.prompts"]]
+    assert run.samples == samples and list(run.events("sample")) == [{"event": "sample", **sample} for sample in samples]
+    _, _, history, _ = read_back(here)
+    of_evaluations = {row["step"]: table(here, row, "eval/samples") for row in history if "eval/samples/path" in row}
+    assert of_evaluations == {10: samples[:2], 20: samples[2:]}
+    (everything,) = [table(here, row, "samples") for row in history if "samples/path" in row]
+    assert everything == samples
+
+
+def test_predictions_are_samples_with_columns_of_their_own(here):
+    tracker = flatout.track.Wandb(dir=str(here))
+    keys = {"train.steps": 2, "eval.every": 2, "eval.rows": 8, "data.synthetic_rows": 400, "samples.count": 3, "backend": "cpu"}
+    run = flatout.train("vision-tiny", keys, run="run", progress=False, track=tracker)
+    assert len(run.samples) == 3
+    _, _, history, _ = read_back(here)
+    (everything,) = [table(here, row, "samples") for row in history if "samples/path" in row]
+    assert everything == run.samples and {"image", "predicted", "probability", "truth", "is_right"} < set(everything[0])
+
+
 def test_a_tracker_that_fails_is_a_warning(here, small):
     class Dies:
         def __init__(self, at):
@@ -113,10 +148,19 @@ def test_a_tracker_that_fails_is_a_warning(here, small):
         assert {"begin": 1, "start": 2}.get(at, after) == after, "it is left alone"
 
 
+def test_a_warning_that_is_an_error_does_not_end_the_run(here, caplog):
+    class Dies:
+        def begin(self, run):
+            raise ConnectionError("the line is dead")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert flatout.train("tiny", run="run", progress=False, track=Dies(), **SMALL).status == "done"
+    assert "the tracker failed" in caplog.text and "the line is dead" in caplog.text
+
+
 def test_a_package_that_is_not_there_is_a_sentence(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ImportError, match="pip install wandb"):
         flatout.train("tiny", progress=False, track="wandb", **SMALL)
     assert not (here / "runs").exists()
-
-

@@ -1,15 +1,18 @@
 """Training in process: the same runs as the command line's, events as they come, Ctrl-C and exceptions as Python has them."""
 
+import enum
 import os
 import shutil
 import signal
 import threading
 import time
 
+import numpy
 import pytest
 from conftest import ROOT, SMALL, program, python, words
 
 import flatout
+from flatout.words import overrides
 
 
 def test_the_run_is_the_command_lines(small, folder):
@@ -42,6 +45,39 @@ def test_values_of_python_are_settings(here):
     assert config["train"]["seed"] == 7
     assert config["optimizer"]["betas"] == [0.8, 0.9] and config["optimizer"]["lr"] == 2e-3
     assert config["train"]["freeze"] == ["embed"] and config["train"]["steps"] == 1
+
+
+def test_numbers_of_numpy_are_numbers():
+    class Size(enum.IntEnum):
+        SMALL = 7
+
+    for value, word in [
+        (numpy.float64(1e-3), "0.001"),
+        (numpy.float32(0.5), "0.5"),
+        (numpy.int64(3), "3"),
+        (numpy.array(4), "4"),
+        (numpy.bool_(True), "true"),
+        (Size.SMALL, "7"),
+        ([numpy.float64(0.9), numpy.float32(0.5)], "[0.9, 0.5]"),
+    ]:
+        assert overrides({"key": value}) == [f"key={word}"]
+    plans = [flatout.plan("tiny", backend="cpu", layers=layers, lr=lr) for layers, lr in [(1, 1e-3), (numpy.int64(1), numpy.float64(1e-3))]]
+    assert plans[0]["arena_bytes"] == plans[1]["arena_bytes"]
+    with pytest.raises(flatout.UserError, match="lr is a longdouble"):
+        overrides({"lr": numpy.longdouble(1)})
+
+
+def test_any_text_arrives_in_a_list(here):
+    # A character beyond 16 bits, and all that TOML wants escaped.
+    text = 'once \U0001f600 \u00e9 "quoted" \\ \n\t\x00\x1f\x7f'
+    groups = [{"paths": ["embed"], "lr": numpy.float64(1e-4), "name": text}]
+    config = flatout.train("tiny", {**SMALL, "train.steps": 1, "train.groups": groups}, progress=False).config
+    (group,) = config["train"]["groups"]
+    assert (group["name"], group["lr"]) == (text, 1e-4)
+    with pytest.raises(flatout.UserError, match='The word "\U0001f600" is not one of'):
+        flatout.train("tiny", {**SMALL, "samples.prompts": ["\U0001f600"], "samples.max_tokens": 1}, progress=False)
+    with pytest.raises(flatout.UserError, match="no = key"):
+        flatout.plan("tiny", {"train.groups": [{"no = key": 1}]}, backend="cpu")
 
 
 @pytest.mark.parametrize(
@@ -248,3 +284,54 @@ def test_a_machine_that_cannot_go_on_is_an_error(here):
     )
     out, err = process.communicate(timeout=60)
     assert out.startswith("True step 20 could not be saved") and "File too large" in out, err
+
+
+def test_a_save_that_fails_after_a_stop_is_told(here):
+    script = """
+import json, os, resource, signal, flatout
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+def bare():
+    raise LookupError("mine")
+def interrupted():
+    signal.raise_signal(signal.SIGINT)
+def explained():
+    raise LookupError("mine") from KeyError("its cause")
+def in_a_handler():
+    try:
+        raise KeyError("its context")
+    except KeyError:
+        raise LookupError("mine")
+def alone():
+    try:
+        raise KeyError("hidden")
+    except KeyError:
+        raise LookupError("mine") from None
+def in_a_circle():
+    first, second = LookupError("mine"), KeyError("other")
+    first.__cause__, second.__cause__ = second, first
+    raise first
+
+for stop in (bare, interrupted, explained, in_a_handler, alone, in_a_circle):
+    def heard(event):
+        if event["event"] == "step" and event["step"] == 3:
+            stop()
+    try:
+        flatout.train("tiny", json.loads(os.environ["SMALL"]), progress=False, on_event=heard)
+    except (LookupError, KeyboardInterrupt) as error:
+        chain = [error]
+        while chain[-1] is not None and len(chain) < 5:
+            last = chain[-1]
+            chain.append(last.__cause__ or (None if last.__suppress_context__ else last.__context__))
+        print(stop.__name__, *(type(one).__name__ for one in chain if one is not None), "could not be saved" in str(chain[-2]))
+"""
+    out, err = python(script, here).communicate(timeout=120)
+    *rows, circle = out.splitlines()
+    assert rows == [
+        "bare LookupError Error True",
+        "interrupted KeyboardInterrupt Error True",
+        "explained LookupError KeyError Error True",
+        "in_a_handler LookupError KeyError Error True",
+        "alone LookupError Error True",
+    ], out + err
+    assert circle.startswith("in_a_circle LookupError") and "Error" in circle.split(), out + err

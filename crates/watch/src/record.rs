@@ -212,7 +212,11 @@ impl Record {
     fn keep(&mut self, step: u64) {
         self.steps.keep(step);
         self.evaluations.keep(step);
-        self.samples.retain(|(_, sample)| sample["step"].as_u64().is_some_and(|at| at <= step));
+        // Samples are in the order of their steps, so that the last one says whether there is anything to take back.
+        let counts = |(_, sample): &(usize, Value)| sample["step"].as_u64().is_some_and(|at| at <= step);
+        if !self.samples.back().is_none_or(counts) {
+            self.samples.retain(counts);
+        }
         if self.confusion.as_ref().is_some_and(|(at, _)| *at > step) {
             self.confusion = None;
         }
