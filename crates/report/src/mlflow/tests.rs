@@ -288,7 +288,7 @@ fn a_parameter_that_is_refused_is_named_and_takes_no_other_with_it() {
     }
     let mut expected = whole.known().parameters;
     expected.extend(elsewhere.map(|(key, value)| (key.into(), value.into())));
-    expected.insert("track.mlflow".into(), server.address.clone());
+    expected.insert("track.mlflow".into(), format!("{:?}", server.address));
     assert_eq!(server.known().parameters, expected);
 }
 
