@@ -6,7 +6,7 @@
 Trains `tiny` with track.mlflow on a server with a SQLite database, kills the server in the middle, lets the run go on without one, stops the
 run, starts the server again, resumes, and reads everything back with MLflow's own client: every number of events.jsonl is there, once,
 under the same run, with parameters, tags and the status. Also tells a server of a run that it did not
-follow.
+follow, and deletes and restores a run.
 Exits with 1 where one fails.
 """
 
@@ -180,6 +180,22 @@ def main():
              f"a run that nobody followed is told afterwards: {told['points']} points")
         again = subprocess.run([binary, "runs", "track", str(plain), f"track.mlflow={server.address}", "--json"], cwd=folder, capture_output=True, text=True)
         line(json.loads(again.stdout)["lines"] == 0, "and not twice")
+        began = next(event["time"] for event in events(plain) if event["event"] == "start")
+        theirs = client.get_run(told["run_id"]).info.start_time
+        line(theirs == round(1e3 * began), f"it began there at {theirs}, and at {1e3 * began:.0f} by its log")
+        slash = subprocess.run([binary, "runs", "track", str(plain), f"track.mlflow={server.address}/", "--json"], cwd=folder, capture_output=True, text=True)
+        line(json.loads(slash.stdout)["lines"] == 0, "nor where the address ends with a slash")
+
+        client.delete_run(told["run_id"])
+        more = [binary, "resume", str(plain), "train.steps=120", f"track.mlflow={server.address}"]
+        resumed = subprocess.run(more, cwd=folder, capture_output=True, text=True)
+        warnings = [event["message"] for event in events(plain) if event["event"] == "warning" and "MLflow" in event["message"]]
+        line(resumed.returncode == 0 and len(warnings) == 1 and "deleted" in warnings[0], f"a run that was deleted there: {warnings}")
+        client.restore_run(told["run_id"])
+        later = subprocess.run([binary, "runs", "track", str(plain), f"track.mlflow={server.address}", "--json"], cwd=folder, capture_output=True, text=True)
+        ours = expected(plain)
+        line(same(ours, known(client, json.loads(later.stdout)["run_id"], {name for name, _, _ in ours})),
+             f"once it is restored, it gets the rest: {json.loads(later.stdout)['points']} points")
         server.kill()
         away = subprocess.run([binary, "runs", "track", str(run), f"track.mlflow={server.address}", "track.experiment_name=other"], cwd=folder, capture_output=True, text=True)
         line(away.returncode == 2 and len(away.stderr.strip().splitlines()) == 1, f"code {away.returncode}: {away.stderr.strip()}")

@@ -2,10 +2,11 @@
 //!
 //! A thread reads `events.jsonl` from the place up to which the server was told, and keeps that place in the run's folder. So no step waits,
 //! nothing is kept in memory, and a server that was away, or a run that was killed, goes on where it was. A line that is told twice,
-//! because an answer was lost, is the same point there: it has the time of its line.
+//! because an answer was lost, is the same point in MLflow's SQL stores: it has the time of its line.
 
 mod client;
 mod follow;
+mod kept;
 mod points;
 #[cfg(test)]
 mod server;
@@ -22,7 +23,8 @@ use flatout_train::training::trainer::Sink;
 use flatout_train::{Config, UserError};
 
 use client::{Client, Credentials};
-use follow::{Follower, Shared, lines_left};
+use follow::{Follower, Shared, experiment};
+use kept::Kept;
 
 pub use follow::Told;
 
@@ -40,6 +42,7 @@ pub struct Mlflow {
 struct Following {
     run: PathBuf,
     server: String,
+    experiment: String,
     shared: Arc<Shared>,
     thread: JoinHandle<()>,
 }
@@ -52,7 +55,8 @@ impl Following {
         let thread = std::thread::Builder::new().name("mlflow".into());
         let told = Arc::clone(&shared);
         let thread = thread.spawn(move || follower.follow(&told)).map_err(|error| error.to_string())?;
-        Ok(Following { run: run.to_path_buf(), server: server.to_string(), shared, thread })
+        let experiment = experiment(config).to_string();
+        Ok(Following { run: run.to_path_buf(), server: server.to_string(), experiment, shared, thread })
     }
 
     /// Waits until everything is told, or for as long as patience lasts.
@@ -63,8 +67,13 @@ impl Following {
         while !self.thread.is_finished() && began.elapsed() < patience {
             std::thread::sleep(Duration::from_millis(2));
         }
-        match lines_left(&self.run) {
-            0 => self.shared.warning(),
+        let words = || {
+            let all: Vec<String> = std::iter::from_fn(|| self.shared.warning()).collect();
+            (!all.is_empty()).then(|| all.join("; "))
+        };
+        match Kept::of(&self.run, &self.server, &self.experiment).lines_left(&self.run) {
+            0 => words(),
+            _ if self.shared.has_given_up() => words(),
             lines => Some(format!(
                 "MLflow at {} has not got the last {lines} lines of events.jsonl: `flatout runs track {}` sends them",
                 self.server,

@@ -15,7 +15,7 @@ pub const HOPS: usize = 8;
 /// Connections to a host that are kept for the next request: as many as read from it at once, and some more.
 const CONNECTIONS: usize = 16;
 
-/// Connections that count as broken where no byte comes for as long as `silence`. Redirections are left to the caller, who knows
+/// Connections that count as broken where no byte comes, or none is taken, for as long as `silence`. Redirections are left to the caller, who knows
 /// which host may be told who asks; an answer of any status is an answer.
 pub fn agent(silence: Duration) -> Result<Agent, DataError> {
     let tls = TlsConfig::builder().root_certs(root_certificates()?).build();
@@ -27,6 +27,7 @@ pub fn agent(silence: Duration) -> Result<Agent, DataError> {
         .timeout_connect(Some(Duration::from_secs(20)))
         .timeout_recv_response(Some(silence))
         .timeout_per_read(Some(silence))
+        .timeout_per_write(Some(silence))
         .user_agent(concat!("flatout/", env!("CARGO_PKG_VERSION")))
         .tls_config(tls)
         .build();
@@ -121,6 +122,17 @@ pub fn next_page(headers: &HeaderMap) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The system takes a few megabytes for a server that reads nothing; behind them the sender would wait for ever.
+    #[test]
+    fn a_server_that_reads_nothing_is_a_broken_connection() {
+        let deaf = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", deaf.local_addr().unwrap());
+        let began = std::time::Instant::now();
+        let sent = agent(Duration::from_millis(200)).unwrap().post(address).send(vec![0u8; 64 << 20]);
+        assert!(matches!(sent, Err(ureq::Error::Timeout(_))), "{sent:?}");
+        assert!(began.elapsed() < Duration::from_secs(20));
+    }
 
     #[test]
     fn ranges_that_make_no_sense_are_not_read() {

@@ -24,12 +24,14 @@ pub enum Trouble {
     Absent(String),
     /// It will be refused again.
     Refused(String),
+    /// Less at once may be taken.
+    TooLarge(String),
 }
 
 impl Trouble {
     pub fn sentence(self) -> String {
         match self {
-            Trouble::Away(why) | Trouble::Absent(why) | Trouble::Refused(why) => why,
+            Trouble::Away(why) | Trouble::Absent(why) | Trouble::Refused(why) | Trouble::TooLarge(why) => why,
         }
     }
 }
@@ -114,6 +116,18 @@ impl Client {
         id.map(str::to_string).ok_or_else(|| Trouble::Away("answers without the number of a run".into()))
     }
 
+    /// Whether a run can be told anything: one that somebody has deleted refuses everything until it is restored.
+    pub fn check_run(&self, id: &str) -> Result<(), Trouble> {
+        match self.get("runs/get", &[("run_id", id)]) {
+            Ok(found) if found["run"]["info"]["lifecycle_stage"] == "deleted" => Err(Trouble::Absent(
+                format!("the run {id} is deleted there: restore it, or give another track.experiment_name"),
+            )),
+            Err(trouble @ (Trouble::Absent(_) | Trouble::Away(_))) => Err(trouble),
+            // A server that cannot say so is taken to have it.
+            _ => Ok(()),
+        }
+    }
+
     pub fn get(&self, path: &str, query: &[(&str, &str)]) -> Result<Value, Trouble> {
         let mut request = self.agent.get(format!("{}/{path}", self.base));
         for (name, value) in query {
@@ -151,7 +165,8 @@ impl Client {
             401 | 403 => Err(Trouble::Away(format!(
                 "{said}: set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             ))),
-            400 | 409 | 413 | 422 => Err(Trouble::Refused(said)),
+            413 => Err(Trouble::TooLarge(said)),
+            400 | 409 | 422 => Err(Trouble::Refused(said)),
             429 | 500..=599 => Err(Trouble::Away(said)),
             _ => Err(Trouble::Away(format!("{said}, which no MLflow server says"))),
         }

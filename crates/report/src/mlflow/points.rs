@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::scalars;
 
 /// Points of a request at most.
-const MOST: usize = 1000;
+pub const MOST: usize = 1000;
 /// Letters of a name at most, and of a value; older servers take no more.
 const NAME: usize = 250;
 const VALUE: usize = 500;
@@ -26,9 +26,12 @@ pub struct Batch {
     pub offset: u64,
     pub time: f64,
     pub lines: usize,
+    /// Points that the server would not take.
+    pub refused: usize,
 }
 
-/// Reads whole lines from a place on, up to a change of the run's state or as many as a request takes.
+/// Reads whole lines from a place on, up to a change of the run's state or as many as a request takes, but always one: a line may have more
+/// points than that.
 pub fn read(log: &Path, offset: u64, time: f64) -> io::Result<Batch> {
     let mut file = File::open(log)?;
     // A log may have become shorter: the part of a last line that a crash left is cut off when the run goes on.
@@ -46,7 +49,7 @@ pub fn read(log: &Path, offset: u64, time: f64) -> io::Result<Batch> {
         // A line that is no event has nothing to tell.
         let event: Option<Event> = serde_json::from_slice(&line).ok();
         let points = event.as_ref().map_or(vec![], |event| points(event, &mut batch.time));
-        if batch.points.len() + points.len() > MOST {
+        if batch.lines > 0 && batch.points.len() + points.len() > MOST {
             break;
         }
         batch.points.extend(points);
@@ -58,6 +61,16 @@ pub fn read(log: &Path, offset: u64, time: f64) -> io::Result<Batch> {
         batch.lines += 1;
     }
     Ok(batch)
+}
+
+/// The time of a log's first `start` line, in seconds since 1970.
+pub fn first_start(log: &Path) -> Option<f64> {
+    let lines = BufReader::new(File::open(log).ok()?).lines().map_while(Result::ok);
+    let mut times = lines.filter_map(|line| match serde_json::from_str(&line) {
+        Ok(Event::Start(start)) => Some(start.time),
+        _ => None,
+    });
+    times.next().filter(|time| time.is_finite())
 }
 
 /// The points of an event. Evaluations have no time of their own and take that of the step before them.

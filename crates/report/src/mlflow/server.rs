@@ -1,6 +1,6 @@
 //! A small server that speaks as much of MLflow's interface as following a run needs, and that can be made to misbehave.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,6 +25,8 @@ pub enum Manner {
     Slow(Duration),
     /// It refuses points and takes everything else.
     RefusesPoints,
+    /// A request with more points than this is too large.
+    AtMost(usize),
 }
 
 /// Everything that it was told.
@@ -39,6 +41,8 @@ pub struct Known {
     pub points: BTreeMap<String, Value>,
     pub authorizations: Vec<Option<String>>,
     pub largest_request: usize,
+    /// Runs that somebody has deleted.
+    pub deleted: BTreeSet<usize>,
 }
 
 pub struct Server {
@@ -122,6 +126,9 @@ fn serve(
                 400,
                 json!({ "error_code": "INVALID_PARAMETER_VALUE", "message": "no\u{1b}[31m points\nhere" }),
             ),
+            Manner::AtMost(points) if body["metrics"].as_array().map_or(0, Vec::len) > points => {
+                (413, json!({}))
+            }
             _ => {
                 if let Manner::Slow(pause) = now {
                     std::thread::sleep(pause);
@@ -154,6 +161,15 @@ fn take(known: &mut Known, path: &str, body: &Value) -> (u16, Value) {
             (200, json!({ "experiment": { "experiment_id": place.to_string() } }))
         });
     }
+    if let Some(run) = path.strip_prefix("runs/get?run_id=") {
+        let run: usize = run.parse().unwrap();
+        let stage = if known.deleted.contains(&run) { "deleted" } else { "active" };
+        return match run < known.runs.len() {
+            true => (200, json!({ "run": { "info": { "lifecycle_stage": stage } } })),
+            false => absent(),
+        };
+    }
+    let refused = |why: &str| (400, json!({ "error_code": "INVALID_PARAMETER_VALUE", "message": why }));
     match path {
         "experiments/create" => {
             known.experiments.push(body["name"].as_str().unwrap().into());
@@ -181,7 +197,16 @@ fn take(known: &mut Known, path: &str, body: &Value) -> (u16, Value) {
             if run >= known.runs.len() {
                 return absent();
             }
-            known.parameters.extend(pairs(&body["params"]));
+            if known.deleted.contains(&run) {
+                return refused("the run must be in the 'active' state");
+            }
+            let parameters = pairs(&body["params"]);
+            let is_changed =
+                |(key, value): &(String, String)| known.parameters.get(key).is_some_and(|own| own != value);
+            if parameters.iter().any(is_changed) {
+                return refused("changing a parameter is not allowed");
+            }
+            known.parameters.extend(parameters);
             known.tags.extend(pairs(&body["tags"]));
             let points = body["metrics"].as_array().into_iter().flatten();
             known.points.extend(points.map(|point| (format!("{run} {point}"), point.clone())));

@@ -84,6 +84,7 @@ fn a_run_is_followed_to_its_end() {
     let known = server.known();
     assert_eq!(known.experiments, ["two words"]);
     assert_eq!(known.runs.len(), 1);
+    assert_eq!(known.runs[0].0["start_time"], 1_000_000_000_000_i64, "the time of the first line");
     assert_eq!((known.runs[0].0["run_name"].as_str(), known.runs[0].1.as_str()), (Some("mine"), "FINISHED"));
     assert_eq!(steps(&server), [1, 2, 3]);
     assert_eq!(known.parameters["model.width"], "128");
@@ -115,6 +116,9 @@ fn a_run_is_followed_to_its_end() {
     let told = tell(folder.path(), &config(&other.address)).unwrap();
     assert_eq!((told.lines, told.points, steps(&other)), (9, 4, vec![1, 2, 3, 4]));
     assert_eq!(other.known().runs[0].1, "KILLED");
+    // The first one was not forgotten, however its address is written.
+    assert_eq!(tell(folder.path(), &config(&format!("{}/", server.address))).unwrap().lines, 0);
+    assert_eq!(server.known().runs.len(), 1);
 }
 
 /// A server that fails in any way costs a warning, and has everything once when it is well again.
@@ -201,6 +205,93 @@ fn points_that_are_refused_are_passed_over_with_a_sentence() {
     assert!(tell(folder.path(), &config(&server.address)).unwrap_err().0.contains("there is none"));
 }
 
+/// Every batch of a long log is refused, for the same reason.
+#[test]
+fn a_reason_of_refusals_is_told_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(Manner::RefusesPoints);
+    let text: String = (0..3456).map(|step| eval(step).to_json() + "\n").collect();
+    std::fs::write(folder.path().join("events.jsonl"), text).unwrap();
+    let following = Following::begin(folder.path(), &config(&server.address), &server.address).unwrap();
+    let said = following.finish(Duration::from_secs(30)).unwrap();
+    assert_eq!(said.matches("leaves something out").count(), 1, "{said}");
+    let other = tempfile::tempdir().unwrap();
+    std::fs::copy(folder.path().join("events.jsonl"), other.path().join("events.jsonl")).unwrap();
+    let told = tell(other.path(), &config(&server.address)).unwrap();
+    assert_eq!((told.lines, told.points), (3456, 0));
+}
+
+/// Somebody deletes the run on the server: one sentence, and no more requests. Once it is restored, nothing is missing.
+#[test]
+fn a_run_that_was_deleted_is_followed_no_more_and_told_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(Manner::Well);
+    let mut mlflow = Mlflow::default();
+    [start(), eval(1)].iter().for_each(|event| say(folder.path(), event));
+    mlflow.open(folder.path(), 0, &config(&server.address));
+    until("it has a point", || !server.known().points.is_empty());
+    server.known.lock().unwrap().deleted.insert(0);
+    say(folder.path(), &eval(2));
+    until("the thread ends", || mlflow.following.as_ref().unwrap().thread.is_finished());
+    let asked = server.requests.load(std::sync::atomic::Ordering::Relaxed);
+    let mut warned = vec![];
+    for step in 3..6 {
+        say(folder.path(), &eval(step));
+        warned.extend(mlflow.record(&eval(step)));
+    }
+    let ended = end(Status::Done);
+    say(folder.path(), &ended);
+    warned.extend(mlflow.record(&ended));
+    let [warning] = &warned[..] else { panic!("{warned:?}") };
+    assert!(warning.contains("is deleted there") && warning.contains("flatout runs track"), "{warning}");
+    assert_eq!(server.requests.load(std::sync::atomic::Ordering::Relaxed), asked);
+    let refused = tell(folder.path(), &config(&server.address)).unwrap_err().0;
+    assert!(refused.contains("restore it"), "{refused}");
+    server.known.lock().unwrap().deleted.clear();
+    assert_eq!(tell(folder.path(), &config(&server.address)).unwrap().points, 4);
+    assert_eq!((steps(&server), server.known().runs[0].1.as_str()), (vec![1, 2, 3, 4, 5], "FINISHED"));
+}
+
+#[test]
+fn requests_become_smaller_where_they_are_too_large() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(Manner::AtMost(100));
+    let text: String = (0..3456).map(|step| eval(step).to_json() + "\n").collect();
+    std::fs::write(folder.path().join("events.jsonl"), text).unwrap();
+    let told = tell(folder.path(), &config(&server.address)).unwrap();
+    assert_eq!((told.points, told.refused, steps(&server).len()), (3456, None, 3456));
+    // Found once, the size is kept: a thousand becomes 62 in four halves.
+    assert_eq!(server.known().largest_request, 62);
+    assert!(server.requests.load(std::sync::atomic::Ordering::Relaxed) < 90);
+
+    // Where no point is small enough, the points are passed over.
+    let folder = tempfile::tempdir().unwrap();
+    (0..3).for_each(|step| say(folder.path(), &eval(step)));
+    let server = Server::start(Manner::AtMost(0));
+    let told = tell(folder.path(), &config(&server.address)).unwrap();
+    assert_eq!((told.lines, told.points, told.refused.as_deref()), (3, 0, Some("it says 413")));
+}
+
+/// A parameter keeps its first value there: the others of its request are told all the same.
+#[test]
+fn a_parameter_that_is_refused_is_named_and_takes_no_other_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    say(folder.path(), &start());
+    let whole = Server::start(Manner::Well);
+    assert_eq!(tell(folder.path(), &config(&whole.address)).unwrap().refused, None);
+    let server = Server::start(Manner::Well);
+    let elsewhere = [("model.width", "another"), ("train.steps", "another")];
+    server.known.lock().unwrap().parameters.extend(elsewhere.map(|(key, value)| (key.into(), value.into())));
+    let refused = tell(folder.path(), &config(&server.address)).unwrap().refused.unwrap();
+    for part in ["changing a parameter is not allowed", "model.width", "train.steps"] {
+        assert!(refused.contains(part), "{refused}");
+    }
+    let mut expected = whole.known().parameters;
+    expected.extend(elsewhere.map(|(key, value)| (key.into(), value.into())));
+    expected.insert("track.mlflow".into(), format!("{:?}", server.address));
+    assert_eq!(server.known().parameters, expected);
+}
+
 #[test]
 fn long_logs_go_in_requests_that_servers_take() {
     let folder = tempfile::tempdir().unwrap();
@@ -217,6 +308,28 @@ fn long_logs_go_in_requests_that_servers_take() {
     assert!(known.authorizations.iter().all(|said| said.as_deref() == Some("Bearer secret")));
     let kept = std::fs::read_to_string(folder.path().join("mlflow.json")).unwrap();
     assert!(!kept.contains("secret"), "nothing secret is kept");
+}
+
+/// A line has as many points as the optimiser has groups.
+#[test]
+fn a_line_with_more_points_than_a_request_takes_is_told_in_several() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(Manner::Well);
+    let rates: serde_json::Map<String, serde_json::Value> =
+        (0..2500).map(|group| (format!("g{group}"), group.into())).collect();
+    let step = serde_json::json!({
+        "event": "step", "step": 1, "epoch": 0.5, "loss": 2.0, "grad_norm": 1.0, "lr": 0.1, "lrs": rates, "tokens": 1, "samples": 1,
+        "step_ms": 1.0, "tokens_per_second": 1.0, "samples_per_second": 1.0, "time": 1e9,
+    });
+    let lines = [eval(0).to_json(), step.to_string(), eval(2).to_json()].map(|line| line + "\n");
+    std::fs::write(folder.path().join("events.jsonl"), lines.concat()).unwrap();
+    let told = tell(folder.path(), &config(&server.address)).unwrap();
+    let known = server.known();
+    assert_eq!((told.lines, told.points, known.largest_request), (3, known.points.len(), 1000));
+    let rates =
+        known.points.values().filter(|point| point["key"].as_str().unwrap().starts_with("train/lr/g"));
+    assert_eq!(rates.count(), 2500);
+    assert_eq!(steps(&server).last(), Some(&2));
 }
 
 #[test]

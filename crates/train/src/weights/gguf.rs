@@ -21,7 +21,6 @@ use serde_json::Value as Json;
 
 use crate::Failure;
 use crate::UserError;
-use crate::config::Task;
 use crate::refuse;
 use crate::weights::adapters::check_merge;
 use crate::weights::export::tokenizer::{FILE, SETTINGS, Tokenizer};
@@ -58,8 +57,8 @@ pub struct Gguf {
     pub force: bool,
 }
 
-/// Exports a model. Whatever is refused is refused before anything is written, but for values that f16 cannot hold: they are found as they
-/// are read.
+/// Exports a model. Whatever is refused is refused before anything is written, but for values that f16 or a block cannot hold: they are
+/// found as they are read.
 pub fn export(loaded: &mut Loaded, wanted: &Gguf) -> Result<Exported, Failure> {
     let refused =
         |dir: &Path, why: String| UserError(format!("{} cannot be exported to GGUF: {why}", dir.display()));
@@ -103,10 +102,16 @@ pub fn export(loaded: &mut Loaded, wanted: &Gguf) -> Result<Exported, Failure> {
 }
 
 fn unfit(tensor: &str, value: f32, dtype: Width) -> Failure {
-    UserError(format!(
-        "{tensor} has the value {value}, which is too large for {dtype}: export with --dtype bf16"
-    ))
-    .into()
+    let sentence = match value.is_finite() {
+        true => format!(
+            "{tensor} has the value {value}, which is too large for {dtype}: export with --dtype bf16"
+        ),
+        false => format!(
+            "{tensor} has the value {value}, and blocks of {dtype} hold finite values alone: export a checkpoint from before the weights were \
+             spoiled, or with --dtype bf16 to keep them as they are"
+        ),
+    };
+    UserError(sentence).into()
 }
 
 /// The metadata that is not the tokeniser's. The first says who wrote the file.
@@ -148,6 +153,12 @@ fn tokens(loaded: &mut Loaded, rows: usize) -> Result<Result<Metadata, String>, 
         _ => None,
     };
     let of_file = || tokenizer.kept("chat_template.jinja").and_then(|bytes| String::from_utf8(bytes).ok());
+    // A token's spelling, or an object that has it.
+    let special = |name: &str| {
+        let settings = parsed(SETTINGS)?;
+        let said = &settings[name];
+        vocabulary.id(said.as_str().or(said["content"].as_str())?)
+    };
     let learned = template(loaded, &tokenizer)?;
     let eos = vocabulary.eos();
     let frame = Frame {
@@ -155,8 +166,11 @@ fn tokens(loaded: &mut Loaded, rows: usize) -> Result<Result<Metadata, String>, 
         bos: vocabulary.bos(),
         eos,
         end_of_turn: loaded.stops.iter().copied().find(|stop| *stop != eos),
-        // Documents of a run began so.
-        begins: loaded.is_run && loaded.config.data.task == Task::Text,
+        unknown: file["model"]["unk_token"]
+            .as_str()
+            .and_then(|token| vocabulary.id(token))
+            .or_else(|| special("unk_token")),
+        padding: special("pad_token").or_else(|| u32::try_from(file["padding"]["pad_id"].as_u64()?).ok()),
         chat_template: learned.or_else(of_file).or_else(of_config),
     };
     Ok(tokenizer::describe(&file, &frame))

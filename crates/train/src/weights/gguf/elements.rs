@@ -44,7 +44,8 @@ impl Elements {
         }
     }
 
-    /// The bytes of values, or the first that the type cannot hold: f16 ends at 65,504, and a block's scale is an f16.
+    /// The bytes of values, or the first that the type cannot hold: f16 ends at 65,504, and a block has an f16 for a scale and no way to
+    /// say that a value is not finite.
     pub fn encode(self, values: &[f32]) -> Result<Vec<u8>, f32> {
         let mut bytes = Vec::with_capacity(self.bytes(values.len()));
         match self {
@@ -93,6 +94,9 @@ fn f16_from_f32(x: f32) -> u16 {
 
 /// A block: the scale as f16, then the values over the scale, rounded half away from zero.
 fn q8_0(block: &[f32; BLOCK]) -> Result<[u8; 2 + BLOCK], f32> {
+    if let Some(x) = block.iter().find(|x| !x.is_finite()) {
+        return Err(*x);
+    }
     let largest = block.iter().fold(0f32, |largest, x| largest.max(x.abs()));
     let scale = largest / 127.0;
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
@@ -137,6 +141,13 @@ mod tests {
         assert_eq!(f16_from_f32(f32::NAN) & 0x7c00, 0x7c00);
         assert_eq!(Elements::F16.encode(&[1.0, -70_000.0]), Err(-70_000.0));
         assert_eq!(Elements::Q8_0.encode(&[1e8; 32]), Err(1e8));
+        for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut block = [1.0; 32];
+            block[7] = wrong;
+            let found = Elements::Q8_0.encode(&block).unwrap_err();
+            assert_eq!(found.to_bits(), wrong.to_bits());
+            assert!(Elements::F16.encode(&block).is_ok(), "a half can say it");
+        }
     }
 
     /// By the definition: each value is within half a step of itself, and the largest is 127 steps.

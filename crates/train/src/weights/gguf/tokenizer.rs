@@ -16,8 +16,9 @@ pub struct Frame {
     pub eos: u32,
     /// Another token that ends an answer.
     pub end_of_turn: Option<u32>,
-    /// Whether texts begin with `bos` whatever the tokeniser's own file says.
-    pub begins: bool,
+    /// The tokens of unknown letters and of places without a text, where the tokeniser has them.
+    pub unknown: Option<u32>,
+    pub padding: Option<u32>,
     pub chat_template: Option<String>,
 }
 
@@ -69,8 +70,10 @@ pub fn describe(file: &Json, frame: &Frame) -> Result<Metadata, String> {
     all.push(("ggml.bos_token_id", Value::U32(frame.bos)));
     all.push(("ggml.eos_token_id", Value::U32(frame.eos)));
     all.extend(frame.end_of_turn.map(|token| ("ggml.eot_token_id", Value::U32(token))));
+    all.extend(frame.unknown.map(|token| ("ggml.unknown_token_id", Value::U32(token))));
+    all.extend(frame.padding.map(|token| ("ggml.padding_token_id", Value::U32(token))));
     let [first, last] = around(&file["post_processor"]);
-    all.push(("ggml.add_bos_token", Value::Bool(frame.begins || first == Some(frame.bos))));
+    all.push(("ggml.add_bos_token", Value::Bool(first == Some(frame.bos))));
     all.push(("ggml.add_eos_token", Value::Bool(last == Some(frame.eos))));
     all.extend(frame.chat_template.as_ref().map(|template| ("chat_template", text(template))));
     Ok(all.into_iter().map(|(key, value)| (format!("tokenizer.{key}"), value)).collect())
@@ -295,10 +298,12 @@ fn space_prefix(file: &Json) -> Result<bool, String> {
     let splitter = &file["pre_tokenizer"];
     match splitter["type"].as_str() {
         None => {}
-        Some("Metaspace") if splitter["replacement"] == "\u{2581}" && splitter["split"] != true => {
+        // Where the file is silent, the library splits, and puts a space before every part.
+        Some("Metaspace") if splitter["replacement"] == "\u{2581}" && splitter["split"] == false => {
             replaces = true;
-            prepends = ["first", "always"].iter().any(|scheme| splitter["prepend_scheme"] == *scheme);
+            prepends = splitter["prepend_scheme"] != "never";
         }
+        Some("Metaspace") => other = Some("Metaspace that splits"),
         // There is no space left to split at where all were replaced.
         Some("Split") if splitter["pattern"]["String"] == " " && replaces => {}
         kind => other = kind,
@@ -332,7 +337,15 @@ mod tests {
     use serde_json::json;
 
     fn frame() -> Frame {
-        Frame { rows: 8, bos: 0, eos: 1, end_of_turn: None, begins: false, chat_template: None }
+        Frame {
+            rows: 8,
+            bos: 0,
+            eos: 1,
+            end_of_turn: None,
+            unknown: None,
+            padding: None,
+            chat_template: None,
+        }
     }
 
     fn byte_level(pre_tokenizer: Json) -> Json {
@@ -434,8 +447,18 @@ mod tests {
         let described = describe(&file, &frame()).unwrap();
         assert_eq!(value(&described, "ggml.add_bos_token"), Some(Value::Bool(true)));
         assert_eq!(value(&described, "ggml.add_eos_token"), Some(Value::Bool(false)));
-        let own = describe(&byte_level(gpt2()), &Frame { begins: true, ..frame() }).unwrap();
-        assert_eq!(value(&own, "ggml.add_bos_token"), Some(Value::Bool(true)));
+        let plain = describe(&byte_level(gpt2()), &frame()).unwrap();
+        assert_eq!(value(&plain, "ggml.add_bos_token"), Some(Value::Bool(false)));
+    }
+
+    #[test]
+    fn unknown_and_padding_tokens_are_written_where_there_are_some() {
+        let keys = ["ggml.unknown_token_id", "ggml.padding_token_id"];
+        let none = describe(&byte_level(gpt2()), &frame()).unwrap();
+        assert_eq!(keys.map(|key| value(&none, key)), [None, None]);
+        let both = Frame { unknown: Some(0), padding: Some(6), ..frame() };
+        let both = describe(&byte_level(gpt2()), &both).unwrap();
+        assert_eq!(keys.map(|key| value(&both, key)), [Some(Value::U32(0)), Some(Value::U32(6))]);
     }
 
     fn sentence_piece() -> Json {
@@ -461,6 +484,30 @@ mod tests {
         let types = vec![UNKNOWN, CONTROL, BYTE, NORMAL, NORMAL, NORMAL, NORMAL, NORMAL, NORMAL];
         assert_eq!(value(&described, "ggml.token_type"), Some(Value::I32s(types)));
         assert_eq!(value(&described, "ggml.add_space_prefix"), Some(Value::Bool(false)));
+
+        // The library's defaults: it splits, and a space comes first.
+        let prefix = |metaspace: Json| {
+            let mut file = sentence_piece();
+            file["normalizer"] = json!(null);
+            file["pre_tokenizer"] = metaspace;
+            describe(&file, &frame).map(|described| value(&described, "ggml.add_space_prefix").unwrap())
+        };
+        let metaspace = |more: Json| {
+            let mut all = json!({ "type": "Metaspace", "replacement": "▁" });
+            all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            prefix(all)
+        };
+        for (more, expected) in [
+            (json!({ "split": false }), true),
+            (json!({ "split": false, "prepend_scheme": "always" }), true),
+            (json!({ "split": false, "prepend_scheme": "first" }), true),
+            (json!({ "split": false, "prepend_scheme": "never" }), false),
+        ] {
+            assert_eq!(metaspace(more.clone()), Ok(Value::Bool(expected)), "{more}");
+        }
+        for more in [json!({}), json!({ "prepend_scheme": "never" }), json!({ "split": true })] {
+            assert!(metaspace(more.clone()).unwrap_err().contains("has a Metaspace that splits"), "{more}");
+        }
 
         let mut incomplete = sentence_piece();
         incomplete["model"]["merges"] = json!(["a b", "b b", "ab b"]);

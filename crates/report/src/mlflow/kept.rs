@@ -1,0 +1,109 @@
+//! The knowledge that servers have of a run, as the run's folder keeps it: a record for every server and experiment.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
+use std::path::Path;
+
+use flatout_data::durable;
+use serde::{Deserialize, Serialize};
+
+/// The file of a run's folder that has the records.
+const FILE: &str = "mlflow.json";
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Kept {
+    pub server: String,
+    pub experiment: String,
+    /// Its own mark on the run, made before the run is.
+    pub key: String,
+    /// The server's number of the run.
+    pub run_id: Option<String>,
+    pub has_parameters: bool,
+    /// How far the log was told, in bytes, and the time of its last line.
+    pub offset: u64,
+    pub time: f64,
+}
+
+impl Kept {
+    /// The record of a server's experiment, which knows nothing where there is none.
+    pub fn of(run: &Path, server: &str, experiment: &str) -> Kept {
+        let fresh = Kept { server: plain(server), experiment: experiment.into(), ..Kept::default() };
+        all(run).into_iter().find(|kept| kept.is_of(&fresh)).unwrap_or(fresh)
+    }
+
+    /// Writes the record beside those of other servers and experiments.
+    pub fn keep(&self, run: &Path) -> io::Result<()> {
+        let mut kept = all(run);
+        match kept.iter_mut().find(|kept| kept.is_of(self)) {
+            Some(known) => *known = self.clone(),
+            None => kept.push(self.clone()),
+        }
+        let text = serde_json::to_vec_pretty(&kept).expect("it has a JSON form");
+        durable::replace(&run.join(FILE), &text)
+            .map_err(|error| io::Error::other(format!("{FILE} cannot be written ({error})")))
+    }
+
+    /// The lines of the run's log that were not told.
+    pub fn lines_left(&self, run: &Path) -> usize {
+        let log = File::open(run.join("events.jsonl"))
+            .and_then(|mut log| log.seek(SeekFrom::Start(self.offset)).map(|_| log));
+        log.map_or(0, |log| BufReader::new(log).split(b'\n').map_while(Result::ok).count())
+    }
+
+    fn is_of(&self, other: &Kept) -> bool {
+        (&self.server, &self.experiment) == (&other.server, &other.experiment)
+    }
+}
+
+/// The records of a run's folder. Earlier versions kept one alone.
+fn all(run: &Path) -> Vec<Kept> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Records {
+        Several(Vec<Kept>),
+        One(Kept),
+    }
+    let text = fs::read(run.join(FILE)).unwrap_or_default();
+    let kept = match serde_json::from_slice(&text) {
+        Ok(Records::Several(all)) => all,
+        Ok(Records::One(one)) => vec![one],
+        Err(_) => vec![],
+    };
+    kept.into_iter().map(|kept| Kept { server: plain(&kept.server), ..kept }).collect()
+}
+
+/// An address as it is compared.
+fn plain(server: &str) -> String {
+    server.trim_end_matches('/').to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_server_and_experiment_has_a_record() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path();
+        let told = |server: &str, experiment: &str| Kept::of(run, server, experiment).offset;
+        let keep = |server: &str, experiment: &str, offset: u64| {
+            Kept { offset, ..Kept::of(run, server, experiment) }.keep(run).unwrap();
+        };
+        assert_eq!(told("http://a", "x"), 0);
+        keep("http://a", "x", 3);
+        keep("http://b/", "x", 5);
+        keep("http://a", "y", 7);
+        keep("http://a/", "x", 4);
+        assert_eq!([told("http://a", "x"), told("http://b", "x"), told("http://a//", "y")], [4, 5, 7]);
+        assert_eq!((all(run).len(), told("http://b", "y")), (3, 0));
+
+        std::fs::write(run.join("events.jsonl"), "one\ntwo\nthree\n").unwrap();
+        let left = |server: &str| Kept::of(run, server, "x").lines_left(run);
+        assert_eq!([left("http://a"), left("http://elsewhere")], [2, 3]);
+
+        // The form that one server had.
+        let one = Kept { server: "http://a/".into(), experiment: "x".into(), offset: 9, ..Kept::default() };
+        std::fs::write(run.join(FILE), serde_json::to_vec(&one).unwrap()).unwrap();
+        assert_eq!((told("http://a", "x"), told("http://b", "x")), (9, 0));
+    }
+}
