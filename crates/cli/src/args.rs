@@ -65,7 +65,7 @@ pub struct Train {
 pub struct ResumeRun {
     /// The run's directory, or its name under `runs`; or that of a sweep or of folds.
     pub run: PathBuf,
-    /// What may change: train.steps, train.epochs, train.on_nonfinite, train.max_skipped, eval, checkpoint, log, track.
+    /// Keys that may change: train.steps, train.epochs, train.on_nonfinite, train.max_skipped, train.patience, eval, checkpoint, log, samples, track.
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
     /// Save and stop with code 3 before this much time has passed, as in 3h50m or 90s.
