@@ -6,10 +6,11 @@ use std::process::Command;
 fn threads_that_cannot_be_started_are_one_sentence() {
     let folder = tempfile::tempdir().expect("a folder");
     let output = Command::new("sh")
-        // Each thread takes two MiB of addresses for its stack.
+        // Each thread takes 64 MiB of addresses for its stack, so that those before one that cannot be started still find memory.
         .args(["-c", "ulimit -v 1000000; exec $FLATOUT train tiny train.steps=2 --run run"])
         .env("FLATOUT", env!("CARGO_BIN_EXE_flatout"))
         .env("RAYON_NUM_THREADS", "2000")
+        .env("RUST_MIN_STACK", "67108864")
         .current_dir(folder.path())
         .output()
         .expect("a shell");
