@@ -26,16 +26,27 @@ pub(crate) struct Cache {
     held: Mutex<Held>,
 }
 
-/// Bytes in the folder as they were counted last, and those that this process has written since.
+/// Bytes in the folder as they were counted last, those that this process has written since, and those that its threads are writing.
 struct Held {
     bytes: u64,
     since: u64,
+    writing: u64,
+}
+
+impl Held {
+    fn all(&self) -> u64 {
+        self.bytes + self.since + self.writing
+    }
 }
 
 impl Cache {
     pub fn new(folder: &Path, most_bytes: u64) -> Self {
         let bytes = pieces(folder).iter().map(|piece| piece.bytes).sum();
-        Self { folder: folder.to_path_buf(), most_bytes, held: Mutex::new(Held { bytes, since: 0 }) }
+        Self {
+            folder: folder.to_path_buf(),
+            most_bytes,
+            held: Mutex::new(Held { bytes, since: 0, writing: 0 }),
+        }
     }
 
     /// Bytes of a file, from the pieces that are here and from the server.
@@ -85,34 +96,44 @@ impl Cache {
             file.write_all(bytes)?;
             file.write_all(&fingerprint(bytes).to_le_bytes())
         });
+        let mut held = self.held.lock().expect("no reader panics");
+        held.writing -= size;
         if written.is_ok() {
-            self.held.lock().expect("no reader panics").since += size;
+            held.since += size;
         }
     }
 
-    /// Removes what was read longest ago until there is room; false where there can be none.
+    /// Removes what was read longest ago until there is room, which is then this thread's to write; false where there can be none.
     fn make_room(&self, bytes: u64) -> bool {
         let mut held = self.held.lock().expect("no reader panics");
-        let has_room = held.bytes + held.since + bytes <= self.most_bytes;
+        let has_room = self.frees(&mut held, bytes);
+        if has_room {
+            held.writing += bytes;
+        }
+        has_room
+    }
+
+    fn frees(&self, held: &mut Held, bytes: u64) -> bool {
+        let has_room = held.all() + bytes <= self.most_bytes;
         if has_room && held.since <= (self.most_bytes as f64 * UNCOUNTED) as u64 {
             return true;
         }
         let mut all = pieces(&self.folder);
-        *held = Held { bytes: all.iter().map(|piece| piece.bytes).sum(), since: 0 };
-        if held.bytes + bytes <= self.most_bytes {
+        (held.bytes, held.since) = (all.iter().map(|piece| piece.bytes).sum(), 0);
+        if held.all() + bytes <= self.most_bytes {
             return true;
         }
         all.sort_by_key(|piece| piece.read);
         let wanted = (self.most_bytes as f64 * (1.0 - FREED)) as u64;
         for piece in all {
-            if held.bytes + bytes <= wanted {
+            if held.all() + bytes <= wanted {
                 break;
             }
             if fs::remove_file(&piece.path).is_ok() {
                 held.bytes -= piece.bytes;
             }
         }
-        held.bytes + bytes <= self.most_bytes
+        held.all() + bytes <= self.most_bytes
     }
 }
 
