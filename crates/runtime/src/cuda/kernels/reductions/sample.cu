@@ -109,7 +109,7 @@ __device__ Bin fill(Histogram& h, const Row& row, int level, u32 key) {
     h.count[threadIdx.x] = 0;
     __syncthreads();
     const int low = 20 - 10 * level;
-#pragma unroll 4
+#pragma unroll 2
     for (int i = row.rank * THREADS + threadIdx.x; i < row.size; i += RANKS * THREADS) {
         const u32 of = row.key(row.below(i));
         if (of == NO_KEY || (level > 0 && of >> (low + 10) != key >> (low + 10))) continue;
@@ -238,7 +238,7 @@ __device__ int token_of(Histogram& h, const Row& row, u32 key, u32 nth) {
     return token;
 }
 
-extern "C" __global__ void CLUSTER __launch_bounds__(THREADS)
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     sample(const float* logits, const int* numbers, const float* shares, float* out) {
     __shared__ Histogram h;
     __shared__ u64 bests[THREADS / 32], best_here;
