@@ -7,7 +7,9 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 use flatout_measure::sweep::By;
 use flatout_report::history::Axis;
+use flatout_train::UserError;
 use flatout_train::config::{FileFormat, OnError, Task, option_as_key};
+use flatout_train::infer::sampling::Sampling;
 use flatout_train::metrics::goal::Metric;
 use flatout_train::run::Resume;
 use flatout_train::weights::export::Format;
@@ -270,6 +272,19 @@ pub struct Generate {
     /// Tokens to add at most.
     #[arg(long, default_value_t = 200)]
     pub max_tokens: usize,
+    #[command(flatten)]
+    pub drawing: Drawing,
+    /// The same seed draws the same text; copies of a prompt are continued differently.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Prompts that are continued at the same time at most.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub at_once: usize,
+}
+
+/// How commands that write text draw its tokens.
+#[derive(Parser)]
+pub struct Drawing {
     /// 0 takes the likeliest token every time, 1 draws by the model's own probabilities.
     #[arg(long, default_value_t = 0.8)]
     pub temperature: f64,
@@ -279,12 +294,27 @@ pub struct Generate {
     /// Draw only among the likeliest tokens that together have this probability; 1 is all.
     #[arg(long, default_value_t = 1.0)]
     pub top_p: f64,
-    /// The same seed draws the same text; copies of a prompt are continued differently.
-    #[arg(long, default_value_t = 0)]
-    pub seed: u64,
-    /// Prompts that are continued at the same time at most.
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    pub at_once: usize,
+}
+
+impl Drawing {
+    /// Where nothing can be drawn so, a sentence.
+    pub fn check(&self) -> Result<(), UserError> {
+        let Drawing { temperature, top_p, .. } = self;
+        if !temperature.is_finite() || *temperature < 0.0 {
+            return Err(UserError(format!(
+                "--temperature is {temperature} and must be a number of at least 0"
+            )));
+        }
+        if !(*top_p > 0.0 && *top_p <= 1.0) {
+            return Err(UserError(format!("--top-p is {top_p} and must be above 0 and at most 1")));
+        }
+        Ok(())
+    }
+
+    pub fn sampling(&self, seed: u64, max_tokens: usize) -> Sampling {
+        let Drawing { temperature, top_k, top_p } = *self;
+        Sampling { temperature, top_k, top_p, seed, max_tokens }
+    }
 }
 
 #[derive(Parser)]

@@ -9,11 +9,11 @@ use clap::Parser;
 use flatout_serve::Model;
 use flatout_serve::api::chat::{Message, Part};
 use flatout_train::infer::generate::{Finish, Generator, Prompt, Request, Room};
-use flatout_train::infer::sampling::Sampling;
 use flatout_train::run::signal::{self, Interrupts};
 use flatout_train::{Failure, UserError};
 use serde_json::json;
 
+use crate::args::Drawing;
 use crate::model;
 use crate::screen::{Screen, count};
 
@@ -34,15 +34,8 @@ pub struct Chat {
     /// Tokens of an answer at most; without it, as many as there is room for.
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<usize>,
-    /// 0 takes the likeliest token every time, 1 draws by the model's own probabilities.
-    #[arg(long, default_value_t = 0.8)]
-    pub temperature: f64,
-    /// Draw only among this many of the likeliest tokens; 0 is all.
-    #[arg(long, default_value_t = 0)]
-    pub top_k: usize,
-    /// Draw only among the likeliest tokens that together have this probability; 1 is all.
-    #[arg(long, default_value_t = 1.0)]
-    pub top_p: f64,
+    #[command(flatten)]
+    pub drawing: Drawing,
     /// The same seed draws the same answers to the same lines.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
@@ -56,12 +49,7 @@ const ANSWER_SHARE: usize = 4;
 
 pub fn chat(args: &Chat, screen: &Screen) -> Result<ExitCode, Failure> {
     let refused = |sentence: String| Err(Failure::User(UserError(sentence)));
-    if !args.temperature.is_finite() || args.temperature < 0.0 {
-        return refused(format!("--temperature is {} and must be a number of at least 0", args.temperature));
-    }
-    if !(args.top_p > 0.0 && args.top_p <= 1.0) {
-        return refused(format!("--top-p is {} and must be above 0 and at most 1", args.top_p));
-    }
+    args.drawing.check()?;
     if args.tokens < 2 || args.max_tokens == Some(0) {
         return refused("--tokens must be at least 2 and --max-tokens at least 1".into());
     }
@@ -192,8 +180,7 @@ impl Talk<'_> {
             return Ok(());
         };
         let max_tokens = self.args.max_tokens.unwrap_or(usize::MAX);
-        let Chat { temperature, top_k, top_p, seed, .. } = *self.args;
-        let how = Sampling { temperature, top_k, top_p, seed, max_tokens };
+        let how = self.args.drawing.sampling(self.args.seed, max_tokens);
         // Turns are drawn by themselves.
         let copy = self.turns.len() as u32 / 2;
         let stops = end.into_iter().collect();

@@ -12,7 +12,6 @@ use flatout_train::config::SYSTEM;
 use flatout_train::infer::generate::{
     CHUNK_WITH_FRAMES, CHUNK_WITH_IMAGES, Generator, Pictures, Prompt, Room, encode,
 };
-use flatout_train::infer::sampling::Sampling;
 use flatout_train::run::BESIDE;
 use flatout_train::weights::loaded::Loaded;
 use flatout_waits::{self as waits, Unit};
@@ -24,12 +23,7 @@ use crate::screen::{Screen, count, duration};
 
 pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
     let refused = |sentence: String| Err(Failure::User(UserError(sentence)));
-    if !args.temperature.is_finite() || args.temperature < 0.0 {
-        return refused(format!("--temperature is {} and must be a number of at least 0", args.temperature));
-    }
-    if !(args.top_p > 0.0 && args.top_p <= 1.0) {
-        return refused(format!("--top-p is {} and must be above 0 and at most 1", args.top_p));
-    }
+    args.drawing.check()?;
     if args.at_once == 0 {
         return refused("--at-once is 0 and must be at least 1".into());
     }
@@ -72,13 +66,7 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
         true => Generator::new(loaded, &device, room)?,
         false => Generator::seeing(loaded, &device, room, pictures, chunk)?,
     };
-    let how = Sampling {
-        temperature: args.temperature,
-        top_k: args.top_k,
-        top_p: args.top_p,
-        seed: args.seed,
-        max_tokens: args.max_tokens,
-    };
+    let how = args.drawing.sampling(args.seed, args.max_tokens);
     let streams = prompts.len() == 1 && !screen.json && !asks;
     let began = Instant::now();
     let texts: Vec<String> = if streams {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use flatout_ir::ops::sample::Draw;
+pub use flatout_ir::ops::sample::{likeliest, log_sum};
 
 /// How tokens are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,26 +58,6 @@ impl Adjustments {
             logits[*token as usize] += bias;
         }
     }
-}
-
-/// The logarithm of the sum of the exponentials: what makes log-probabilities of logits.
-pub fn log_sum(logits: &[f32]) -> f64 {
-    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
-    top + logits.iter().map(|x| (*x as f64 - top).exp()).sum::<f64>().ln()
-}
-
-/// The likeliest tokens, the likeliest first and of equals the one with the smaller number.
-pub fn likeliest(logits: &[f32], count: usize) -> Vec<u32> {
-    let likelier = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    if count < order.len() {
-        if count > 0 {
-            order.select_nth_unstable_by(count - 1, likelier);
-        }
-        order.truncate(count);
-    }
-    order.sort_unstable_by(likelier);
-    order
 }
 
 impl Sampling {

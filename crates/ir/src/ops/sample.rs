@@ -78,16 +78,15 @@ impl Draw {
 
     /// The token.
     pub fn token(&self, logits: &[f32]) -> u32 {
-        let likelier = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
-        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-        if self.temperature == 0.0 {
-            return order.into_iter().min_by(likelier).expect("a vocabulary has tokens");
+        let count = match (self.temperature == 0.0, self.top_k) {
+            (true, _) => 1,
+            (false, 0) => logits.len(),
+            (false, top_k) => top_k,
+        };
+        let order = likeliest(logits, count);
+        if count == 1 {
+            return order[0];
         }
-        if self.top_k > 0 && self.top_k < order.len() {
-            order.select_nth_unstable_by(self.top_k - 1, likelier);
-            order.truncate(self.top_k);
-        }
-        order.sort_unstable_by(likelier);
         let (top, temperature) = (logits[order[0] as usize] as f64, self.temperature as f64);
         let mut odds: Vec<f64> =
             order.iter().map(|t| ((logits[*t as usize] as f64 - top) / temperature).exp()).collect();
@@ -110,11 +109,24 @@ impl Draw {
     }
 }
 
-/// The logarithm of a token's probability, by the logits as they are.
-pub fn log_probability(logits: &[f32], token: u32) -> f64 {
+/// The logarithm of the sum of the exponentials: what makes log-probabilities of logits.
+pub fn log_sum(logits: &[f32]) -> f64 {
     let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
-    let sum: f64 = logits.iter().map(|x| (*x as f64 - top).exp()).sum();
-    logits[token as usize] as f64 - top - sum.ln()
+    top + logits.iter().map(|x| (*x as f64 - top).exp()).sum::<f64>().ln()
+}
+
+/// The likeliest tokens, the likeliest first and of equals the one with the smaller number.
+pub fn likeliest(logits: &[f32], count: usize) -> Vec<u32> {
+    let likelier = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
+    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    if count < order.len() {
+        if count > 0 {
+            order.select_nth_unstable_by(count - 1, likelier);
+        }
+        order.truncate(count);
+    }
+    order.sort_unstable_by(likelier);
+    order
 }
 
 /// The row of the result for one sequence.
@@ -122,5 +134,5 @@ pub fn sample(logits: &[f32], numbers: &[i32], shares: &[f32]) -> [f64; 2] {
     let Some((draw, size)) = Draw::of(numbers, shares) else { return [-1.0, 0.0] };
     let logits = &logits[..size.min(logits.len())];
     let token = draw.token(logits);
-    [token as f64, log_probability(logits, token)]
+    [token as f64, logits[token as usize] as f64 - log_sum(logits)]
 }
