@@ -1,4 +1,4 @@
-// What overlap inside a captured step is worth on this GPU, before anything is built for it.
+// Measures the gain from overlap inside a captured step on this GPU, before anything is built for it.
 //
 //   nvcc -O3 -arch=native bench/overlap_gpu.cu -o overlap -lcublas && ./overlap
 //
@@ -67,7 +67,7 @@ struct Pass {
         return events[used++];
     }
 
-    // Whoever is due waits before the next launch.
+    // Joins the launches that are due, before the next launch.
     void next() {
         launched++;
         while (!joins.empty() && joins[0].first <= launched) {
@@ -103,7 +103,7 @@ struct Pass {
         next();
     }
 
-    // Moves as many bytes as so many bf16 tensors of [tokens, WIDTH].
+    // Moves as many bytes as `tensors` bf16 tensors of [tokens, WIDTH].
     void elementwise(double tensors) {
         int count = (int)(tensors * tokens * WIDTH * 2 / 16 / 3);
         cudaLaunchAttribute attribute = {};

@@ -15,7 +15,7 @@ pub fn open(model: &Path, overrides: &[String]) -> Result<Loaded, Failure> {
     Ok(Loaded::open(&named(model), overrides)?)
 }
 
-/// What a line says behind numbers of a run's averages, and nothing otherwise.
+/// The suffix of a line with numbers of a run's averaged weights; empty otherwise.
 pub fn of_averages(loaded: &Loaded) -> &'static str {
     if loaded.weights.are_averages() { " (averaged weights)" } else { "" }
 }

@@ -291,7 +291,7 @@ fn switches(told: &Told<'_>, screen: &Screen) {
     }
 }
 
-/// What other values would cost or save.
+/// Prints how memory and step time would change with other values.
 fn alternatives(told: &Told<'_>, screen: &Screen) {
     let Told { compiled, forecast, .. } = told;
     let step = forecast.step.predicted_seconds;

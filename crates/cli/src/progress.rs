@@ -1,4 +1,4 @@
-//! What a run shows while it trains: a bar on a terminal, lines elsewhere, events as JSON where asked for.
+//! Progress of a run while it trains: a bar on a terminal, lines elsewhere, events as JSON where asked for.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, ThreadId};

@@ -26,7 +26,7 @@ pub fn attention(only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What the others are compared with: cuDNN on padded sequences, where there are such, or on the same ones.
+/// The baseline of the comparison: cuDNN on padded sequences, where there are such, or on the same ones.
 fn rival(laps: &[Lap]) -> Option<&Lap> {
     let named = |name: &str| laps.iter().find(|lap| lap.kernel == name);
     named(PADDED).or_else(|| named("cudnn"))

@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::palette::{self, Ink};
 use crate::waiting;
 
-/// What the user wants to see.
+/// The output that the user asked for.
 #[derive(Clone, Copy)]
 pub struct Screen {
     pub json: bool,

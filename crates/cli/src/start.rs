@@ -119,7 +119,7 @@ impl Starting {
     }
 }
 
-/// What is left of the run, in words. One that never began is removed.
+/// Describes what is left of the run. A run that never began is removed.
 fn left(run: Option<&Run>) -> String {
     let Some(run) = run else { return "nothing to save".into() };
     run.discard();

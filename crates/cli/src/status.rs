@@ -6,7 +6,7 @@ use flatout_train::run::events::Step;
 use crate::palette::Ink;
 use crate::screen::{bytes, count, duration};
 
-/// What there is to say after an update.
+/// The figures shown after an update.
 pub struct Status {
     pub step: Step,
     /// Of the whole run.

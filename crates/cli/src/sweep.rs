@@ -233,7 +233,7 @@ fn of_failure(combination: &Combination, failure: Failure) -> Failure {
     }
 }
 
-/// What would be trained.
+/// Lists the runs that would be trained.
 fn list(planned: &[Planned], goal: Metric, screen: &Screen) {
     if screen.json {
         let run = |run: &Planned| {
@@ -254,7 +254,7 @@ fn list(planned: &[Planned], goal: Metric, screen: &Screen) {
     screen.note(format!("{} runs, compared by {goal}; nothing was trained", planned.len()));
 }
 
-/// What the runs came to, the best first.
+/// Prints the results of the runs, the best first.
 fn show(summary: &Summary, sweep: &Sweep, dir: &Path, screen: &Screen) {
     if screen.json {
         screen.object(summary);

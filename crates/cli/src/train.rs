@@ -78,7 +78,7 @@ fn train_as(
 ) -> Result<ExitCode, Failure> {
     let screen = &many::screen(ranks, screen);
     let config = many::settings(ranks, config)?;
-    // What the machine cannot do is said before a directory is made.
+    // A request that the machine cannot serve is refused before a directory is made.
     let device = many::device(&config, &args.ranks, ranks)?;
     let compiled = compile::compile(&config, &ranks.target(device.target(&config.switches)))?;
     crate::tune::mention(&config, &device, ranks.count(), screen);

@@ -32,7 +32,7 @@ pub fn tune(args: &Tune, screen: &Screen) -> Result<ExitCode, Failure> {
         },
         given: config::keys_of(overrides)?,
     };
-    // What cannot run and what cannot be written are said before anything is measured.
+    // Configs that cannot run and files that cannot be written are refused before anything is measured.
     args.out.as_deref().map_or(Ok(()), preset::check)?;
     measure(&args.meeting, &config, screen, |stage, config, screen| match stage.is_first() {
         true => first(args, config, &options, stage, screen),
@@ -197,7 +197,7 @@ fn cells(row: &Row) -> Vec<String> {
     ]
 }
 
-/// What has no measurement, with the reason; several with the same reason together.
+/// Settings without a measurement, with the reason; several with the same reason together.
 fn left_out(found: &Found) -> Vec<(String, String)> {
     let mut reasons: Vec<(Vec<&str>, &str)> = vec![];
     for row in found.rows.iter().filter(|row| row.step_ms.is_none()) {

@@ -157,7 +157,7 @@ fn folds_are_runs_with_a_summary() {
     assert!((1..=3).all(|fold| dir.join(format!("folds/fold-{fold}/report.md")).is_file()));
     assert!(fs::read_to_string(dir.join("folds/folds.md")).unwrap().contains("(fold-2/report.md)"));
 
-    // What is done stays: a fold that is missing is trained again, and no other.
+    // Finished folds stay: a fold that is missing is trained again, and no other.
     fs::remove_dir_all(dir.join("folds/fold-2")).expect("a fold");
     let again = done(say(dir, &train(&[&words[..], &["--resume", "auto"]].concat())));
     assert!(again.err.contains("1 of 3 is done") && !again.err.contains("2 of 3 is done"), "{again:?}");

@@ -1,4 +1,4 @@
-//! What other tools rely on: the fields of events and plans, the bytes a plan promises, recipes that round-trip.
+//! Contracts with other tools: the fields of events and plans, the bytes a plan promises, recipes that round-trip.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -95,7 +95,7 @@ const PLANNED: &str = "recipe backend arena_bytes driver_bytes categories layers
     step_flops step_bytes roofline_step_ms predicted_step_ms roofline_run_seconds predicted_run_seconds timed_kernels work \
     largest_micro_batch switches instead attention_kernels not_deterministic auto fp8";
 
-/// What a plan tells adds up, and the picture is where it was asked for.
+/// The numbers of a plan add up, and the picture is where it was asked for.
 #[test]
 fn a_plan_tells_layers_work_rows_and_alternatives() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -443,7 +443,7 @@ fn the_page_for_newcomers_names_only_keys_that_exist() {
     let mut seen = 0;
     for line in page.lines().filter(|line| line.starts_with("| ")) {
         let column = line.split(" | ").nth(1).unwrap_or_default();
-        // What stands between backticks: every other piece.
+        // The words between backticks: every other piece.
         for name in column.split('`').skip(1).step_by(2).filter(|name| !name.contains(['-', ' '])) {
             let key = name.split('=').next().unwrap_or_default();
             let known = keys.contains(key) || keys.contains(format!("switches.{key}").as_str());

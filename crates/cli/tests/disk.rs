@@ -13,7 +13,7 @@ use flatout_train::run::events::Event;
 use crate::program::{Said, say, small_train};
 use crate::scene::{self, Scene, checkpoints};
 
-/// Runs a shell script in a folder; `$FLATOUT` is the program. With `disk`, that folder is a disk of so many KiB which
+/// Runs a shell script in a folder; `$FLATOUT` is the program. With `disk`, that folder is a disk of that many KiB which
 /// only the script sees.
 fn shell(scene: &Scene, disk: Option<(&str, u32)>, script: &str) -> Said {
     let mut command = match disk {
@@ -199,7 +199,7 @@ fn a_damaged_log_is_named_by_line() {
 
 type Damage = fn(&Path);
 
-/// What can happen to a file.
+/// Ways in which a file can be damaged.
 const DAMAGES: [(&str, Damage); 4] = [
     ("truncated", |path| {
         let bytes = fs::read(path).expect("a file");

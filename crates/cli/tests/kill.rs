@@ -30,7 +30,7 @@ enum Moment {
     Save { step: u64, after: Duration },
 }
 
-/// `kill` of so many, with `whole` the step that is saved. No life gets further than its share of the steps, so that
+/// Draws the moment of kill `kill`, where step `whole` is saved. No life gets further than its share of the steps, so that
 /// every kill meets a living process.
 fn draw(kill: u64, whole: u64) -> Moment {
     let [a, b, ..] = flatout_ir::random::philox([kill as u32, 0, 0, 0], [25, 11]);

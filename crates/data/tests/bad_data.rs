@@ -195,7 +195,7 @@ fn wrong_data_is_named_or_skipped_and_counted() {
     }
 }
 
-/// What looks odd and is right.
+/// Inputs that look odd and are right.
 #[test]
 fn harmless_oddities_change_nothing() {
     let scratch = Scratch::new("oddities");

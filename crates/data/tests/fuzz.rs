@@ -64,7 +64,7 @@ impl Read for Trickle {
     }
 }
 
-/// Reads under both policies. What is read is usable; failing stops at the first thing that skipping leaves out; and how
+/// Reads under both policies. Documents it reads are usable; failing stops at the first thing that skipping leaves out; and how
 /// the bytes arrive changes nothing.
 fn check(bytes: &[u8], format: Format, compression: Compression) {
     let input = Input { path: "fuzzed".into(), format, compression, bytes: bytes.len() as u64, remote: None };

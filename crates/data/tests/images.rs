@@ -283,7 +283,7 @@ fn rows_of_tables_name_images() {
         ..spec(&table)
     };
     assert_eq!(opened(&other).classes, ["3", "7", "11"]);
-    // What is wrong has its line.
+    // Each fault is reported with its line.
     for (row, words) in [
         ("{\"image\": \"images/9.png\", \"label\": \"cat\"}", "there is no image"),
         ("{\"image\": 5, \"label\": \"cat\"}", "holds no path"),
@@ -379,7 +379,7 @@ fn what_was_found_in_archives_is_kept() {
         let cursor = |sets: &ImageSets| ImageLoader::start(&sets.train, 1);
         assert_eq!(cursor(sets), cursor(&without));
     }
-    // What is kept is damaged, so the archive is looked through, and it is damaged too.
+    // The kept index is damaged, so the archive is looked through, and it is damaged too.
     let text = std::fs::read(&kept_file).unwrap();
     std::fs::write(&kept_file, &text[..text.len() - 3]).unwrap();
     assert!(refused(&kept).contains("no header"));

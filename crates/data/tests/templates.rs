@@ -172,7 +172,7 @@ fn generation_tags_give_the_tokens_and_the_mask_of_transformers() {
     assert!(compared >= 4, "{compared} masks");
 }
 
-/// What is learned of each example: the learned spans, joined by a bar.
+/// The learned spans of each example, joined by a bar.
 fn learned(sets: &ExampleSets) -> Vec<String> {
     let example = |at: usize| {
         let spans = spans(&sets.vocabulary, sets.train.get(at));

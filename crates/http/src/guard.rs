@@ -1,4 +1,4 @@
-//! Who may ask.
+//! Access control of requests.
 //!
 //! On a loopback address whoever is on this machine may, but only under a name of this machine: a page of the web that makes
 //! its own name point here (DNS rebinding) is refused by the `Host` header that its browser sends. On any other address a

@@ -25,7 +25,7 @@ pub enum Code {
 }
 
 /// Places the 8-bit float's exponents at the bottom of f32's: multiplied by its inverse, the bits of a float are those of
-/// the code so many places further up as f32 has more bits of mantissa.
+/// the code, shifted left by the bits of mantissa that f32 has more.
 const LOW: f32 = f32::from_bits((127 + 120) << 23);
 const LOW_INVERSE: f32 = f32::from_bits((127 - 120) << 23);
 
@@ -108,7 +108,7 @@ pub fn e4m4_to_f32(code: u8) -> f32 {
     Code::Unsigned.decode(code)
 }
 
-/// To nearest even. What is too large becomes the largest value; what is below 0, or no number, becomes 0.
+/// Rounds to nearest even. Values that are too large become the largest value; values below 0, and NaN, become 0.
 pub fn e4m4_from_f32(x: f32) -> u8 {
     // `max` takes the number of the two, where `clamp` would keep a NaN.
     let above = x.max(0.0);
@@ -159,7 +159,7 @@ mod tests {
         (values.iter().enumerate().map(|(i, x)| code.drawn(*x, inverse, word(i))).collect(), scale)
     }
 
-    /// What checkpoints hold gives back every value to the bit, whatever was drawn, and from sizes at which even f32 ends.
+    /// Checkpoints give back every value to the bit, whatever was drawn, and from sizes at which even f32 ends.
     #[test]
     fn values_survive_bf16_and_back() {
         for (seed, size) in
@@ -222,7 +222,7 @@ mod tests {
                 let values_again = again.iter().map(|c| code.decode(*c) * new_scale);
                 assert!(values_again.eq(values.iter().copied()), "{code:?}");
             }
-            // What no block should hold becomes the largest value instead of nonsense.
+            // Values that no block should hold become the largest value instead of nonsense.
             let (codes, scale) = encoded(code, &[f32::INFINITY; 4], 0);
             assert_eq!(code.decode(codes[0]) * scale, 2f32.powi(127));
         }

@@ -1,4 +1,4 @@
-//! What models, gradient rules and expansions are written with: tensors with methods.
+//! The builder of models, gradient rules and expansions: tensors with methods.
 //!
 //! A shape error is a mistake of the caller's code, so it panics at the caller's line and names the path.
 

@@ -1,4 +1,4 @@
-//! What a plan costs: arithmetic, memory traffic, the least time a device's rates allow, and the time to expect where its
+//! The cost of a plan: arithmetic, memory traffic, the least time a device's rates allow, and the time to expect where its
 //! kernels were timed.
 
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// So many times over.
+    /// The cost `n` times over.
     pub fn times(self, n: u64) -> Cost {
         Cost {
             launches: n * self.launches,
@@ -70,7 +70,7 @@ pub fn cost(plan: &Plan, target: &Target) -> Cost {
     total
 }
 
-/// What each kind of work costs, in the order of `Work`; kinds without launches are left out.
+/// The cost of each kind of work, in the order of `Work`; kinds without launches are left out.
 pub fn by_work(plan: &Plan, target: &Target) -> Vec<(Work, Cost)> {
     // Layers repeat one another.
     let mut known: HashMap<Size, Cost> = HashMap::new();

@@ -33,7 +33,7 @@ pub struct Node {
 }
 
 named! {
-    /// What a slot holds, which decides who saves it and where `plan` counts it.
+    /// The content of a slot, which decides who saves it and where `plan` counts it.
     pub enum Class {
         /// A trained parameter: checkpointed.
         Weight = "weight",

@@ -1,4 +1,4 @@
-//! What a backend executes: launches over views of one arena, all offsets fixed.
+//! The program a backend executes: launches over views of one arena, all offsets fixed.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -101,7 +101,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Bytes read and written once each. What is repeated along an axis comes from a cache after the first time.
+    /// Bytes read and written once each. Elements repeated along an axis come from a cache after the first time.
     pub fn bytes(&self) -> u64 {
         // Of a table of images it reads about as much as it gives.
         let table = matches!(self.op, Op::Resample { .. }).then(|| &self.ins[0]);
@@ -273,7 +273,7 @@ pub struct Buffer {
     pub live: Option<(usize, Range<usize>)>,
 }
 
-/// What a pass did, in words a user can read, and how often.
+/// The report of a pass: what it did, in words a user can read, and how often.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassReport {
     pub pass: &'static str,

@@ -14,7 +14,7 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     c
 }
 
-/// What the dropout of one row depends on besides the element: the counter's fixed words and the key.
+/// The inputs of a row's dropout besides the element: the counter's fixed words and the key.
 #[derive(Clone, Copy, Debug)]
 pub struct RowDraw {
     sample: u32,

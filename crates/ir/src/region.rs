@@ -39,7 +39,7 @@ pub fn in_place() -> Vec<(usize, usize)> {
     (0..16).flat_map(|input| (0..8).map(move |output| (input, output))).collect()
 }
 
-/// What a result is the sum of, where it is one.
+/// The value that a result is the sum of, where it is one.
 pub fn summed(body: &Graph, result: usize) -> Option<Value> {
     let node = body.node(body.results[result].1.node);
     matches!(node.op, Op::Reduce { .. }).then(|| node.ins[0])

@@ -1,4 +1,4 @@
-//! What the passes know of a device: plain data, handed in by the runtime.
+//! A device as the passes know it: plain data, handed in by the runtime.
 
 use crate::graph::{Graph, Node};
 use crate::links::Links;
@@ -34,7 +34,7 @@ pub struct KernelRow {
     pub deterministic: bool,
 }
 
-/// What a workspace formula may look at.
+/// The inputs of a workspace formula.
 pub struct Shapes<'a> {
     pub node: &'a Node,
     pub ins: Vec<&'a TensorType>,
@@ -53,7 +53,7 @@ pub fn no_workspace(_: &Shapes<'_>) -> usize {
     0
 }
 
-/// What the device can do at best: the roofline.
+/// The peak rates of the device: the roofline.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
     /// Products in f32, FLOP/s.
@@ -88,7 +88,7 @@ pub struct Target {
     /// Buffers start at multiples of this.
     pub align: usize,
     pub memory_bytes: u64,
-    /// What the driver takes beside the arena: context, modules, graphs.
+    /// Memory that the driver takes beside the arena: context, modules, graphs.
     pub driver_bytes: u64,
     /// Bytes that the library that moves tensors between ranks takes beside it; 0 where nothing is exchanged.
     pub wire_bytes: u64,
@@ -104,7 +104,7 @@ pub struct Target {
     /// these; 0 where the host writes inputs in place.
     pub landings: usize,
     pub rates: Rates,
-    /// What launches were measured to take; empty where nobody did.
+    /// Measured times of launches; empty where nobody measured.
     pub timings: Timings,
     pub kernels: Vec<KernelRow>,
     /// Kernels that may be asked for by name and that this device does not run, and why.

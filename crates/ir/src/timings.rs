@@ -1,4 +1,4 @@
-//! What launches took on a device: points, and what they let one expect of launches that were not timed.
+//! Measured times of launches on a device: points, and what they let one expect of launches that were not timed.
 //!
 //! A launch that was timed is expected to take as long again. Any other takes what a launch takes that does next to
 //! nothing, and its roofline over an efficiency, that of the points nearest to it: of the same kernel in the same units,
@@ -21,7 +21,7 @@ use crate::types::{DType, TensorType};
 use crate::work::Work;
 
 named! {
-    /// What multiplies: the rate that bounds a launch.
+    /// The units that multiply: the rate that bounds a launch.
     pub enum Units {
         F32 = "f32",
         Tf32 = "tf32",
@@ -46,7 +46,7 @@ impl Units {
     }
 }
 
-/// What a launch is to its time, whatever its addresses.
+/// The features of a launch that its time depends on, whatever its addresses.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Size {
     pub work: Work,
@@ -80,7 +80,7 @@ impl Size {
         let float = ins.iter().copied().chain(&node.outs).find(|t| t.dtype.is_float());
         let kernel = target.kernel(kind, float.map_or(DType::I32, |t| t.dtype));
         let outs = node.outs.iter().enumerate().filter(|(out, _)| is_used(*out)).map(|(_, ty)| ty);
-        // What is repeated for many is read once, as `Launch::bytes` counts it.
+        // A value repeated for many is read once, as `Launch::bytes` counts it.
         let read = node.ins.iter().map(|v| match g.node(v.node) {
             Node { op: Op::Broadcast { .. }, ins, .. } => g.ty(ins[0]),
             _ => g.ty(*v),
@@ -136,7 +136,7 @@ const NEAREST: usize = 4;
 const HEADER: &str = "flatout timings 1";
 
 impl Timings {
-    /// Of several times of one size the median counts. What took no time tells nothing and is left out.
+    /// Of several times of one size the median counts. A point that took no time tells nothing and is left out.
     pub fn new(points: impl IntoIterator<Item = Point>) -> Timings {
         let mut by_size: BTreeMap<Size, Vec<f64>> = BTreeMap::new();
         for Point { size, seconds } in points.into_iter().filter(|p| p.seconds > 0.0 && p.seconds.is_finite())
@@ -183,7 +183,7 @@ impl Timings {
         Timings(self.0.iter().filter(is_other).cloned().collect())
     }
 
-    /// What a launch of this size takes by the points; `None` where no point does the same kind of work.
+    /// The time that the points predict for a launch of this size; `None` where no point does the same kind of work.
     pub fn expect(&self, size: &Size, rates: &Rates) -> Option<f64> {
         match self.0.binary_search_by(|p| p.size.cmp(size)) {
             Ok(at) => Some(self.0[at].seconds),
@@ -216,7 +216,7 @@ impl Timings {
         let floor = self.floor_seconds();
         let counts = |p: &&Point| p.size.work == size.work && p.size != *size;
         self.0.iter().find(counts)?;
-        // What takes little more than the least tells nothing of efficiency.
+        // A point that takes little more than the least tells nothing of efficiency.
         let tells = |p: &&Point| counts(p) && p.seconds >= 2.0 * floor;
         let nearest = |is_kin: &dyn Fn(&Size) -> bool| {
             let kin = self.0.iter().filter(tells).filter(|p| is_kin(&p.size));

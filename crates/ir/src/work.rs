@@ -3,7 +3,7 @@
 use crate::attr::named;
 
 named! {
-    /// What an operation spends its time on, as budgets of a step are drawn up.
+    /// The kinds of work by which budgets of a step are drawn up.
     pub enum Work {
         /// Matrix products with what they do as they write.
         Product = "product",

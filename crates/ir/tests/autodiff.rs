@@ -1,4 +1,4 @@
-//! What autodiff appends, and what it does not.
+//! The nodes that autodiff appends, and those it does not.
 
 use flatout_ir::autodiff::gradients;
 use flatout_ir::check::draw;

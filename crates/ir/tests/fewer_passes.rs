@@ -1,5 +1,5 @@
-//! What crosses memory less often keeps its numbers: scales inside weights, ReLU and dropout inside what writes, slopes beside
-//! their activation, products in the order of axes that is read, sums over rows with the rows.
+//! Rewrites that cross memory less often keep the numbers: scales inside weights, ReLU and dropout inside what writes, slopes
+//! beside their activation, products in the order of axes that is read, sums over rows with the rows.
 
 use flatout_ir::graph::{Class, Slot};
 use flatout_ir::ops::elementwise::Elementwise as E;
@@ -50,7 +50,7 @@ fn finish(b: &Builder, y: Tensor<'_>) {
     b.result("weight", b.fill(1.0, DType::F32, &[1]));
 }
 
-/// ((x w^T + bias) scale)^2 of so many rows.
+/// ((x w^T + bias) scale)^2 with `rows` rows.
 fn scaled(rows: usize, has_bias: bool) -> Graph {
     let b = Builder::new();
     let (x, w) = (b.input("x", DType::F32, &[rows, 6]), b.param("w", &[4, 6], Init::Zeros));
@@ -132,7 +132,7 @@ fn doras_factors_are_part_of_the_weights() {
     assert_eq!(held_ratios::held_ratios(&adapted(&few, [2.0; 3], true)).1, 0);
 }
 
-/// What is joined lies in place although others read it too, but for a small part that is read for longer than the rest.
+/// Joined values lie in place although others read them too, but for a small part that is read for longer than the rest.
 #[test]
 fn joined_values_that_others_read_lie_in_place() {
     let copies = |late: &str| {
@@ -189,12 +189,12 @@ fn what_is_dropped_of_a_gated_activation_is_drawn_by_the_same_key() {
     let mut values = values(&g);
     values.insert("rng".into(), vec![3.0, 4.0, 5.0]);
     gradients_agree(&g, &fused, &values);
-    // What it draws from is made later: the two stay apart.
+    // The inputs it draws from are made later: the two stay apart.
     let (apart, joined) = patterns::patterns(&build(false), true, true);
     assert!(joined.gated == 1 && key(&apart, OpKind::Dropout).is_some(), "{apart}");
 }
 
-/// gelu(h), so many products, and d gelu'(h).
+/// gelu(h), `products_between` products, and d gelu'(h).
 fn activated(products_between: usize) -> Graph {
     let b = Builder::new();
     let [h, d] = ["h", "d"].map(|name| b.input(name, DType::F32, &[6, 6]));
@@ -215,7 +215,7 @@ fn an_activation_and_its_slope_near_by_run_together() {
     assert_eq!((gathered.regions, gathered.nodes, gathered.single), (1, 2, 1));
 }
 
-/// d gelu'(h) of so many rows with its sum over them, and the sum of h d alone.
+/// d gelu'(h) of `rows` rows with its sum over them, and the sum of h d alone.
 fn summed(rows: usize) -> Graph {
     let b = Builder::new();
     let [h, d] = ["h", "d"].map(|name| b.input(name, DType::F32, &[rows, 6]));

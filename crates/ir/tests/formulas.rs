@@ -104,7 +104,7 @@ fn formula(op: &Op, ins: &[Data]) -> Option<Vec<Vec<f64>>> {
     })
 }
 
-/// The norm of every head, by the first of two weights for so many heads and by the second for the others.
+/// The norm of every head, by the first of two weights for the first `first` heads and by the second for the others.
 fn two_norms(spec: NormSpec, first: usize, x: &Data, w: &Data) -> Vec<f64> {
     let (heads, size) = (x.dims[1], x.dims[2]);
     let head = |(i, head): (usize, &[f64])| {

@@ -329,7 +329,7 @@ fn rotations_share_one_table() {
     assert!(nodes(&g).contains("table=true} %7 %5 %8 -> f32[4,2,6]"), "{}", nodes(&g));
 }
 
-/// Linear attention of segments of so many rows, by a rotation of its own.
+/// Linear attention of segments of `len` rows, by a rotation of its own.
 fn turned(len: usize, pairs: &str, reads: &str) -> Graph {
     graph(&format!(
         "slot $0 a f32[256,2,6] input zeros
@@ -631,7 +631,7 @@ fn a_norm_that_runs_again_runs_in_its_gradient() {
     assert_eq!(text.matches("= rms_norm{").count(), 1, "{text}");
     assert!(text.contains("again=true, sum=false} %5.1 %2 %8 %3 ->"), "{text}");
     assert!(text.contains("%10 = product{ta=true, tb=false, out=f32, base=false} %9.3 %7"), "{text}");
-    // What is read of the norm flows into its gradient: it would wait for itself.
+    // A value read of the norm flows into its gradient: it would wait for itself.
     let waits = NORM_AGAIN.replace("DY", "%9");
     assert_eq!(rejoin::rejoin(&graph(&waits)).1, 0);
 }
@@ -702,7 +702,7 @@ fn tf32_is_a_mode_of_products_and_of_the_head() {
     );
     assert_eq!(rounding.to_string().parse::<Graph>().as_ref(), Ok(&rounding));
 
-    // What is stored of a product is f32; its operands lose what 10 bits do not hold.
+    // The stored product is f32; its operands lose what 10 bits do not hold.
     let x = 1.0 + 2f64.powi(-12);
     let values = Values::from([("x".into(), vec![x; 32]), ("w".into(), vec![1.0; 48])]);
     let run = |g: &Graph| oracle::run(g, &values).results["y"][0];

@@ -1,5 +1,5 @@
-//! What every switch is worth on this machine and model, measured: the base against each switch turned off alone, against
-//! its other values, and up the guides' ladder from plain FP32.
+//! The measured worth of every switch on this machine and model: the base against each switch turned off alone, against its
+//! other values, and up the guides' ladder from plain FP32.
 //!
 //! A visit opens a configuration, makes its first updates and times some more. On the CPU the base is open as well and their
 //! updates alternate: the cores of a virtual machine are another's for tenths of a second. On a GPU, which is quieter and where
@@ -88,7 +88,7 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<usize>,
     pub precision: String,
-    /// What was trained on.
+    /// The training data.
     pub data: String,
     pub tokens_per_update: usize,
     /// Updates timed in a visit, and updates in all, after which the losses are compared.
@@ -166,7 +166,7 @@ pub fn ablate(
     })
 }
 
-/// What is visited.
+/// The configuration that is visited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
     Base,
@@ -176,7 +176,7 @@ enum Who {
 /// Visits a configuration. A variant's visit that has no times of the base in it is one between two visits of the base.
 type Visiting<'a> = dyn FnMut(&Config, Who) -> Result<Timed, Failure> + 'a;
 
-/// What the rounds go through.
+/// The configurations that the rounds go through, and their limits.
 struct Plan<'a> {
     variants: &'a [Variant],
     base: &'a Config,
@@ -225,7 +225,7 @@ fn rounds(
     Ok(true)
 }
 
-/// What is measured for some row, once, under its key.
+/// The configurations that rows measure, each once, under its key.
 fn distinct(variants: &[Variant]) -> Vec<(&str, &str, &Config)> {
     let mut work: Vec<(&str, &str, &Config)> = vec![];
     for variant in variants {

@@ -1,8 +1,8 @@
 //! One configuration, run as the trainer runs it and timed: the same plans, session, rows and updates, and no run
 //! directory. A measurement needs no data: where a recipe names none, rows of tokens drawn at random stand in.
 //!
-//! `ablate`, `tune` and `profile` measure several configurations in turns. What they share, the device, the data and the ranks,
-//! is a [`Stage`]; a configuration on it is a [`Bench`]. Of several ranks each has a stage of its own, and all open and run the
+//! `ablate`, `tune` and `profile` measure several configurations in turns. The device, the data and the ranks that they share
+//! are a [`Stage`]; a configuration on it is a [`Bench`]. Of several ranks each has a stage of its own, and all open and run the
 //! same benches in the same order (`together`).
 
 mod rows;
@@ -54,7 +54,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// The device that the config's `backend` asks for, and its data where it has any. What cannot run on the device is
+    /// The device that the config's `backend` asks for, and its data where it has any. A config that cannot run on the device is
     /// refused before data is opened, which may take long.
     pub fn open(config: &Config) -> Result<Stage, Failure> {
         Stage::among(config, Device::open(config.switches.compute.backend)?, Rc::new(Ranks::alone()))
@@ -122,7 +122,7 @@ impl Stage {
         !self.data.borrow().is_empty()
     }
 
-    /// What rows are made of, for people.
+    /// The origin of the rows, for people.
     pub fn data(&self) -> &'static str {
         self.data.borrow().first().map_or("tokens drawn at random", |data| data.named())
     }
@@ -215,7 +215,7 @@ fn refuse_cache() -> Result<(), UserError> {
     refuse!("`data.vision_cache` is filled by one process so far: leave it out, or measure with one rank")
 }
 
-/// What it took until the first update was made.
+/// The time until the first update was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Start {
     pub compile_seconds: f64,
@@ -372,7 +372,7 @@ impl Bench {
         self.compiled.plans.arena_bytes as u64
     }
 
-    /// What the driver took beside the arena, measured; 0 on the CPU.
+    /// Memory that the driver took beside the arena, measured; 0 on the CPU.
     pub fn driver_bytes(&self) -> u64 {
         self.session.driver_bytes()
     }

@@ -1,5 +1,5 @@
-//! What this machine's kernels take: small models of common sizes, opened as a run opens them, with every launch of their
-//! updates timed. What comes of it is a table of points, by which later commands expect how long a step takes.
+//! Times this machine's kernels: small models of common sizes are opened as a run opens them, and every launch of their
+//! updates is timed. The result is a table of points, by which later commands expect how long a step takes.
 //!
 //! A model of one layer has every launch a deep one has, with the strides, epilogues and neighbours of a real step, and
 //! the algorithms that a run would choose; layers only repeat them.
@@ -95,7 +95,7 @@ const CPU_BUDGET: Duration = Duration::from_secs(20);
 const SAMPLE_SECONDS: f64 = 1.0;
 const PASSES: std::ops::RangeInclusive<usize> = 3..=25;
 
-/// What was done so far.
+/// The progress of a calibration.
 pub enum Said<'a> {
     Sample {
         name: &'a str,

@@ -1,4 +1,4 @@
-//! What five optimisation guides claim, and what became of every claim here.
+//! The claims of five optimisation guides, and what became of each here.
 //!
 //! `claims/claims.toml` is the data: the claims as the guides make them, a verdict beside each, the figures measured
 //! here with the machine and the command, and the quantities that the arithmetic of a verdict is made from. Nothing
@@ -31,7 +31,7 @@ pub struct Claims {
 #[serde(deny_unknown_fields)]
 pub struct Guide {
     pub name: String,
-    /// What its system trains.
+    /// The model that its system trains.
     pub about: String,
 }
 
@@ -40,10 +40,10 @@ pub struct Guide {
 #[serde(deny_unknown_fields)]
 pub struct Figure {
     pub name: String,
-    /// What was measured; none while nobody has.
+    /// The measured value; none while nobody has measured it.
     pub value: Option<String>,
     pub machine: String,
-    /// What printed it, or would.
+    /// The command that printed it, or would.
     pub command: String,
 }
 
@@ -244,7 +244,7 @@ fn judge(written: WrittenClaim, figures: &[Figure], known: &HashMap<String, f64>
     })
 }
 
-/// What data sheets say of every GPU there is a line for, by name: `a100_40.memory_gib`.
+/// Data-sheet values of every GPU there is a line for, by name: `a100_40.memory_gib`.
 fn cards() -> HashMap<String, f64> {
     let facts = gpus::named().iter().flat_map(|gpu| {
         let name = gpu.name.replace('-', "_");

@@ -40,7 +40,7 @@ pub fn begun(dir: &Path) -> Result<Option<Config>, UserError> {
     resolved.placed(&asked).with(&["train.fold=none".into()]).map(Some)
 }
 
-/// What a fold came to.
+/// The result of a fold.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Fold {
     pub fold: usize,
@@ -66,7 +66,7 @@ pub struct Spread {
 /// All folds together.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// What was followed.
+    /// The metric that was followed.
     pub metric: Metric,
     pub folds: Vec<Fold>,
     pub spread: Vec<Spread>,

@@ -1,5 +1,5 @@
-//! What `plan` tells of a run before it starts: memory by layer and over the step, time by kind of work, how many rows at
-//! once fit, and what every switch would cost or save. All of it is arithmetic on compiled plans; nothing runs.
+//! The forecast of a run before it starts, for `plan`: memory by layer and over the step, time by kind of work, how many
+//! rows at once fit, and the cost or saving of every switch. All of it is arithmetic on compiled plans; nothing runs.
 
 mod alternatives;
 pub mod kept;
@@ -37,7 +37,7 @@ pub struct Forecast {
 /// For the plans of a config. `target_for` gives the device under other switches.
 pub fn forecast(config: &Config, compiled: &Compiled, target_for: &dyn Fn(&Switches) -> Target) -> Forecast {
     let batch = config.train.batch;
-    // What `auto` chose by memory is written down, so that alternatives do the same work.
+    // Values that `auto` chose by memory are written down, so that alternatives do the same work.
     let pinned = compiled.pinned(config);
     let mut jobs: Vec<Job<'_>> = rows::jobs(&pinned, compiled);
     jobs.extend(alternatives::jobs(&pinned, compiled, target_for));

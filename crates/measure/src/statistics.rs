@@ -1,4 +1,4 @@
-//! What repeated timings allow to say: a ratio, the range it lies in, and whether it differs from 1.
+//! Conclusions that repeated timings allow: a ratio, the range it lies in, and whether it differs from 1.
 //!
 //! Machines drift, so a variant is never compared with a base of another time: each of its updates in a round is divided by the
 //! base's around it, or, where the two are not open together, its time by the median of the base's two visits before and two
@@ -122,7 +122,7 @@ pub fn noise(bases: &[Vec<f64>]) -> Noise {
 /// Visits of the base to either side that say what its time was at a moment.
 const NEAREST: usize = 2;
 
-/// What the base took at a moment, by its visits before it, the nearest first, and after it.
+/// The base's time at a moment, by its visits before it, the nearest first, and after it.
 pub fn nearest(before: impl Iterator<Item = f64>, after: impl Iterator<Item = f64>) -> Option<f64> {
     let near: Vec<f64> = before.take(NEAREST).chain(after.take(NEAREST)).collect();
     (!near.is_empty()).then(|| middle(&near))

@@ -55,7 +55,7 @@ enum Values {
     Between { least: f64, most: f64 },
 }
 
-/// What was asked for.
+/// The sweep that was asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sweep {
     axes: Vec<Axis>,
@@ -135,13 +135,13 @@ impl Sweep {
         Ok(grid)
     }
 
-    /// So many different combinations, by a seed. More of the same seed begin with the same ones.
+    /// Draws `runs` different combinations, by a seed. More of the same seed begin with the same ones.
     pub fn drawn(&self, runs: usize, seed: u64) -> Result<Vec<Combination>, UserError> {
         if !(1..=MOST).contains(&runs) {
             refuse!("--runs is {runs} and must be from 1 to {MOST}");
         }
         let mut drawn: Vec<Combination> = vec![];
-        // So many draws find all of a small set but with a chance below any that matters.
+        // This many draws find all of a small set but with a chance below any that matters.
         for draw in 0..(100 * runs as u64).max(10_000) {
             if drawn.len() == runs {
                 return Ok(drawn);
@@ -241,7 +241,7 @@ fn file_name(value: &str) -> String {
     value.chars().map(kept).take(60).collect()
 }
 
-/// What a run came to.
+/// The outcome of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Trial {
     pub name: String,
@@ -307,7 +307,7 @@ impl SweepCommand {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
     pub recipe: String,
-    /// What runs are compared by.
+    /// The metric that runs are compared by.
     pub goal: Metric,
     pub by: By,
     pub command: SweepCommand,

@@ -26,7 +26,7 @@ use space::{Candidate, Held, Phase, Reason, Rejected, Setting, Space};
 pub struct Options {
     /// Time to spend; `None` is what the backend is usually given.
     pub budget: Option<Duration>,
-    /// What may be done to numbers.
+    /// The changes to numbers that are allowed.
     pub allow: Class,
     /// Keys given on the command line, by their full paths: those stay.
     pub given: Vec<String>,
@@ -38,7 +38,7 @@ pub enum Said<'a> {
         budget: Duration,
         device: &'a str,
     },
-    /// A phase begins with so many to be raced.
+    /// A phase begins with `count` contestants to be raced.
     Phase {
         phase: Phase,
         count: usize,
@@ -66,7 +66,7 @@ pub struct Report {
     pub ranks: Option<usize>,
     /// The target's short name: `cpu`, `h200`.
     pub target: String,
-    /// What was trained on.
+    /// The training data.
     pub data: String,
     pub batch: usize,
     pub tokens_per_update: usize,
@@ -76,19 +76,19 @@ pub struct Report {
     pub found: Found,
 }
 
-/// What the search came to.
+/// The outcome of the search.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Found {
     pub default: Side,
     pub choice: Side,
-    /// What the choice changes of the defaults; empty where nothing is proposed.
+    /// The choice's changes to the defaults; empty where nothing is proposed.
     pub settings: Vec<String>,
     pub verdict: Verdict,
     /// The last comparison; none where the defaults are the choice.
     pub faster_by: Option<Estimate>,
     /// The choice's losses against the defaults'.
     pub numbers: Option<Numbers>,
-    /// What was not tuned.
+    /// Settings that were not tuned.
     pub held: Vec<Held>,
     /// Everything else that was considered.
     pub rows: Vec<Row>,
@@ -301,7 +301,7 @@ fn winner(outcome: &Outcome, field: &[&Candidate]) -> usize {
     as_fast.map(|(i, _)| *i).min_by_key(|i| field[*i].bytes).expect("the fastest is one")
 }
 
-/// What became of a contestant, and why.
+/// The fate of a contestant, and why.
 fn judged(i: usize, winner: usize, outcome: &Outcome, field: &[&Candidate]) -> (Fate, String) {
     let name = |i: usize| field[i].setting.unlike(&field[0].setting);
     let standing = &outcome.standings[i];
@@ -334,7 +334,7 @@ fn times_faster(over: Estimate) -> String {
     format!("{:.3} times as fast ({:.3} to {:.3})", 1.0 / over.ratio, 1.0 / over.high, 1.0 / over.low)
 }
 
-/// What the phases left behind beside their choice.
+/// The results of the phases beside their choice.
 struct Searched {
     rows: Vec<Row>,
     is_complete: bool,

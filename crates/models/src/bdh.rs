@@ -53,7 +53,7 @@ impl Layer {
     }
 }
 
-/// What a pass over tokens needs beside weights and states: where they stand, whom they see, which gated latents are
+/// The inputs of a pass over tokens beside weights and states: where they stand, whom they see, which gated latents are
 /// dropped.
 pub struct Pass<'g> {
     /// i32 [1, T]
@@ -100,7 +100,7 @@ fn norm<'g>(c: &BdhConfig, x: Tensor<'g>) -> Tensor<'g> {
     x.norm(spec, None, None)
 }
 
-/// What latents r [T, H, N] see of states u [T, 1, D] in one application: [T, H, D].
+/// Linear attention of latents r [T, H, N] over states u [T, 1, D] in one application: [T, H, D].
 fn see<'g>(pass: &Pass<'g>, application: usize, r: Tensor<'g>, u: Tensor<'g>) -> Tensor<'g> {
     let Sight { q, k, masking, cache } = pass.sight;
     let attend = |k: Keys| LinearAttend { scale: 1.0, mask: pass.mask, q, k, rotary: Rotary::None };

@@ -13,7 +13,7 @@ pub use crate::vit::{FinalNorm, VitConfig, VitLibrary};
 use flatout_settings::choice;
 
 choice! {
-    /// What the last hidden states become: logits of the next token, or of the class of the whole text.
+    /// The head on the last hidden states: logits of the next token, or of the class of the whole text.
     pub enum Head { Tokens = "tokens", Classes = "classes" }
 }
 

@@ -72,7 +72,7 @@ pub struct Block {
     ffn_residual_norm: Option<layers::Norm>,
 }
 
-/// What a pass over tokens needs beside weights and states: where they stand, whom they see, what is dropped.
+/// The inputs of a pass over tokens beside weights and states: where they stand, whom they see, what is dropped.
 pub struct Pass<'g> {
     /// i32 [1, T], or [3, T] of a decoder that sees images: time, height and width.
     pub positions: Tensor<'g>,
@@ -550,7 +550,7 @@ impl Family for DecoderConfig {
         self.validate().map_err(|sentence| format!("it describes no images: {sentence}"))
     }
 
-    /// What no other family knows is read as a decoder, which says what it misses.
+    /// A model that no other family knows is read as a decoder, which says what it misses.
     fn read(config: &Value) -> Option<Result<Described, String>> {
         let described = huggingface::read(config).map(|read| Described {
             model: Model::Decoder(read.model),
@@ -599,7 +599,7 @@ impl Model {
         }
     }
 
-    /// The decoder, where text is read. What is of another kind is refused before anything asks.
+    /// The decoder, where text is read. A model of another kind is refused before anything asks.
     #[track_caller]
     pub fn decoder(&self) -> &DecoderConfig {
         self.as_decoder().expect("only a decoder reads text")

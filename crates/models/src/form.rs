@@ -124,14 +124,13 @@ pub enum Documents {
 pub struct ImageForm {
     /// Images of the batch, B.
     pub images: usize,
-    /// What is dropped at random is dropped.
+    /// Whether random drops are applied: dropout and drop path.
     pub dropout: bool,
     /// The share of a target that is spread over all classes.
     pub smoothing: f64,
     /// Images are mixed with others of the batch: inputs `mix_with`, `mix_share` and `mix_box` say with which and how.
     pub mix: bool,
-    /// Pixels are parts of images that lie on the device, so many of so many rows and columns: the input `parts` says
-    /// which.
+    /// Extents of a table of images on the device, from which pixels are cut: the input `parts` says which.
     pub table: Option<[usize; 3]>,
 }
 

@@ -13,7 +13,7 @@ pub const CHANNELS: usize = 3;
 /// The slot that holds all images of a small set, u8 [images, rows, columns, 3].
 pub const TABLE: &str = "images";
 
-/// What the host writes before a run, but for the labels.
+/// The inputs that the host writes before a run, but for the labels.
 pub struct Inputs<'g> {
     /// u8 [B, Y, X, 3], from the top row, red, green and blue together.
     pub pixels: Tensor<'g>,
@@ -35,7 +35,7 @@ pub struct Mix<'g> {
 }
 
 impl<'g> Inputs<'g> {
-    /// Inputs of images of so many rows and columns of pixels; `draws` says whether the model has something to drop.
+    /// Inputs of images of `sides` rows and columns of pixels; `draws` says whether the model has something to drop.
     pub fn new(b: &'g Builder, sides: [usize; 2], form: &ImageForm, draws: bool) -> Self {
         let n = form.images;
         let pixels = match form.table {

@@ -16,7 +16,7 @@ pub struct Asked<'a> {
     pub value: &'a dyn Fn(&str) -> Option<(Value, bool)>,
 }
 
-/// What everybody asks of a model, whatever its family.
+/// The questions that every family of models answers.
 pub trait Family {
     /// Tokens of its vocabulary, where it reads text.
     fn vocab(&self) -> Option<usize>;
@@ -49,7 +49,7 @@ pub trait Family {
     /// Tokens of a row of text or of an image.
     fn tokens(&self) -> usize;
 
-    /// Makes room for so many tokens a row, where positions are no weights of the model.
+    /// Makes room for `tokens` tokens a row, where positions are no weights of the model.
     fn set_context(&mut self, tokens: usize);
 
     /// Whether positions rotate something.

@@ -225,7 +225,7 @@ impl Block {
     ) -> Tensor<'g> {
         let norm = |name: &str, norm: &Norm, x: Tensor<'g>| b.scope(name, || norm.apply(b, x));
         let share = layer as f64 / (c.layers - 1).max(1) as f64;
-        // What a half adds: scaled by what is learned, and left out for some images.
+        // The residual branch of a half: scaled by what is learned, and left out for some images.
         let branch = |y: Tensor<'g>, scale: Option<SlotId>| {
             let y = scale.map_or(y, |scale| y * row(b.read(scale)));
             draw.map_or(y, |draw| draw.drop_path(y, share * c.drop_path))
@@ -239,7 +239,7 @@ impl Block {
     }
 }
 
-/// What a head reads of every image, [B, D] or [B, 2 D]. The norm is by tokens, so only those that are read are normed.
+/// The input of a head for every image, [B, D] or [B, 2 D]. The norm is by tokens, so only those that are read are normed.
 pub fn pool<'g>(b: &'g Builder, c: &VitConfig, w: &Weights, x: Tensor<'g>) -> Tensor<'g> {
     let (tokens, d) = (c.tokens(), c.width);
     let n = x.dims()[0] / tokens;

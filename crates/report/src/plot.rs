@@ -26,7 +26,7 @@ pub struct Plot {
 pub struct Series {
     /// In the legend, unless it is empty.
     pub name: String,
-    /// In the order they are joined. What is not finite, or not positive on a logarithmic axis, leaves a gap.
+    /// In the order they are joined. A point that is not finite, or not positive on a logarithmic axis, leaves a gap.
     pub points: Vec<(f64, f64)>,
     pub style: Style,
     /// Series of one colour belong together; counted from 0.

@@ -17,7 +17,7 @@ use record::{Record, What};
 
 use crate::scalars;
 
-/// What is in the name of every event file.
+/// The mark in the name of every event file.
 const MARK: &str = "tfevents";
 
 /// TensorBoard's file of this process, as a sink of events.

@@ -23,7 +23,7 @@ use crate::worker::Job;
 pub const MOST_TEXTS: usize = 256;
 /// Log-probabilities in an answer that is held until it is whole.
 const MOST_NUMBERS: usize = 1 << 21;
-/// Tokens of images in all texts of a request for several: each of them has the images to itself.
+/// Tokens of images in all texts of a request for several: each of them reads the images by itself, though they are held once.
 const MOST_IMAGE_TOKENS: usize = 1 << 16;
 
 pub struct Front {

@@ -4,7 +4,7 @@
 //! A section knows nothing of files or command lines. Those read `Key`s, check values against `Kind`s and name
 //! what is wrong before anything is deserialised.
 
-/// What a key accepts.
+/// The values that a key accepts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
     Bool,

@@ -33,7 +33,7 @@ fn settings(places: &[&str], mut each: impl FnMut(&str, &Config, &Compiled)) -> 
             let all = others.chain(combined.map(String::from));
             for setting in all.skip(turn % 2).step_by(2) {
                 let config = base.with(std::slice::from_ref(&setting)).expect("a setting");
-                // What cannot run is refused before any memory is asked for: tests/switches.rs.
+                // A config that cannot run is refused before any memory is asked for: tests/switches.rs.
                 let Ok(compiled) = compile(&config, &target(place, &config)) else { continue };
                 each(&format!("{recipe} on {place} with {setting}"), &config, &compiled);
                 count += 1;

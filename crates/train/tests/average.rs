@@ -200,7 +200,7 @@ fn a_run_without_averages_has_none_to_read() {
     assert!(!Loaded::open(&run, &[]).expect("a run").weights.are_averages());
 }
 
-/// What `plan` prints: four bytes a parameter, in a category of its own, whatever else is chosen.
+/// Memory as `plan` prints it: four bytes a parameter, in a category of its own, whatever else is chosen.
 #[test]
 fn memory_is_planned() {
     for words in [&[][..], &["precision=bf16", "optimizer.state=int8"], &["adapter.kind=lora"]] {

@@ -184,7 +184,7 @@ fn a_separable_set_is_learned_from_random_weights() {
     assert!(refused.contains("predicts classes, not text"), "{refused}");
 }
 
-/// What goes out as a folder comes back with the same classes, and a run begins from it or from a model of tokens.
+/// A model that goes out as a folder comes back with the same classes, and a run begins from it or from a model of tokens.
 #[test]
 fn a_head_of_classes_goes_out_and_comes_back() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -320,7 +320,7 @@ fn a_body_without_a_head_is_trained_on_classes_and_goes_out_with_them() {
     assert!((ours - theirs).abs() < 1e-5, "{ours} and {theirs}");
 }
 
-/// Nothing is learned, so nothing gets better: the run ends after so many evaluations, stopped between or not.
+/// Nothing is learned, so nothing gets better: the run ends when its patience does, stopped between or not.
 #[test]
 fn patience_ends_a_run_and_comes_back_with_it() {
     let scratch = tempfile::tempdir().expect("a folder");

@@ -153,7 +153,7 @@ fn what_would_lose_stays_in_bf16() {
         cost(&bf16)
     );
 
-    // What was chosen is written down, and other timings do not change it.
+    // The choice is written down, and other timings do not change it.
     let pinned = by_time.pinned(&config);
     assert_eq!(pinned.train.fp8_layers, ["attn.wk", "attn.wq", "attn.wv", "ffn.down", "ffn.gate", "ffn.up"]);
     let again = compile(&pinned, &h200(&config)).expect("plans");

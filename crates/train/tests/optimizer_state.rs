@@ -72,7 +72,7 @@ fn what_is_bitwise_stays_so() {
     }
 }
 
-/// What `plan` prints: bytes of the category `optimizer` a parameter.
+/// Memory as `plan` prints it: bytes of the category `optimizer` a parameter.
 #[test]
 fn memory_falls_as_planned() {
     let bytes = |state: &str| {

@@ -1,5 +1,5 @@
-//! What a run leaves for people and other tools to look at: TensorBoard's files, decoded here by a reader of our own, and
-//! the report with its plots.
+//! Traces that a run leaves for people and other tools to look at: TensorBoard's files, decoded here by a reader of our
+//! own, and the report with its plots.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -181,8 +181,8 @@ impl Golden {
         for (name, gradient) in &gradients {
             let mut theirs = self.fixture.f32s(&format!("grad.{name}"));
             let mut ours = gradient.clone();
-            // What is added to every key moves no probability: its gradient is 0 but for rounding, so it is measured
-            // beside the queries'.
+            // A bias added to every key moves no probability: its gradient is 0 but for rounding, so it is measured beside
+            // the queries'.
             for (key, query) in [("key.bias", "query.bias"), ("k_proj.bias", "q_proj.bias")] {
                 if let Some(layer) = name.strip_suffix(key) {
                     theirs.extend(self.fixture.f32s(&format!("grad.{layer}{query}")));

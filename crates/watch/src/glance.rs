@@ -13,7 +13,7 @@ const HEAD: usize = 64 << 10;
 const TAIL: u64 = 64 << 10;
 const MOST_TAIL: u64 = 4 << 20;
 
-/// A run on one line of a list. What the lines that were looked at do not tell is absent.
+/// A run on one line of a list. Values that the lines looked at do not tell are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Glance {
     pub recipe: Option<String>,

@@ -210,7 +210,7 @@ impl Drop for World {
 }
 
 /// Stops all ranks before the run has begun: none has saved anything, and each is left by the function that it passed to `join`.
-/// Who calls it must be sure that no rank has begun.
+/// The caller must be sure that no rank has begun.
 pub struct Stopper(Option<Arc<Core>>);
 
 impl Stopper {

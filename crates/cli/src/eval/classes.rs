@@ -57,7 +57,7 @@ pub fn judge(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCod
 /// Classes beyond which the table fills no screen.
 const MOST_IN_TABLE: usize = 12;
 
-/// What was taken for what, a line a class.
+/// Prints the confusion matrix, one row per class.
 fn table(metrics: &ClassMetrics, names: &[String], screen: &Screen) {
     let classes = metrics.confusion.classes();
     if classes > MOST_IN_TABLE {

@@ -17,7 +17,7 @@ pub const SMALL: [&str; 10] = [
     "eval.rows=4",
 ];
 
-/// What a command came to.
+/// The outcome of a command.
 #[derive(Debug)]
 pub struct Said {
     pub code: Option<i32>,

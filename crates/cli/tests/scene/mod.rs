@@ -59,7 +59,7 @@ impl Scene {
     }
 }
 
-/// What lies in the folder of checkpoints, seen from outside.
+/// The content of the folder of checkpoints, seen from outside.
 pub struct Checkpoints {
     /// The newest with its marker.
     pub whole: Option<u64>,

@@ -24,7 +24,7 @@ pub(super) fn prompt_of(len: usize) -> usize {
     ((PROMPT * len as f64) as usize).max(1)
 }
 
-/// So many examples of each side, in the words a model of `vocab` tokens must know. Each is text of the language from
+/// Draws `train` and `held_out` examples, in the words a model of `vocab` tokens must know. Each is text of the language from
 /// the beginning of a document on, cut at its length; what is not learned comes first. Where examples share prefixes, so do
 /// these.
 pub fn drawn_examples(

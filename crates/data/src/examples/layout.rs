@@ -1,7 +1,7 @@
 //! Examples of an update, laid out in micro-batches of static extents.
 //!
-//! What is learned does not depend on it: an update is the same examples with the same weights in every layout, and
-//! sums are divided by the weight of the whole update. What depends on it is how much is computed for nothing.
+//! The layout changes nothing that is learned: an update is the same examples with the same weights in every layout, and
+//! sums are divided by the weight of the whole update. It decides how much is computed for nothing.
 
 use std::collections::HashMap;
 use std::ops::Range;

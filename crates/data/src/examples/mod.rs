@@ -317,8 +317,8 @@ impl ExampleTable {
         self.prefixes = Some(if self.is_paired { Prefixes::of_pairs(self) } else { Prefixes::of(self) });
     }
 
-    /// Every prompt with the answer of the example before it, the first with that of the last, cut at `most` tokens. What a
-    /// model makes of such answers says how far it has moved, whatever it learned of the right ones.
+    /// Every prompt with the answer of the example before it, the first with that of the last, cut at `most` tokens. A
+    /// model's scores of such answers show how far it has moved, whatever it learned of the right ones.
     pub fn mismatched(&self, most: usize) -> ExampleTable {
         let mut table = ExampleTable::default();
         let prompt = |example: &Example<'_>| {

@@ -46,7 +46,7 @@ const THINGS: [&str; 24] = [
 ];
 
 /// Row `row` of the exercises: conversations of one or two turns about a few words, in which every answer follows from
-/// its question. What a small model learns on some of them holds for the others: they are made of the same few words.
+/// its question. Skills that a small model learns on some of them hold for the others: they are made of the same few words.
 pub(super) fn exercise(seed: u64, row: u64) -> Record {
     let mut draw = Draw(Uniform::new(key(key(seed, 0x6578_6572), row)));
     let message = |role: &str, content: String| {

@@ -1,4 +1,4 @@
-//! Documents of one input in order. What is wrong is an error with its place, or skipped and counted.
+//! Documents of one input in order. A bad one is an error with its place, or is skipped and counted.
 
 use std::io::{self, Read};
 use std::ops::Range;

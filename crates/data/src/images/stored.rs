@@ -11,7 +11,7 @@ pub(crate) trait Images: Send + Sync {
     /// The class of image `index`; `None` where it has none.
     fn class(&self, index: u64) -> Option<u32>;
 
-    /// Image `index` as it is stored, always the same. What has to be read or drawn first lies in `buffer`.
+    /// Image `index` as it is stored, always the same. Bytes that have to be read or drawn first lie in `buffer`.
     fn stored<'a>(&'a self, index: u64, buffer: &'a mut Vec<u8>) -> Result<Stored<'a>, Trouble>;
 
     fn place(&self, index: u64) -> Place;

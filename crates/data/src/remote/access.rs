@@ -1,4 +1,4 @@
-//! Who asks the hub and where it answers, as the variables that all of its tools read say it.
+//! The hub's address and the user's token, as the variables that all of its tools read give them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub struct Access {
     /// Where it answers, without a slash at the end; `HF_ENDPOINT`.
     pub endpoint: String,
-    /// Who asks; `HF_TOKEN`, or the file `token` in `HF_HOME`.
+    /// The user's token; `HF_TOKEN`, or the file `token` in `HF_HOME`.
     pub token: Option<String>,
     /// Whether nothing may be asked for; `HF_HUB_OFFLINE`.
     pub offline: bool,

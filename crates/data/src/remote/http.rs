@@ -34,7 +34,7 @@ pub fn agent(silence: Duration) -> Result<Agent, DataError> {
     Ok(Agent::new_with_config(config))
 }
 
-/// Who is believed to be a server: the authorities that are built in, or those of a file the user names, as networks that
+/// Certificates that servers are verified by: the authorities that are built in, or those of a file the user names, as networks that
 /// open connections on their way need it.
 fn root_certificates() -> Result<RootCerts, DataError> {
     let named = |name: &&str| std::env::var_os(name).is_some_and(|path| !path.is_empty());

@@ -40,7 +40,7 @@ impl Ranged {
         self.object.bytes()
     }
 
-    /// Fills `out` with the bytes at `at`. What follows up to `until` is taken to be wanted next.
+    /// Fills `out` with the bytes at `at`. The bytes behind them up to `until` are expected to be wanted next.
     pub fn read_exact_at(&self, out: &mut [u8], at: u64, until: u64) -> io::Result<()> {
         let (mut filled, size) = (0, self.len());
         if at + out.len() as u64 > size {

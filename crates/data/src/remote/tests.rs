@@ -57,7 +57,7 @@ fn sets_are_listed_over_pages_at_one_commit() {
     let object = only(&client, "hf://org/set/other").unwrap();
     server.asked();
     assert_eq!(object.read(2, 3).unwrap(), b"her");
-    // Who asks is told to the hub and not to the store, which is asked alone from then on.
+    // The user's token goes to the hub and not to the store, which is asked alone from then on.
     let [hub, store] = &server.asked()[..] else { panic!("two requests") };
     assert!(hub.contains("/resolve/") && hub.contains("auth=Bearer secret"), "{hub}");
     assert!(store.contains("range=bytes=2-4 auth=-"), "{store}");

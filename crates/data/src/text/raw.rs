@@ -150,8 +150,8 @@ impl Documents for OnDemand {
     }
 }
 
-/// The name an index is kept under: that of the files and what decides their documents. What the files were is in the
-/// index itself.
+/// The name an index is kept under: that of the files and what decides their documents. The index itself says which
+/// versions of the files it was made of.
 fn cache_name(inputs: &[Input], options: &ReadOptions) -> String {
     let here = std::env::current_dir().unwrap_or_default();
     let hash = inputs

@@ -439,7 +439,7 @@ fn dropout<'g>(t: &'g Trial, x: Tensor<'g>, p: f32) -> Tensor<'g> {
     x.dropout(p, rng, rows)
 }
 
-/// What dropout of five tokens draws from.
+/// The inputs that dropout of five tokens draws from.
 fn drawn(t: &Trial) -> [Tensor<'_>; 2] {
     [t.index(&[3], &[11, -5, 3]), t.index(&[5, 2], &[0, 0, 0, 1, 4, 0, 4, 1, 4, 2])]
 }
@@ -495,7 +495,7 @@ fn attention_and_lse(t: &Trial, mask: Mask, h: usize, hk: usize, q: Cut, k: Cut)
     vec![o, lse.exp()]
 }
 
-/// Two queries of three heads over so many keys.
+/// Two queries of three heads over `keys` keys.
 fn some_attention(t: &Trial, keys: usize) -> (Tensor<'_>, Tensor<'_>) {
     attention_of_rows(t, Mask::Full, 3, 1, even(1, 2), even(1, keys))
 }

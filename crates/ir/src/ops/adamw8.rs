@@ -74,8 +74,8 @@ fn joined<'g>(x: Tensor<'g>, dims: &[usize]) -> Tensor<'g> {
     x.reshape(&[all]).slice(0, 0, dims.iter().product()).reshape(dims)
 }
 
-/// What the codes of `block8` stand for, before rounding, and the scales. In f64, where a logarithm tells powers of two
-/// apart from their neighbours.
+/// The values that the codes of `block8` stand for, before rounding, and the scales. In f64, where a logarithm tells powers
+/// of two apart from their neighbours.
 fn encoded<'g>(code: Code, x: Tensor<'g>, blocks: usize) -> (Tensor<'g>, Tensor<'g>) {
     let (ty, rows) = (x.ty(), cut(x.cast(DType::F64), blocks));
     let b = x.b;

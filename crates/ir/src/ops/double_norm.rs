@@ -9,7 +9,7 @@ use super::{arity, expect_axes, expect_float};
 use crate::builder::{Builder, Tensor};
 use crate::types::TensorType;
 
-/// What both passes share: the norm inside the addition and the one behind it.
+/// The attributes both passes share: the norm inside the addition and the one behind it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DoubleNorm {
     pub inner: NormSpec,

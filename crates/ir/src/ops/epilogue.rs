@@ -1,4 +1,4 @@
-//! What a product does with its result before it is stored: a bias, GELU or ReLU, and what their gradients need.
+//! Epilogues of a product, applied before its result is stored: a bias, GELU or ReLU, and what their gradients need.
 //!
 //! `Bias`, `Gelu`, `BiasGelu` and `Relu` stand in forward graphs and are differentiated; `GeluGrad` is what the
 //! products of their gradients take along, so no pass over memory is left of either. A product with an epilogue is

@@ -91,7 +91,7 @@ impl Frequencies {
                 mix(plain(f) / factor, plain(f), (turns - low) / (high - low))
             }
             Scaling::Yarn { factor, fast, slow, original, .. } => {
-                // The index, as a fraction, of the frequency that turns so many times in the original context.
+                // The index, as a fraction, of the frequency that makes `turns` turns in the original context.
                 let index = |turns: f64| half as f64 * (original / (turns * TAU)).ln() / theta.ln();
                 let first = index(fast).floor().max(0.0);
                 let last = index(slow).ceil().min(2.0 * half as f64 - 1.0);
@@ -107,7 +107,7 @@ impl Frequencies {
         (0..half).map(stretched).collect()
     }
 
-    /// What cosines and sines are multiplied by.
+    /// The factor of cosines and sines.
     pub fn amplitude(&self) -> f64 {
         match self.scaling {
             Scaling::Yarn { amplitude, .. } | Scaling::Divided { amplitude, .. } => amplitude,

@@ -112,7 +112,7 @@ impl Attr for Rotary {
 }
 
 named! {
-    /// What the gradient of queries is added to.
+    /// The tensor that the gradient of queries accumulates onto.
     pub enum Accumulate {
         Nothing = "nothing",
         /// Another input.
@@ -331,7 +331,7 @@ pub fn expand<'g>(b: &'g Builder, at: &LinearAttend, ins: &[Tensor<'g>]) -> Tens
     let allowed = match at.mask {
         LinearMask::Full => allowed(Mask::Full),
         LinearMask::Causal => allowed(Mask::Causal),
-        // What is before a place is what is up to it, without the place.
+        // The strict mask is the causal one without its diagonal.
         LinearMask::Strict => allowed(Mask::Causal) - allowed(Mask::Window { back: 0, ahead: 0 }),
     };
     let allowed = allowed.reshape(&[1, tq, tk]).broadcast(&[h, tq, tk]);

@@ -1,4 +1,4 @@
-//! What DoRA divides by, of a weight and the adapter beside it: 1 / ||w + s b a|| by rows.
+//! The reciprocal norms that DoRA scales by, of a weight and the adapter beside it: 1 / ||w + s b a|| by rows.
 //!
 //! (w [M, N], a f32 [R, N], b f32 [M, R]) -> f32 [M]. The sum of a row is never in memory. It is part of an update, not of
 //! the model: nothing is differentiated through it.

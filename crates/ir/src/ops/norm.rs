@@ -27,7 +27,7 @@ impl NormWeight {
     }
 }
 
-/// What a norm does to a row: the attributes its forward and backward operations share.
+/// The treatment of a row by a norm: the attributes its forward and backward operations share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormSpec {
     pub eps: f32,

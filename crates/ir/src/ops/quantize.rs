@@ -20,7 +20,7 @@ use crate::ops::norm::{self, NormSpec};
 use crate::ops::reduce::Fold;
 use crate::types::{DType, TensorType};
 
-/// What is quantised.
+/// The source of the values that are quantised.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Source {
     /// (x)
@@ -63,7 +63,7 @@ impl Source {
         }
     }
 
-    /// Whether rows of so many elements can be quantised where they are made.
+    /// Whether rows of `width` elements can be quantised where they are made.
     pub fn takes(self, width: usize) -> bool {
         match self {
             Source::Norm(..) => width.is_multiple_of(NORM_MULTIPLE) && width <= NORM_WIDEST,
@@ -72,7 +72,7 @@ impl Source {
         }
     }
 
-    /// What is quantised, and the outputs beside its codes.
+    /// The type of the quantised tensor, and the outputs beside its codes.
     fn infer(self, ins: &[&TensorType]) -> Result<(TensorType, Vec<TensorType>), String> {
         let mut further = vec![];
         let x = match self {

@@ -62,7 +62,7 @@ pub fn infer(axis_of_freq: &[u8], table: bool, ins: &[&TensorType]) -> Result<Ve
     Ok(vec![ins[0].clone()])
 }
 
-/// What rope and the fused norm + rope ask of x, positions and table.
+/// Checks x, positions and table for rope and the fused norm + rope.
 pub(super) fn check(
     x: &TensorType,
     axis_of_freq: &[u8],

@@ -26,7 +26,7 @@ named! {
 
 /// The largest rank there are kernels for.
 pub const MOST_RANK: usize = 64;
-/// What ranks and widths are multiples of: as many elements share a draw.
+/// Ranks and widths are multiples of this: as many elements share a draw.
 pub const STEP: usize = 8;
 
 impl Thin {

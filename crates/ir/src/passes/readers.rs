@@ -1,4 +1,4 @@
-//! Who reads a node's value, and whether that is all: what passes ask before one operation takes on another.
+//! Readers of a node's value, and whether they are all: what passes ask before one operation takes on another.
 
 use std::collections::HashMap;
 

@@ -18,7 +18,7 @@ use flatout_train::UserError;
 /// One configuration opened, warmed up and timed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Visit {
-    /// What was visited: [`super::variants::BASE`], a control, or the hash of the plans.
+    /// The configuration visited: [`super::variants::BASE`], a control, or the hash of the plans.
     pub key: String,
     /// Visits of one process follow one another without a break.
     pub process: u32,
@@ -27,7 +27,7 @@ pub struct Visit {
     pub end: End,
 }
 
-/// What a visit came to.
+/// The outcome of a visit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {

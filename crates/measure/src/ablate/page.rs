@@ -251,7 +251,7 @@ fn pictures(report: &Report) -> Vec<(&'static str, &'static str, Bars)> {
         let bar = |row: &Row| {
             let measured = row.measured.as_ref()?;
             let (value, range, note) = shown(measured);
-            // What shows nothing is grey.
+            // Bars within noise are grey.
             let colour = if measured.verdict == Verdict::WithinNoise && range.is_some() { 7 } else { 0 };
             Some(Bar { name: row.name.clone(), value, range, note, colour })
         };

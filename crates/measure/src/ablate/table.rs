@@ -35,7 +35,7 @@ pub struct BaseRow {
 pub struct Row {
     pub group: Group,
     pub name: String,
-    /// What it changes of the base, as overrides.
+    /// Its changes to the base, as overrides.
     pub settings: Vec<String>,
     pub state: RowState,
     /// Why there is nothing measured.
@@ -63,7 +63,7 @@ pub enum RowState {
 pub struct Measured {
     /// The base's time by the ratio: what was measured at different moments does not mix.
     pub step_ms: f64,
-    /// The variant's time over the base's: above 1 the base is so many times as fast.
+    /// The variant's time over the base's: above 1 the base is faster by this factor.
     pub base_is_faster_by: Estimate,
     pub verdict: Verdict,
     pub arena_bytes: u64,
@@ -109,19 +109,19 @@ pub enum BreakEven {
     Never,
 }
 
-/// What became of the base's losses.
+/// Differences from the base's losses.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Numbers {
     pub class: Class,
     /// The largest relative difference of any update's loss from the base's.
     pub worst: f64,
     pub same_bits: bool,
-    /// What the class allows: nothing for `bitwise`, unless the base differs from itself.
+    /// The difference that the class allows: none for `bitwise`, unless the base differs from itself.
     pub bound: f64,
     pub is_kept: bool,
 }
 
-/// What the visits come to.
+/// The results of the visits.
 #[derive(Clone, Debug)]
 pub struct Table {
     pub base: BaseRow,
@@ -361,7 +361,7 @@ fn timings<'a>(visits: &[(&Visit, &'a Timed)]) -> Vec<&'a Timed> {
     visits.iter().map(|(_, timed)| *timed).collect()
 }
 
-/// What became of the losses of `bases` in `visits`. `precision` is that of the base.
+/// Compares the losses in `visits` with those of `bases`. `precision` is that of the base.
 pub(crate) fn numbers(class: Class, visits: &[&Timed], bases: &[&Timed], precision: Precision) -> Numbers {
     let base = bases[0];
     let off = |(a, b): (&f32, &f32)| if a == b { 0.0 } else { ((a - b) / a).abs() as f64 };

@@ -41,7 +41,7 @@ impl Machine {
     }
 }
 
-/// A variant that takes so many times the base's time. Which one it is, a config's seed tells the machine.
+/// A variant with a ratio of its own to the base's time. The config's seed tells the machine which one it is.
 fn variant(base: &Config, name: &str, number: u64, class: Class) -> Variant {
     let mut config = base.clone();
     config.train.seed = number;
@@ -64,7 +64,7 @@ fn base() -> Config {
 
 const BASE_MS: f64 = 30.0;
 
-/// Measures variants of these true ratios on a machine, in so many rounds.
+/// Measures variants of these true ratios on a machine, in `repeats` rounds.
 fn measured(seed: u64, ratios: &[f64], repeats: usize) -> Table {
     let base = base();
     let row = |(i, _): (usize, &f64)| variant(&base, &format!("v{i}"), 1 + i as u64, Class::Bitwise);
@@ -226,7 +226,7 @@ fn rungs_are_compared_with_the_one_below() {
     }
 }
 
-/// What is made of a slower start: 0.5 s against 1.5 s, and updates of 30 ms against 33.
+/// The cost of a slower start: 0.5 s against 1.5 s, and updates of 30 ms against 33.
 #[test]
 fn a_slower_start_is_repaid_by_faster_updates() {
     let base = base();
@@ -369,8 +369,8 @@ fn a_budget_ends_between_visits_and_the_next_call_goes_on() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
-/// What is visited on the real thing: every switch that can be off is a row, the ladder ends in the base, and what
-/// cannot run here says why.
+/// The rows of a real model: every switch that can be off is a row, the ladder ends in the base, and variants that cannot
+/// run here say why.
 #[test]
 fn every_switch_is_a_row_and_the_ladder_climbs_to_the_base() {
     let small = [

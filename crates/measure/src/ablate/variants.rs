@@ -1,4 +1,4 @@
-//! What is measured: the base, every switch off alone, its other values, the ladder, and other models.
+//! The variants to measure: the base, every switch off alone, its other values, the ladder, and other models.
 
 use std::collections::BTreeMap;
 use std::hash::Hasher;
@@ -78,7 +78,7 @@ impl Base {
     }
 }
 
-/// What is asked for beside the switches.
+/// The rows that are asked for.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// Rows of one switch, or key of the model, only.

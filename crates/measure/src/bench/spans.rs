@@ -1,4 +1,4 @@
-//! What the host did while updates were made, and when.
+//! Spans of the host's work while updates were made.
 
 use std::time::Instant;
 
@@ -23,7 +23,7 @@ impl Spans {
         (self.began, self.spans) = (Some(Instant::now()), vec![]);
     }
 
-    /// What was recorded; recording ends.
+    /// The recorded spans; recording ends.
     pub fn take(&mut self) -> Vec<Span> {
         self.began = None;
         std::mem::take(&mut self.spans)

@@ -53,7 +53,7 @@ impl Stage {
         self.made(visit)
     }
 
-    /// Makes the visits that rank 0 says, until it dismisses the others. What one of them came to is rank 0's to tell.
+    /// Makes the visits that rank 0 orders, until it dismisses the others. Their outcomes are rank 0's to tell.
     pub fn follow(&self) -> Result<(), Failure> {
         while let Some(order) = self.ranks.of_first(None::<Order>)? {
             let Order { config, beside, warmup, steps } = order;

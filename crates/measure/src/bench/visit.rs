@@ -13,9 +13,9 @@ use flatout_train::config::Config;
 #[derive(Clone, Debug)]
 pub struct Visit<'a> {
     pub config: &'a Config,
-    /// The base, where it is open as well: an update of it lies before each timed one and after the last. What slows a machine
-    /// down for a tenth of a second or more then touches both alike. Only for a device on which the host does not run ahead of
-    /// the updates, because here it waits for each.
+    /// The base, where it is open as well: an update of it lies before each timed one and after the last. A disturbance of a
+    /// tenth of a second or more then slows down both alike. Only for a device on which the host does not run ahead of the
+    /// updates, because here it waits for each.
     pub beside: Option<&'a Config>,
     /// Updates behind the first that are not timed, and those that are.
     pub warmup: usize,

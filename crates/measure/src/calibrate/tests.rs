@@ -5,8 +5,8 @@ use flatout_train::device;
 use flatout_train::resolve::compile::{Compiled, compile};
 use flatout_train::resolve::prediction::step_cost;
 
-/// What a launch takes on a GPU that is made up: a fixed cost, units that large work fills better, wide heads and rows
-/// that go faster than narrow ones.
+/// The true time of a launch on a GPU that is made up: a fixed cost, units that large work fills better, wide heads and
+/// rows that go faster than narrow ones.
 fn truth(launch: &Launch, target: &Target) -> f64 {
     let size = Size::of(launch);
     let filled = 1.0 - (-(size.flops as f64) / 4e9).exp();

@@ -35,7 +35,7 @@ pub fn value(text: &str, known: &HashMap<String, f64>) -> Result<f64, String> {
     }
 }
 
-/// What is still to be read. Begins with no space.
+/// The text still to be read. Begins with no space.
 struct Rest<'a> {
     text: &'a str,
     known: &'a HashMap<String, f64>,

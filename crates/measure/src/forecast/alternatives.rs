@@ -1,4 +1,4 @@
-//! What every switch would cost or save: the same rows at once, compiled with it at each of its other values.
+//! The cost or saving of every switch: the same rows at once, compiled with it at each of its other values.
 
 use flatout_ir::{Options, PlanSet, Target};
 

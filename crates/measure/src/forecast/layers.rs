@@ -8,7 +8,7 @@ use flatout_ir::{Class, PlanSet};
 
 use super::timeline::peak;
 
-/// What is no part of the model: inputs, tables, counters, what alignment adds.
+/// Memory that is no part of the model: inputs, tables, counters, what alignment adds.
 const OTHER: &str = "other";
 /// Room between transient buffers, which lie where they fit for their whole life.
 const GAPS: &str = "gaps";

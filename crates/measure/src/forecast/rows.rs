@@ -21,7 +21,7 @@ pub struct Largest {
     pub rows: Option<usize>,
     /// Of the batch's divisors.
     pub of_batch: Option<usize>,
-    /// What plans of `rows` take.
+    /// The arena of plans of `rows`.
     pub arena_bytes: Option<usize>,
     /// Tokens a second, as predicted for updates of `rows`.
     pub tokens_per_second: Option<f64>,

@@ -32,7 +32,7 @@ pub struct Told {
     pub nodes: usize,
     /// Of GPUs: their links by name, inside a node and between nodes.
     pub links: Option<[String; 2]>,
-    /// Who says how the GPUs of a node are linked.
+    /// The source of the GPUs' links within a node.
     pub link_by: &'static str,
     /// Exchanges among all ranks were timed on this machine.
     pub is_timed: bool,

@@ -7,9 +7,9 @@
 //! | its plans one after another | also no results that the host reads |
 //! | its launches one by one | also nothing between kernels |
 //!
-//! What one takes more than the next is the time of what the next leaves out; the wait for rows is measured itself. So
-//! the parts add up to the update. Of several ranks the launches are played through with their exchanges beside them, and what
-//! that takes longer than the launches alone is the wire's.
+//! The time that one takes beyond the next is the time of what the next leaves out; the wait for rows is measured itself. So
+//! the parts add up to the update. Of several ranks the launches are played through with their exchanges beside them, and the
+//! time that this takes beyond the launches alone is the wire's.
 //!
 //! Machines drift: measurements take turns, and what a round measured counts in proportion to the round's own update.
 //! Each part is made of medians over the rounds. On a machine with other work a part that is next to nothing may come
@@ -50,7 +50,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// What the device does not compute in.
+    /// Time in which the device does not compute.
     pub fn idle_ms(&self) -> f64 {
         self.step_ms - self.kernels_ms
     }
@@ -67,7 +67,7 @@ impl Budget {
     }
 }
 
-/// What a round measured: seconds an update, and the launches.
+/// The measurements of a round: seconds an update, and the launches.
 pub struct Round {
     pub step: f64,
     pub data: f64,
@@ -77,7 +77,7 @@ pub struct Round {
     pub launches: Vec<Vec<LaunchTime>>,
 }
 
-/// Measures a round: so many updates of each kind, and the launches one by one.
+/// Measures a round: `updates` updates of each kind, and the launches one by one.
 pub fn round(bench: &mut Bench, updates: usize) -> Result<Round, Failure> {
     let before = bench.waited();
     // Ranks begin each part together: one that came early would count its wait for the others.

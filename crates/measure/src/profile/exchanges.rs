@@ -2,7 +2,7 @@
 //! for.
 //!
 //! Launches are timed one by one. On a GPU exchanges have a queue of their own, so the plans are played through with those times
-//! (`ir::schedule`): an exchange is exposed while no launch runs beside it, and hidden otherwise. What it costs launches to share the
+//! (`ir::schedule`): an exchange is exposed while no launch runs beside it, and hidden otherwise. The cost to launches of sharing the
 //! device with an exchange is in neither: it is part of the time between kernels. The CPU makes an exchange where it stands, so there
 //! all of it is exposed.
 

@@ -43,7 +43,7 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// What it takes of an update.
+    /// Its part of an update's time.
     pub fn update_seconds(&self) -> f64 {
         self.times as f64 * self.seconds
     }

@@ -1,8 +1,8 @@
 //! Where the most time is lost, in words, with what would help here.
 //!
-//! What is lost is the time above the roofline: a kernel that runs as fast as the device allows loses nothing, however
-//! long it takes. What passes between kernels is lost altogether, and so is what is computed twice. Help is named only
-//! where this configuration and this device leave it open.
+//! Lost time is the time above the roofline: a kernel that runs as fast as the device allows loses nothing, however long it
+//! takes. Time between kernels is lost altogether, and so is time spent on recomputation. Help is named only where this
+//! configuration and this device leave it open.
 
 use std::collections::BTreeMap;
 
@@ -27,12 +27,12 @@ pub struct Sink {
     pub name: String,
     pub ms: f64,
     pub share: f64,
-    /// What would be gained at most.
+    /// The gain there could be at most.
     pub lost_ms: f64,
     pub words: String,
 }
 
-/// What help depends on.
+/// The facts that help depends on.
 pub struct Scene<'a> {
     pub config: &'a Config,
     pub stage: &'a Stage,
@@ -63,7 +63,7 @@ const SHORT_MS: f64 = 0.02;
 /// A kernel this close to its roofline has little to give.
 const CLOSE: f64 = 0.75;
 
-/// A kernel that takes so many times what was predicted has something in its way that it had not when it was timed.
+/// A kernel that takes this multiple of its predicted time has something in its way that it had not when it was timed.
 const SLOWER: f64 = 1.5;
 
 /// The largest, by what is lost.
@@ -186,7 +186,7 @@ const LEVERS: &[Lever] = &[
     },
 ];
 
-/// What would make this kernel faster here.
+/// Ways to make this kernel faster here.
 fn help(scene: &Scene<'_>, work: Work, row: &Row) -> String {
     let rates = &scene.compiled.target.rates;
     let on_gpu = scene.on_gpu();
@@ -302,7 +302,7 @@ fn wire_help(scene: &Scene<'_>) -> String {
     "they come once an update, so a larger train.batch has them less often".into()
 }
 
-/// What waits for rows are for, and what shortens them.
+/// The cause of waits for rows, and the ways to shorten them.
 fn data_help(scene: &Scene<'_>) -> (String, String) {
     let cause = scene.waited.cause();
     let workers =

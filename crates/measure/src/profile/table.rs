@@ -23,7 +23,7 @@ pub struct Row {
     pub predicted_ms: Option<f64>,
 }
 
-/// What the roofline is made of.
+/// The bound that makes the roofline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Bound {
@@ -56,8 +56,8 @@ pub fn kernel(t: &Timed) -> String {
     if name == t.op { t.kernel.into() } else { format!("{} ({})", t.op, t.kernel) }
 }
 
-/// A row a path with its layers together, an operation and, for products, extents. What the backward pass computes again
-/// stands apart.
+/// One row per path, with its layers together, per operation and, for products, per extents. Operations that the backward
+/// pass repeats stand apart.
 pub fn by_place(timed: &[Timed], step_ms: f64) -> Vec<Row> {
     grouped(timed, step_ms, |t| {
         let extents = t.extents.as_ref().map_or(String::new(), |extents| format!(" {extents}"));

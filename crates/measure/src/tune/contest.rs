@@ -1,4 +1,4 @@
-//! Who is fastest: contestants are visited in rounds, the incumbent between them, and leave when they cannot win.
+//! A race for the fastest: contestants are visited in rounds, the incumbent between them, and leave when they cannot win.
 //!
 //! Times are compared as `ablate` compares them: a visit's time over the incumbent's at that moment, the median over the
 //! rounds, and a range around it (`statistics`). After every round those leave whose range lies above the leader's, and of
@@ -106,7 +106,7 @@ pub fn contest(count: usize, rules: Rules, clock: Clock<'_>) -> Result<Outcome, 
 
 struct Race<'a> {
     clock: Clock<'a>,
-    /// Who was visited and how long an update took, in order.
+    /// The contestant visited and how long an update took, in order.
     visits: Vec<(usize, f64)>,
     failed: Vec<Option<String>>,
     /// How long the last visit of each took: a first one may have had to make what later ones find on disk.
@@ -150,7 +150,7 @@ impl Race<'_> {
         Ok(())
     }
 
-    /// What the next visit takes: as long as the last, or as the longest of others.
+    /// The expected time of the next visit: as long as the last, or as the longest of others.
     fn may_take(&self, i: usize) -> Duration {
         self.took[i].or(self.took.iter().flatten().max().copied()).unwrap_or_default()
     }

@@ -1,5 +1,5 @@
-//! What was found, as a preset for `--with`: a file where the user wants it, and a copy in the cache that a later `train`
-//! of the same recipe on the same machine can name. Nothing is ever applied that was not asked for.
+//! The settings that were found, as a preset for `--with`: a file where the user wants it, and a copy in the cache that a
+//! later `train` of the same recipe on the same machine can name. Nothing is ever applied that was not asked for.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use flatout_train::refuse;
 /// How every preset of ours begins: what does not is somebody else's, and is not written over.
 const MARK: &str = "# Written by `flatout tune`";
 
-/// What a choice changes of a config, as overrides.
+/// A choice's changes to a config, as overrides.
 pub fn settings(config: &Config, choice: &Config) -> Vec<String> {
     changed(config, choice).map(|(key, value)| format!("{key}={}", value.trim_matches('"'))).collect()
 }
@@ -113,7 +113,7 @@ pub fn remember(
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remembered {
     pub path: PathBuf,
-    /// What it would change of the config.
+    /// Its changes to the config.
     pub settings: Vec<String>,
     pub description: String,
 }

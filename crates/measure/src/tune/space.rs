@@ -1,5 +1,5 @@
-//! What there is to choose from, and what is left out before anything is measured, each with its reason: what the user
-//! holds or does not allow, what cannot run, what does not fit, what comes to the same, what is predicted to be hopeless.
+//! The settings to choose from, and those left out before anything is measured, each with its reason: the user holds them
+//! or does not allow them, they cannot run, do not fit, come to the same, or are predicted to be hopeless.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -32,7 +32,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// What a config comes to: `auto` is what was compiled for it.
+    /// The setting that a config comes to: `auto` is what was compiled for it.
     pub fn of(config: &Config, compiled: &Compiled) -> Setting {
         Setting {
             micro_batch: compiled.micro_batch,
@@ -43,7 +43,7 @@ impl Setting {
         }
     }
 
-    /// The config with this. What the config's own `auto` comes to stays `auto` where memory has no part in it.
+    /// The config with this. Values that the config's own `auto` comes to stay `auto` where memory has no part in them.
     pub fn applied(&self, config: &Config, default: &Setting) -> Config {
         let mut config = config.clone();
         config.train.micro_batch = Count::Given(self.micro_batch);
@@ -57,7 +57,7 @@ impl Setting {
         config
     }
 
-    /// What differs from another, which is what there is, in words.
+    /// The differences from another setting, which is what there is, in words.
     pub fn unlike(&self, other: &Setting) -> String {
         let pairs = Knob::ALL.map(|knob| (knob.name(), knob.value(self), knob.value(other)));
         let differ = pairs.into_iter().filter(|(_, own, other)| own != other);
@@ -66,7 +66,7 @@ impl Setting {
     }
 }
 
-/// What is tuned.
+/// A part of a setting that is tuned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Knob {
     MicroBatch,
@@ -111,7 +111,7 @@ impl Knob {
         }
     }
 
-    /// What another value of it does to numbers; a precision's class depends on the value.
+    /// The equivalence class of its other values; a precision's class depends on the value.
     fn class(self) -> Option<Class> {
         match self {
             // The sums over a batch are the same in exact arithmetic.
@@ -125,7 +125,7 @@ impl Knob {
     }
 }
 
-/// What a change of precision does to numbers: one as wide or wider rounds no more than what it replaces.
+/// The equivalence class of a change of precision: one as wide or wider rounds no more than the one it replaces.
 fn precision_class(from: Precision, to: Precision) -> Class {
     if to <= from { Class::Bounded } else { Class::Statistical }
 }
@@ -174,7 +174,7 @@ pub struct Held {
     pub why: String,
 }
 
-/// What is tuned together: what decides memory first, then the rest one by one.
+/// Groups of settings that are tuned together: those that decide memory first, then the rest one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -209,7 +209,7 @@ pub struct Space<'a> {
     pub default: Candidate,
     /// The most that are computed at once: a batch, or a lane's part of it.
     rows: usize,
-    /// What was compiled so far.
+    /// Settings compiled so far.
     known: RefCell<HashMap<Setting, Result<Candidate, Box<Rejected>>>>,
 }
 
@@ -259,7 +259,7 @@ impl<'a> Space<'a> {
         self.why_held(knob).is_some()
     }
 
-    /// What a phase measures around the choice so far, the most promising first, and what it leaves out.
+    /// The candidates that a phase measures around the choice so far, the most promising first, and those it leaves out.
     pub fn phase(&self, phase: Phase, choice: &Setting) -> (Vec<Candidate>, Vec<Rejected>) {
         let with = |change: &dyn Fn(&mut Setting)| {
             let mut setting = choice.clone();
@@ -414,7 +414,7 @@ impl<'a> Space<'a> {
         (wanted, rejected)
     }
 
-    /// What a setting may do to numbers.
+    /// The equivalence class of a setting.
     pub fn class(&self, setting: &Setting) -> Class {
         let default = &self.default.setting;
         let changed = Knob::ALL.into_iter().filter(|knob| knob.value(setting) != knob.value(default));

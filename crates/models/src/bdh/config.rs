@@ -1,12 +1,12 @@
-//! What a BDH is made of: one layer's weights, applied several times over tokens of an image or of a text.
+//! The configuration of a BDH: one layer's weights, applied several times over tokens of an image or of a text.
 
 use crate::config::Head;
 use crate::config::bounds::{self, MAX_EXTENT, MAX_LAYERS};
 use flatout_settings::{choice, section};
 
 choice! {
-    /// What an application's result is added to: the normed state, as in the original model, or the state as it came.
-    /// They differ in the first application only.
+    /// The state that an application's result is added to: normed, as in the original model, or as it came. They differ in
+    /// the first application only.
     pub enum BdhResidual { Normed = "normed", Plain = "plain" }
 }
 
@@ -27,7 +27,7 @@ section! {
         pub heads: usize = 6,
         /// Latents of a head; even, because they rotate in pairs.
         pub latent: usize = 1024,
-        /// What an application's result is added to: the normed state, or the state as it came.
+        /// The state that an application's result is added to: normed, or as it came.
         pub residual: BdhResidual = BdhResidual::Normed,
         /// How far the encoders' first values reach.
         pub init: BdhInit = BdhInit::Soft,
@@ -37,7 +37,7 @@ section! {
         pub norm_eps: f64 = 1e-5,
         /// Probability of dropping a gated latent.
         pub dropout: f64 = 0.1,
-        /// What comes out: the class of an image, or logits of the next token of a text.
+        /// The output: the class of an image, or logits of the next token of a text.
         pub head: Head = Head::Classes,
         /// Number of classes, of images.
         pub classes: Option<usize>,

@@ -1,4 +1,4 @@
-//! What every kind of model asks of its keys; each refusal is one sentence that names the key.
+//! Checks of keys that all kinds of models share; each refusal is one sentence that names the key.
 
 use super::Head;
 

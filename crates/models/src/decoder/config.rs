@@ -1,5 +1,5 @@
-//! What a decoder is made of: every dimension and option of the Llama-class decoder as a value, with the sums that follow
-//! from them. Nothing here says how it is computed.
+//! The configuration of a decoder: every dimension and option of the Llama-class decoder as a value, with the sums that
+//! follow from them. Nothing here says how it is computed.
 
 use crate::config::bounds::{self, MAX_EXTENT, MAX_LAYERS};
 use crate::config::{Activation, Head, Pooling};
@@ -157,7 +157,7 @@ section! {
         pub qk_norm_over: QkNormOver = QkNormOver::Head,
         /// The head shares the embedding's weights.
         pub tied: bool = true,
-        /// What the last hidden states become: logits of the next token, or of the class of the whole text.
+        /// The head on the last hidden states: logits of the next token, or of the class of the whole text.
         pub head: Head = Head::Tokens,
         /// Number of classes, of a head of classes.
         pub classes: Option<usize>,

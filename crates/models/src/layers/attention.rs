@@ -209,7 +209,7 @@ impl Attention {
         self.norms.as_ref().filter(|_| self.norms_join_heads == joins_heads).map(|norms| &norms[of])
     }
 
-    /// What heads gather, [T, H, K], to the residual stream [T, D].
+    /// Projects the heads' outputs, [T, H, K], to the residual stream [T, D].
     pub fn output<'g>(&self, b: &'g Builder, gathered: Tensor<'g>) -> Tensor<'g> {
         let t = gathered.dims()[0];
         self.wo.apply(b, gathered.reshape(&[t, self.heads.count * self.heads.size]))

@@ -75,7 +75,7 @@ pub fn embed_scale(width: usize, dtype: &str) -> f64 {
     }
 }
 
-/// A number of so many binary digits, to nearest even.
+/// `x` with `digits` binary digits, to nearest even.
 fn rounded(x: f64, digits: i32) -> f64 {
     let last = 2f64.powi(x.log2().floor() as i32 + 1 - digits);
     (x / last).round_ties_even() * last

@@ -1,8 +1,8 @@
 //! Decoders as GGUF files describe them, the format of llama.cpp: the name of the architecture, its metadata, and where each of our
 //! weights goes among the tensors.
 //!
-//! Pure: values in, values out. A family is a row. What llama.cpp would compute differently is refused by the key that is in
-//! the way, because a file that loads and answers otherwise is worse than none.
+//! Pure: values in, values out. A family is a row. A model that llama.cpp would compute differently is refused by the key that is
+//! in the way, because a file that loads and answers otherwise is worse than none.
 
 use flatout_ir::ops::frequency::Frequencies;
 

@@ -14,7 +14,7 @@ use super::stored::Stored;
 use super::{Published, class_heads, encoder, fovea, gemma, llama, qwen, qwen3_vl};
 use crate::config::{DecoderConfig, Head, Vision};
 
-/// What a `config.json` says.
+/// The description of a model in a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Described {
     /// The decoder. `context` is the library's `max_position_embeddings`.

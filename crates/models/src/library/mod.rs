@@ -39,7 +39,7 @@ use crate::config::{Model, ModelKind};
 use processor::Processor;
 use stored::{Resampled, Stored};
 
-/// What a `config.json` says.
+/// The description of a model in a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Described {
     /// The model, made for as many positions as the file says. One that reads images has no classes where the file is of

@@ -1,8 +1,8 @@
 //! How other libraries make pixels of an image before their models see it: the `preprocessor_config.json` of
 //! `transformers`, and what timm's `config.json` says of it.
 //!
-//! Read and written: scaled (the shorter side, or both) by a filter, the middle cut out, multiplied, normalised. What would
-//! give other pixels is refused by its field.
+//! Read and written: scaled (the shorter side, or both) by a filter, the middle cut out, multiplied, normalised. A step
+//! that would give other pixels is refused by its field.
 
 use serde_json::{Map, Value, json};
 

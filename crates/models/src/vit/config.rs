@@ -1,4 +1,4 @@
-//! What a vision transformer is made of: DINOv2's and timm's ViT as values.
+//! The configuration of a vision transformer: DINOv2's and timm's ViT as values.
 
 use crate::config::bounds::{self, MAX_EXTENT, MAX_LAYERS};
 use crate::config::{Activation, Head, Pooling};
@@ -6,7 +6,7 @@ use crate::images::CHANNELS;
 use flatout_settings::{choice, section};
 
 choice! {
-    /// Whose files a vision transformer is exported in that both libraries have: timm's, or those of `transformers`.
+    /// The library whose files a vision transformer is exported in, where both have it: timm, or `transformers`.
     pub enum VitLibrary { Timm = "timm", Transformers = "transformers" }
 }
 
@@ -52,7 +52,7 @@ section! {
         pub final_norm: FinalNorm = FinalNorm::Tokens,
         /// Number of classes.
         pub classes: Option<usize>,
-        /// What of the last states the head reads: cls, cls_mean (both side by side) or mean.
+        /// Pooling of the last states for the head: cls, cls_mean (both side by side) or mean.
         pub pooling: Pooling = Pooling::Cls,
         /// Added to the variance in every norm.
         pub norm_eps: f64 = 1e-6,
@@ -68,7 +68,7 @@ section! {
         pub head_dropout: f64 = 0.0,
         /// Standard deviation of the initial weights.
         pub init_std: f64 = 0.02,
-        /// Whose files it is exported in, where both have such a model: timm's, or those of transformers.
+        /// The library whose files it is exported in, where both have such a model: timm, or transformers.
         pub library: VitLibrary = VitLibrary::Timm,
         /// Initial weights, and the rest of this section: a folder of a library's model, ORG/NAME[@revision] or RUN[@step].
         pub from: Option<String>,

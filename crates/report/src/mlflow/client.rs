@@ -36,7 +36,7 @@ impl Trouble {
     }
 }
 
-/// Who asks, by MLflow's own variables.
+/// The user's credentials, by MLflow's own variables.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Credentials {
     pub token: Option<String>,

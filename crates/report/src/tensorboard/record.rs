@@ -1,7 +1,7 @@
 //! Records as TensorBoard reads them: a length and bytes, each with a checksum, and in the bytes a protocol buffer with
 //! an event. Numbers of fields are those of TensorFlow's `event.proto`, `summary.proto` and `tensor.proto`.
 
-/// What an event file holds at one moment of a run.
+/// The content of an event file at one moment of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record<'a> {
     /// Seconds since 1970.

@@ -58,7 +58,7 @@ fn detect() -> Level {
 }
 
 /// Compiles functions for AVX-512, AVX2 and the baseline; a call takes the widest the machine has, for the price of
-/// one load and a branch. What the body calls must be `#[inline(always)]` to be compiled with it, and a closure with
+/// one load and a branch. Functions the body calls must be `#[inline(always)]` to be compiled with it, and a closure with
 /// `mul_add` small or called once: one that is not inlined loses the instructions and becomes ten times slower.
 ///
 /// ```text

@@ -51,7 +51,8 @@ impl Head {
     }
 }
 
-/// Tokens that were read and made.
+/// Tokens that were read and made. As the API has it, every token that was drawn counts, also those of the string or the token that
+/// ended a text and that the text is without.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     pub prompt: usize,

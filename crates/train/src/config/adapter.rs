@@ -9,7 +9,7 @@ use crate::UserError;
 use crate::refuse;
 
 choice! {
-    /// What is trained beside a frozen weight.
+    /// The kind of adapter beside a frozen weight.
     pub enum AdapterKind {
         None = "none",
         /// A product of low rank that is added.
@@ -49,11 +49,11 @@ impl Setting for AdapterGroups {
 section! {
     /// Low-rank adapters, which leave the model itself as it is.
     pub struct Adapter {
-        /// What is trained beside frozen weights: nothing, a product of low rank (lora), or also the length of rows (dora).
+        /// The adapter beside frozen weights: none, a product of low rank (lora), or also the length of rows (dora).
         pub kind: AdapterKind = AdapterKind::None,
         /// Rank of the product that is added.
         pub rank: usize = 16,
-        /// What is added is scaled by alpha / rank; twice the rank where not given.
+        /// The added product is scaled by alpha / rank; twice the rank where not given.
         pub alpha: Option<f64>,
         /// Share of an adapter's input that is dropped in training.
         pub dropout: f64 = 0.0,

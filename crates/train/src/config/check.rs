@@ -1,4 +1,4 @@
-//! What no single key can say: which values go together.
+//! Checks that no single key can make: which values go together.
 
 use flatout_data::Tree;
 use flatout_data::examples::MOST_FRAMES;
@@ -374,7 +374,7 @@ impl Config {
         Ok(())
     }
 
-    /// What is seen of images.
+    /// Checks the keys of views of images.
     fn validate_views(&self) -> Result<(), UserError> {
         let data = &self.data;
         for (key, [least, most], bound) in [

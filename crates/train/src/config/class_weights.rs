@@ -1,4 +1,4 @@
-//! What the texts of each class count in the loss: alike, by how rare the class is, or as given.
+//! Weights of classes in the loss of texts: alike, by how rare the class is, or as given.
 
 use flatout_data::ExampleTable;
 use flatout_settings::{Kind, Setting};
@@ -56,7 +56,7 @@ impl<'de> Deserialize<'de> for ClassWeights {
 }
 
 impl ClassWeights {
-    /// Whether it goes with so many classes; otherwise one sentence.
+    /// Whether it goes with `classes` classes; otherwise one sentence.
     pub fn validate(&self, classes: usize) -> Result<(), UserError> {
         let ClassWeights::Given(weights) = self else { return Ok(()) };
         if weights.len() != classes {
@@ -80,7 +80,7 @@ impl ClassWeights {
         self.of_counts(&counts)
     }
 
-    /// A weight a class, of which there are so many to train on.
+    /// A weight for each class, by how often it occurs in training.
     pub fn of_counts(&self, counts: &[u64]) -> Result<Vec<f32>, UserError> {
         let classes = counts.len();
         match self {

@@ -60,7 +60,7 @@ fn is_zero(count: &usize) -> bool {
     *count == 0
 }
 
-/// Values that were found out or chosen, beside the config that asked. What is `None` was given, or is not of this run.
+/// Values that were found out or chosen, beside the config that asked. A value that is `None` was given, or is not of this run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Resolved {

@@ -16,7 +16,7 @@ use crate::switches::Switches;
 pub struct SchemaKey {
     /// `section.key`.
     pub path: String,
-    /// What it accepts, in words.
+    /// The values it accepts, in words.
     pub wants: String,
     /// The values it takes by name; empty where it takes any number or text.
     pub values: Vec<&'static str>,
@@ -157,7 +157,7 @@ pub(super) fn meant_by(all: Vec<Found>, own: &[Found]) -> Vec<Found> {
     each
 }
 
-/// What a short name can mean.
+/// The possible meanings of a short name.
 pub(super) enum Meaning {
     One(Found),
     Several(Vec<String>),

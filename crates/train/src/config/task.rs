@@ -141,7 +141,7 @@ const IMAGE_KEYS: [&str; 4] = ["image", "image_root", "image_tokens", "vision_ca
 const FRAME_KEYS: [&str; 3] = ["system", "prompts", "still_frames"];
 
 impl Config {
-    /// How the model is shown what stands beside texts; `None` where it reads text alone. What preferences are about depends on
+    /// How the model is shown what stands beside texts; `None` where it reads text alone. The subject of preferences depends on
     /// the model: the task says what is learned.
     pub fn sight(&self) -> Option<Sight> {
         match (self.data.task, self.model.vision()?) {

@@ -23,7 +23,7 @@ pub fn keep(device: &Device, timings: &Timings) -> Result<(), String> {
     Store::of_this_user(FOLDER).put(&entry(&whose), format!("{whose}\n{}", timings.to_text()).as_bytes())
 }
 
-/// What was kept of a device; empty where nothing was.
+/// The timings kept of a device; empty where there are none.
 pub fn recall(device: &Device) -> Timings {
     recall_of(whose(device))
 }

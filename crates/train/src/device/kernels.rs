@@ -172,7 +172,7 @@ fn promises(only: &str) -> Vec<packed::Promise> {
     packed::promises().into_iter().filter(|promise| promise.name.contains(only)).collect()
 }
 
-/// What packing promises, on every kernel that serves it.
+/// Checks a promise of packing on every kernel that serves it.
 fn kept(promise: &packed::Promise, place: verify::Place<'_>) -> Vec<Checked> {
     let (name, bound) = (&promise.name, promise.bound());
     let all = promise.check(place).into_iter();
@@ -259,11 +259,11 @@ pub struct Candidate {
     pub verdict: String,
 }
 
-/// What there is to run on beside the CPU.
+/// The GPU to run on beside the CPU, where there is one.
 pub struct Gpu {
     /// `None` where there is no GPU; otherwise whether it can be used.
     pub usable: Option<bool>,
-    /// What it is, or why it is not used.
+    /// Its description, or why it is not used.
     pub sentence: String,
     pub candidates: Vec<Candidate>,
     /// Libraries of which nothing was opened, and the line that installs each.

@@ -21,7 +21,7 @@ use crate::tasks::examples::{self, LaidOut};
 use crate::training::evaluate::evaluate_all;
 use crate::weights::loaded::Loaded;
 
-/// What a model says of a text.
+/// A model's prediction for a text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
     pub class: usize,
@@ -52,7 +52,7 @@ pub fn texts(loaded: &mut Loaded, overrides: &[String]) -> Result<(Arc<ExampleTa
     Ok((if share == Share::All { texts.train } else { texts.held_out }, share))
 }
 
-/// What is to be predicted: the rows of a file, with or without labels, where each was found, and the classes' names.
+/// The texts to be predicted: the rows of a file, with or without labels, where each was found, and the classes' names.
 pub struct Asked {
     pub texts: ExampleTable,
     pub places: Vec<String>,
@@ -127,7 +127,7 @@ fn check(loaded: &Loaded, longest: usize) -> Result<(), UserError> {
     Ok(())
 }
 
-/// What the model says of every text, in order.
+/// Predicts the class of every text, in order.
 pub fn predict(
     loaded: &mut Loaded,
     device: &Device,

@@ -1,4 +1,4 @@
-//! What a model says of texts, as a file: one row a text, JSONL or CSV by the file's name.
+//! A model's predictions for texts, as a file: one row a text, JSONL or CSV by the file's name.
 
 use std::fmt::Write;
 use std::path::Path;

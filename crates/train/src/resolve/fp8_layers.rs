@@ -1,5 +1,5 @@
 //! Which layers multiply 8-bit floats: those that `train.fp8_layers` names, all, or those that gain by it on the target.
-//! What was chosen is written down with the run, because the state has a history for every tensor in 8 bits.
+//! The choice is written down with the run, because the state has a history for every tensor in 8 bits.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! What an update should take, by the compiled plans and the target's rates and timings: what progress is measured against.
+//! The time an update should take, by the compiled plans and the target's rates and timings: what progress is measured
+//! against.
 
 use std::collections::BTreeMap;
 

@@ -46,7 +46,7 @@ fn fewest_of(programs: &[Program], target: &Target, options: &Options) -> Option
         let options = Options { recompute_layers: layers, ..options.clone() };
         compile(programs, target, &options).ok().map(|plans| (layers, plans))
     };
-    // What the last layer makes is read at once: running it again frees nothing.
+    // Values that the last layer makes are read at once: running it again frees nothing.
     let (mut too_few, mut enough) = (0, layers_of(&programs[0].graph.nodes).len().saturating_sub(1));
     let mut best = with(Some(enough)).filter(|_| enough > 0).or_else(|| with(None))?;
     while best.0.is_some() && too_few + 1 < enough {

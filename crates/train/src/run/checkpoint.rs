@@ -42,7 +42,7 @@ const MARKER_BYTES: usize = 32;
 /// Bytes that go to the disk in one write. Tests stop a save between writes, so theirs are small.
 const WRITE_BYTES: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
 
-/// What is saved beside the tensors.
+/// The state that is saved beside the tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
     /// Updates made.
@@ -80,7 +80,7 @@ pub type Watch<'a> = &'a mut dyn FnMut(&'static str) -> io::Result<()>;
 #[derive(Debug)]
 pub struct Saved {
     pub path: PathBuf,
-    /// What went wrong after it was whole: others could not be removed, or the best one not be named.
+    /// A failure after it was whole: others could not be removed, or the best one not be named.
     pub untidy: Option<io::Error>,
 }
 
@@ -158,8 +158,8 @@ fn commit(checkpoints: &Path, record: &Record, watch: Watch) -> io::Result<PathB
     Ok(folder)
 }
 
-/// Removes the remains of a save that failed. Space may be what was lacking, also for the marker alone. What cannot be
-/// removed now is removed at the next start.
+/// Removes the remains of a save that failed. Space may be what was lacking, also for the marker alone. Remains that cannot
+/// be removed now are removed at the next start.
 fn discard(checkpoints: &Path, step: u64) {
     let _ = fs::remove_dir_all(partial_path(checkpoints, step));
     let folder = folder_path(checkpoints, step);

@@ -1,4 +1,4 @@
-//! What asks a run to stop: signals, and the time it was given.
+//! Requests to stop a run: signals, and the time it was given.
 //!
 //! SIGINT, SIGTERM, SIGHUP (a terminal or connection that goes away) and SIGUSR1 (what batch systems send before time is
 //! up) raise a flag that the loop reads between steps and between the batches of an evaluation, so that it can save first. Before the first step there is
@@ -17,7 +17,7 @@ use signal_hook::flag;
 /// Exit code of a run left without saving.
 pub const LEFT_WITHOUT_SAVING: i32 = 1;
 
-/// What a run whose time is up says in place of a signal's name.
+/// The reason of a run whose time is up, in place of a signal's name.
 pub const TIME_IS_UP: &str = "--max-time";
 
 /// Every reason to stop, in the order that ranks number them in.

@@ -11,7 +11,7 @@ use crate::refuse;
 use crate::switches::data::IMAGE_TABLE;
 use crate::switches::{Choose, Chosen};
 
-/// `auto` keeps a table of at most so many bytes, and of at most this part of the device's memory.
+/// `auto` keeps a table of at most this many bytes, and of at most this part of the device's memory.
 const AUTO_BYTES: u64 = 1 << 30;
 const AUTO_PART: u64 = 16;
 

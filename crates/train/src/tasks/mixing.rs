@@ -7,7 +7,7 @@ use flatout_ir::random::philox;
 
 use crate::config::Config;
 
-/// What `train.mixup` and `train.cutmix` come to.
+/// The mixing that `train.mixup` and `train.cutmix` ask for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mixing {
     /// Parameters of the beta distributions that shares are drawn from; 0 where there is none of a kind.
@@ -22,7 +22,7 @@ pub struct Mixing {
 pub struct Mixed {
     /// The place of the other one.
     pub with: Vec<i32>,
-    /// What an image keeps of itself.
+    /// The share that an image keeps of itself.
     pub share: Vec<f32>,
     /// Four bounds an image: rows from, to, columns from, to, of the part that is the other's; empty where values are
     /// blended.

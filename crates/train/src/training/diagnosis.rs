@@ -20,7 +20,7 @@ use crate::run::state::{held, leaves};
 use crate::tasks::batch::{Batch, Draw};
 use crate::training::update::accumulate;
 
-/// What was found out, as the end of a sentence. Call it between updates: the gradient sums must be clear, and are so
+/// The diagnosis, as the end of a sentence. Call it between updates: the gradient sums must be clear, and are so
 /// afterwards.
 pub fn diagnose(session: &mut Session, parts: &[Batch], draw: Draw) -> Result<String, RuntimeError> {
     let pieces = held(session, |class| class == Class::Weight);

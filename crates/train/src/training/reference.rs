@@ -146,7 +146,7 @@ fn by_model_among(
 }
 
 /// Gives the answers their scores: those that the run kept, those that another model gave, or what the session makes of them,
-/// whose weights are still those that training begins with where `is_fresh`. What is new is kept. Rank 0 decides which it is, and
+/// whose weights are still those that training begins with where `is_fresh`. New scores are kept. Rank 0 decides which it is, and
 /// answers that are to be scored are shared out.
 pub fn give(
     (ranks, run): (&Ranks, &Path),
@@ -216,8 +216,8 @@ pub fn score(
     score_among(&Ranks::alone(), session, compared, layout, say)
 }
 
-/// The same by several ranks, each of which scores its share of the micro-batches and is told the others' scores. What an answer
-/// scores does not depend on who scores it.
+/// The same by several ranks, each of which scores its share of the micro-batches and is told the others' scores. The score of
+/// an answer does not depend on who scores it.
 fn score_among(
     ranks: &Ranks,
     session: &mut Session,

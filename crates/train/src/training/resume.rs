@@ -42,8 +42,8 @@ pub fn begin_or_continue<T>(
     result
 }
 
-/// The config a run goes on with when `asked` is given anew: its `own`, with what may change taken from `asked`. What was
-/// asked for is compared with what was asked for then; a value that the run has `resolved` may be spelled out, too.
+/// The config a run goes on with when `asked` is given anew: its `own`, with what may change taken from `asked`. The
+/// request is compared with the request of then; a value that the run has `resolved` may be spelled out, too.
 pub fn requeued(own: &Config, resolved: &Resolved, asked: &Config) -> Result<Config, UserError> {
     let here = std::env::current_dir().unwrap_or_default();
     let from_there = resolved.folder.as_deref().filter(|folder| folder.is_dir()).unwrap_or(&here);

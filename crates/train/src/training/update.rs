@@ -14,7 +14,7 @@ use crate::metrics::RewardMetrics;
 use crate::run::signal;
 use crate::tasks::batch::{self, Batch, Draw};
 
-/// What an update gives.
+/// The results of an update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Results {
     pub loss: f32,

@@ -1,5 +1,5 @@
-//! What can be seen of a run beside its numbers: how near it comes to the machine's peak and to what was predicted, and
-//! how the GPU fares.
+//! Observations of a run beside its numbers: how near it comes to the machine's peak and to what was predicted, and how the
+//! GPU fares.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -101,7 +101,7 @@ impl Watch {
         })
     }
 
-    /// An update of so many tokens that took so long. Waits for nothing.
+    /// Observes an update of `tokens` tokens that took `seconds`. Waits for nothing.
     pub fn see(&self, tokens: usize, seconds: f64) -> Seen {
         let rate = tokens as f64 * self.flops_per_token / seconds;
         let share = (self.predicted_seconds > 0.0).then_some(self.predicted_seconds / seconds);

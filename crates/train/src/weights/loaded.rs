@@ -12,7 +12,7 @@ use crate::weights::pretrained::{
     Pretrained, Source, Weights, class_names, folder, lay_area, lay_processor, open,
 };
 
-/// What the commands that use a model take.
+/// A model as the commands that use one take it.
 pub struct Loaded {
     /// A run's own config, or one made for a folder, with overrides.
     pub config: Config,
@@ -32,7 +32,7 @@ pub struct Loaded {
     pub dir: PathBuf,
 }
 
-/// What stands in for the training keys of a folder, which has none.
+/// Stand-ins for the training keys of a folder, which has none.
 const NO_TRAINING: &str = "[train]\nsteps = 1\nbatch = 1\n[optimizer]\nlr = 1.0\n";
 
 impl Loaded {
@@ -41,7 +41,7 @@ impl Loaded {
     pub fn open(said: &Path, overrides: &[String]) -> Result<Loaded, UserError> {
         let source = Source::local(said)?;
         let Pretrained { description, mut weights, checkpoint } = open(&source, &mut |_| {})?;
-        // What is used is what was trained: a sum of bf16 weights and adapters would lose digits of them.
+        // The weights in use are those that were trained: a sum of bf16 weights and adapters would lose digits of them.
         weights.keep_apart(true);
         let mut layers = Layers::default();
         let (dir, is_run) = match &source {

@@ -1,4 +1,4 @@
-//! What a run left on disk, damaged in every way: readers give the contents or an error. They do not panic, hang, or
+//! Files that a run left on disk, damaged in every way: readers give the contents or an error. They do not panic, hang, or
 //! take memory that the file does not have.
 
 use std::fs;

@@ -21,7 +21,7 @@ pub fn different() -> Vec<&'static str> {
     recipes::list().iter().map(|recipe| recipe.name).filter(is_new).collect()
 }
 
-/// A recipe with its own choices and small sizes, that evaluates so many rows.
+/// A recipe with its own choices and small sizes, that evaluates `eval_rows` rows.
 pub fn small(recipe: &str, eval_rows: usize) -> Config {
     let model = recipes::resolve(recipe, &[], &[]).expect("a recipe").model;
     let Some(heads) = model.as_decoder().map(|decoder| decoder.heads) else {

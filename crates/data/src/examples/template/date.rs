@@ -63,7 +63,7 @@ impl Date {
         ((days + 6) % 7) as usize
     }
 
-    /// As `strftime` writes midnight of the day. What is no directive stays as it is.
+    /// As `strftime` writes midnight of the day. Text that is no directive stays as it is.
     pub(super) fn formatted(self, format: &str) -> String {
         let mut out = String::new();
         let mut rest = format.chars().peekable();

@@ -48,7 +48,7 @@ pub(super) struct Column {
     chunks: Vec<Chunk>,
 }
 
-/// Where the parts of a column lie in a file, by row groups in order. What a file says of itself is read once for all of them.
+/// Where the parts of a column lie in a file, by row groups in order. The metadata of a file is read once for all of them.
 #[derive(Clone)]
 pub(super) struct RowGroups {
     chunks: Arc<Vec<Chunk>>,

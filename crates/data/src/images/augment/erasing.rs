@@ -85,7 +85,7 @@ impl Erasing {
         None
     }
 
-    /// The next colour. What is beyond black and white is cut off, because pixels are bytes.
+    /// The next colour. Values beyond black and white are clipped, because pixels are bytes.
     fn colour(&self, uniform: &mut Uniform) -> [u8; CHANNELS] {
         std::array::from_fn(|channel| {
             let by = match self.with {

@@ -38,7 +38,7 @@ thread_local! {
 const MOST_KEPT: usize = 3;
 const MOST_KEPT_BYTES: usize = 4 << 20;
 
-/// So many bytes of any content.
+/// A buffer of `bytes` bytes of any content.
 fn spare(bytes: usize) -> Vec<u8> {
     let mut found = KEPT.with_borrow_mut(Vec::pop).unwrap_or_default();
     found.resize(bytes, 0);

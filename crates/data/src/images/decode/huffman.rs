@@ -116,7 +116,7 @@ impl Bits<'_> {
         if value < 1 << (bits - 1) { value - (1 << bits) + 1 } else { value }
     }
 
-    /// So many bits, 15 at most.
+    /// Takes `bits` bits, 15 at most.
     #[inline(always)]
     fn take(&mut self, bits: u32) -> u32 {
         if bits == 0 {

@@ -2,7 +2,7 @@
 //!
 //! JPEG: baseline and progressive, grey, YCbCr, RGB, and CMYK and YCCK as Adobe writes them (inverted). PNG: every colour
 //! type and depth; of 16 bits the upper 8 are taken, and of an animation the still image is taken that viewers without
-//! animation show. WebP: lossy and lossless; of an animation the first frame is taken. What is transparent is laid over
+//! animation show. WebP: lossy and lossless; of an animation the first frame is taken. Transparent pixels are blended onto
 //! white. All are turned upright by their EXIF orientation. Colour profiles are not applied.
 //!
 //! Of the usual kind of JPEG only what is seen is decoded, at a reduced scale where that is enough ([`Jpeg`]); all other

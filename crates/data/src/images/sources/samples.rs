@@ -37,7 +37,7 @@ impl Samples {
         &self.archive
     }
 
-    /// The next sample. What is wrong with members is told to `note`, which may end it.
+    /// The next sample. Faults of members are told to `note`, which may end it.
     pub fn next(
         &mut self,
         note: &mut dyn FnMut(&Flaw, Place) -> Result<(), DataError>,

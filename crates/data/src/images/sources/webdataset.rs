@@ -3,7 +3,7 @@
 //! Members whose names are equal up to the first dot of their last part are one sample, and stand together.
 //! A sample has any number of images (`KEY.jpg`, `KEY.000.jpg`, `KEY.left.png`), each of which is seen by itself with the
 //! sample's label: what `KEY.cls` says, or else a field of `KEY.json`, or else `KEY.txt`. Archives are looked through
-//! once, in parallel, by their headers; only labels are read. What was found is kept for the next time (`archive_index`).
+//! once, in parallel, by their headers; only labels are read. The result is kept for the next time (`archive_index`).
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

@@ -142,7 +142,7 @@ impl Shard {
         &self.header
     }
 
-    /// Reads the index through: each document's text hash and number of tokens, in order. What it gave is right only
+    /// Reads the index through: each document's text hash and number of tokens, in order. The values it gave are right only
     /// where it returns without an error.
     pub(crate) fn scan(&self, mut see: impl FnMut(u64, u64)) -> Result<(), DataError> {
         self.entries(|entry, tokens| {

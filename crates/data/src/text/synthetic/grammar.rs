@@ -3,7 +3,7 @@
 //! A document reads like this:
 //! `<bos> yesterday at the harbour the old captain who the sailors admired repaired a wooden boat . <eos>`
 //!
-//! What a reader has to carry over a distance, and a trigram model cannot:
+//! Dependencies that a reader has to carry over a distance, and a trigram model cannot:
 //! - the place, announced once, decides which people and things may be named until `<eos>`;
 //! - the day, announced once, decides the tense of every verb;
 //! - the subject's number decides the form of its verbs, across a relative clause, an aside or a neighbour of the

@@ -1,7 +1,7 @@
 //! The commonest tokeniser, faster: byte-level BPE over words as GPT-2 cuts them.
 //!
-//! A text is cut into words by a scanner instead of a regular expression, and the tokens of a word are remembered. What a
-//! word is not remembered for goes to the library, so the tokens are the library's.
+//! A text is cut into words by a scanner instead of a regular expression, and the tokens of a word are remembered. Words
+//! that are not remembered go to the library, so the tokens are the library's.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

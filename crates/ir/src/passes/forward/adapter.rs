@@ -1,4 +1,4 @@
-//! What an adapter is: which weight it is beside, and the tensors it has.
+//! Adapters: the weight that each is beside, and the tensors it has.
 
 use crate::graph::{Class, Graph, Init, Slot};
 use crate::types::{DType, TensorType};
@@ -19,7 +19,7 @@ pub struct Adapter {
     pub dora: bool,
 }
 
-/// What the paths of all adapters' tensors begin with.
+/// The prefix of the paths of all adapters' tensors.
 pub const SCOPE: &str = "adapter.";
 /// The table that tokens are looked up in, as adapters name it.
 pub const EMBED: &str = "embed.weight";

@@ -11,8 +11,8 @@
 //! The pass follows `merge`. Where one product serves q, k and v, their As lie side by side too and are one product, u =
 //! drop(x) [Aq, Ak, Av]^T, and so are their Bs: y + u C^T, where C [out, 3 R] has each B in the rows of its weight and the
 //! columns of its A. With many rows `joined_products` makes [x, u] [W, C]^T of it. Where adapters are not alike, or only
-//! some of the weights have one, each B adds onto its columns of y, which is then read and written once more. What is dropped of
-//! an input is the same for all that read it, so the numbers do not depend on what was merged.
+//! some of the weights have one, each B adds onto its columns of y, which is then read and written once more. The dropout mask
+//! of an input is the same for all that read it, so the numbers do not depend on what was merged.
 //!
 //! The two ends of a decoder have adapters where they are asked for by name (`ends`).
 
@@ -32,10 +32,10 @@ use crate::plan::{Refusal, Role};
 use crate::replay::{Replay, without_dead};
 use crate::types::{DType, TensorType};
 
-/// What the paths of all operations of adapters end with.
+/// The suffix of the paths of all operations of adapters.
 pub const NODES: &str = ".adapter";
 
-/// What was adapted: weights, and how many products give the inputs of their Bs.
+/// Counts of adapted weights, and of the products that give the inputs of their Bs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Adapted {
     pub weights: usize,
@@ -161,7 +161,7 @@ fn parts<'a>(g: &'a Graph, site: &Site<'a>, adapters: &'a [Adapter]) -> Vec<Adap
     }
 }
 
-/// What DoRA multiplies the columns of a product by.
+/// The factor by which DoRA multiplies the columns of a product.
 #[derive(Clone, Copy)]
 struct Factor {
     g: Value,
@@ -276,7 +276,7 @@ impl<'a> Adapting<'a> {
         group.iter().map(|a| a.weight.as_str()).eq(parts.iter().map(|p| p.weight)) && group.iter().all(alike)
     }
 
-    /// What u of an even group is multiplied with, [out, sum of ranks]: every B, times s and its rows of `held`, in the columns
+    /// The right factor of u of an even group, [out, sum of ranks]: every B, times s and its rows of `held`, in the columns
     /// that its A writes of u, and zeros in the others.
     fn blocks(
         &mut self,
@@ -472,7 +472,7 @@ impl<'a> Adapting<'a> {
         if cut.len() == 1 { cut[0] } else { self.add(Op::Concat { axis: 0 }, cut, id) }
     }
 
-    /// What A sees of x.
+    /// The input of A: x behind the adapter's dropout.
     fn dropped(&mut self, id: NodeId, x: Value, adapter: &'a Adapter) -> Result<Value, Refusal> {
         let p = adapter.dropout;
         if p == 0.0 || !self.how.role.is_grad() {
@@ -655,8 +655,8 @@ fn gathered_from(g: &Graph, x: Value) -> Option<NodeId> {
     }
 }
 
-/// What a dropout of adapters draws by: a function of a path, so that it is the same however products were merged. Far
-/// above the keys that are counted.
+/// The key that a dropout of adapters draws by: a function of a path, so that it is the same however products were merged.
+/// Far above the keys that are counted.
 fn key(of: &str) -> u64 {
     let hash =
         of.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));

@@ -68,8 +68,8 @@ fn fold(replay: &mut Replay<'_>, scaled: &Scaled) {
     replay.set(times.out(0), out);
 }
 
-/// What `product` is the beginning of. More rows than the weight has: where the pass over the weight is the longer
-/// one, the scale stays.
+/// The scaled product that begins with `product`. It has more rows than the weight: where the pass over the weight is the
+/// longer one, the scale stays.
 fn scaled(find: &Readers<'_>, product: NodeId) -> Option<Scaled> {
     let node = find.g.node(product);
     let Op::Product { ta, base: false, epilogue: Epilogue::None, .. } = node.op else { return None };

@@ -1,5 +1,5 @@
 //! Queries and keys that lie side by side are normed and turned in one pass over memory, by two weights that then lie side by
-//! side as well. What reads them reads slices, which cost nothing.
+//! side as well. Their readers read slices, which cost nothing.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::replay::{Replay, without_dead};
 /// Heads that a norm and a rotation read.
 struct Heads {
     node: NodeId,
-    /// What the heads are columns of, and which.
+    /// The tensor that the heads are columns of, and which columns.
     whole: Value,
     start: usize,
     heads: usize,
@@ -61,7 +61,7 @@ pub fn joint_heads(g: &Graph, update: &Update) -> (Graph, usize) {
     (without_dead(&replay.finish()), joined)
 }
 
-/// What a node norms and turns, where that is columns of something wider and the weight is a slot of its own.
+/// The heads that a node norms and rotates, where they are columns of something wider and the weight is a slot of its own.
 fn heads(g: &Graph, id: NodeId) -> Option<Heads> {
     let node = g.node(id);
     let Op::QkNormRope { weight, first: 0, .. } = node.op else { return None };

@@ -10,7 +10,7 @@ use crate::ops::gated::Act;
 use crate::ops::norm::NormSpec;
 use crate::replay::{Replay, users};
 
-/// What was joined, and what of the same kind was not.
+/// Counts of the joined patterns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Joined {
     pub add_norm: usize,
@@ -50,7 +50,7 @@ pub fn patterns(g: &Graph, norms: bool, elementwise: bool) -> (Graph, Joined) {
             let (at, p) = find.dropout_after(id).unwrap_or((id, 0.0));
             let drawn = g.node(at).ins[1..].iter().filter(|_| at != id);
             if !drawn.clone().all(|v| replay.has(*v)) {
-                // What it draws from comes later: the two stay apart.
+                // The inputs it draws from come later: the two stay apart.
                 replay.copy_as(id, Op::Gated { act, p: 0.0 }, vec![replay.get(gate), replay.get(up)]);
             } else {
                 let ins = [&gate, &up].into_iter().chain(drawn).map(|v| replay.get(*v)).collect();

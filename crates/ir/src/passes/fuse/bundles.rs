@@ -15,7 +15,7 @@ const SMALL: usize = 1 << 15;
 /// Tensors of a launch at most: each is an argument, and arguments are 4 KiB.
 const MOST_TENSORS: usize = 300;
 
-/// What was gathered: launches, and the regions and single nodes inside them.
+/// Counts of launches that were gathered, and of the regions and single nodes inside them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bundled {
     pub bundles: usize,
@@ -82,7 +82,7 @@ fn root(g: &Graph, slot: SlotId) -> SlotId {
     g.slot(slot).part.map_or(slot, |part| root(g, part.of))
 }
 
-/// What a chain of movements starts from.
+/// The source of a chain of movements.
 fn source(g: &Graph, v: Value) -> Value {
     let node = g.node(v.node);
     if views::is_movement(&node.op) && node.ins.len() == 1 { source(g, node.ins[0]) } else { v }

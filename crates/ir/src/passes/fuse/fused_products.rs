@@ -60,7 +60,7 @@ pub fn forward(g: &Graph) -> (Graph, usize) {
             }
             None => replay.set(before.out(0), product.out(0)),
         }
-        // What is left of a product that went on has no reader.
+        // The remains of a product that went on have no reader.
         if before != id {
             replay.set(id.out(0), product.out(0));
         }

@@ -18,7 +18,7 @@ const FEW: usize = 4096;
 /// Launches between an activation and its slope that may run beside it: a weight's gradient, and a sum.
 const NEAR: usize = 3;
 
-/// What was gathered: regions, and the elementwise nodes inside them.
+/// Counts of regions, and of the elementwise nodes inside them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gathered {
     pub regions: usize,

@@ -44,7 +44,7 @@ struct Join {
     key: u64,
 }
 
-/// What a dropout is joined to: the product that alone reads it, or the one whose result it alone reads.
+/// The product that a dropout is joined to: the one that alone reads it, or the one whose result it alone reads.
 fn join(readers: &Readers<'_>, dropout: NodeId) -> Option<Join> {
     let g = readers.g;
     let &Node { op: Op::Dropout { p }, ref ins, key, .. } = g.node(dropout) else { return None };

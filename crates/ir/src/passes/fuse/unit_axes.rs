@@ -11,7 +11,7 @@ const SMALL: usize = 1 << 15;
 pub fn unit_axes(g: &Graph) -> Graph {
     let (uses, users) = (g.uses(), users(g));
     let is_map = |v: Value| matches!(g.node(v.node).op, Op::Map { .. });
-    // What is read by other movements may have its neighbours in the shape it has.
+    // A value read by other movements may have its neighbours in the shape it has.
     let is_for_maps = |v: Value| users.get(&v).is_some_and(|by| by.iter().all(|id| is_map(id.out(0))));
     let is_read_once = |v: Value| uses[v.node.0 as usize][v.out as usize] == 1;
     let mut replay = Replay::new(g);

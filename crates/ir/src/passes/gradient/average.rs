@@ -24,7 +24,7 @@ use crate::plan::Role;
 use crate::replay::Replay;
 use crate::types::DType;
 
-/// What the paths of averages begin with.
+/// The prefix of the paths of averages.
 const SCOPE: &str = "average.";
 
 /// The slot of a parameter's average.

@@ -1,5 +1,5 @@
 //! A parameter over itself, the divisor held, is 1 and has a slope: once the slope is in the graph, multiplying by the 1 can
-//! go, in the forward pass and in the backward pass. What was held is nothing but itself then.
+//! go, in the forward pass and in the backward pass. The held value is nothing but itself then.
 
 use crate::graph::{Graph, Value};
 use crate::ops::Op;

@@ -42,8 +42,8 @@ pub fn lanes_a_rank(o: &Options) -> usize {
     (o.lanes / o.mesh.ranks_of_rows()).max(1)
 }
 
-/// How many ranks add their gradients as they make them. What they compute at a time are neighbouring lanes, so that the sum is
-/// that of a subtree.
+/// How many ranks add their gradients as they make them. The lanes that they compute at a time are neighbours, so that the sum
+/// is that of a subtree.
 pub fn ranks_in_step(o: &Options) -> usize {
     if o.shards_gradients() { o.mesh.ways(Axis::Shard) } else { 1 }
 }

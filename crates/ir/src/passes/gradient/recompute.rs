@@ -1,4 +1,4 @@
-//! What the backward pass computes again instead of keeping. A recomputed node is a copy with the same key, placed
+//! Recomputes values for the backward pass instead of keeping them. A recomputed node is a copy with the same key, placed
 //! right before its first use, so the same bits come out and the value lives only there.
 
 use std::collections::{HashMap, HashSet};
@@ -14,8 +14,8 @@ use crate::passes::forward::adapters;
 use crate::passes::options::Recompute;
 use crate::replay::{Replay, users};
 
-/// Rewrites the backward pass; returns how many forward nodes run again. Of `Full` and `Wide`, only the first so many layers do
-/// where a number is given, and the others keep what `Cheap` keeps. A layer that nothing is differentiated through, as those
+/// Rewrites the backward pass; returns how many forward nodes run again. Where `layers` is given, `Full` and `Wide` hold for that
+/// many layers from the first, and the others keep what `Cheap` keeps. A layer that nothing is differentiated through, as those
 /// of a frozen tower, keeps nothing and is not counted. Where ranks gather weights as layers read them, `regathers`, what is made
 /// of a weight alone runs again too.
 pub fn recompute(
@@ -59,7 +59,7 @@ pub fn recompute(
     (replay.finish(), count)
 }
 
-/// What runs again at each place of the model.
+/// The recomputation at each place of the model.
 struct How<'a> {
     all: Recompute,
     /// The layers that `Full` or `Wide` is for, where not for all.
@@ -95,7 +95,7 @@ struct Again<'a> {
     forward: usize,
     how: How<'a>,
     boundary: HashSet<Value>,
-    /// What the backward pass reads of the forward pass, before anything is made again.
+    /// Values of the forward pass that the backward pass reads, before anything is made again.
     read: HashSet<Value>,
     /// Whether weights are gathered for the forward pass and again for the backward pass.
     regathers: bool,
@@ -191,7 +191,7 @@ struct RowGradient {
     /// The product whose columns are summed.
     product: NodeId,
     d: Value,
-    /// What came of the scaling.
+    /// The result of the scaling.
     z: Value,
     /// The row before it was repeated.
     row: Value,

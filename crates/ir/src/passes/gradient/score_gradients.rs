@@ -39,11 +39,11 @@ pub fn score_gradients(g: &Graph) -> (Graph, usize) {
     (without_dead(&replay.finish()), joins.len())
 }
 
-/// What a gradient takes over.
+/// The sum that a gradient takes over.
 struct Join {
     base: Value,
     accumulate: Accumulate,
-    /// What the gradient gives instead of its own value, and the nodes that led there.
+    /// The value the gradient gives instead of its own, and the nodes that led there.
     sum: Value,
     gone: Vec<NodeId>,
 }
@@ -112,7 +112,7 @@ impl Finder<'_> {
         if ins[0] == v { ins[1] } else { ins[0] }
     }
 
-    /// What multiplies a sum by the slope of the ReLU that made the queries, and alone reads it.
+    /// The node that multiplies a sum by the slope of the ReLU that made the queries, and alone reads it.
     fn slope(&self, sum: Value, queries: Value) -> Option<NodeId> {
         let mul = self.reader(sum)?;
         let Op::Map { f: E::Mul } = self.g.node(mul).op else { return None };

@@ -234,9 +234,9 @@ impl Lowering<'_> {
         v
     }
 
-    /// What a concat reads, behind reshapes, is computed inside its output where whoever else reads it can do so there. The
-    /// output then lives as long as any of its parts: one that is read for longer than those that make up half of it has
-    /// memory of its own and is copied.
+    /// The inputs of a concat, behind reshapes, are computed inside its output where their other readers can read them
+    /// there. The output then lives as long as any of its parts: one that is read for longer than those that make up half
+    /// of it has memory of its own and is copied.
     fn find_concat_homes(&mut self) -> Result<(), Refusal> {
         let users = users(self.g);
         for id in self.g.ids().filter(|id| matches!(self.g.node(*id).op, Op::Concat { .. })) {

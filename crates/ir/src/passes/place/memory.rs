@@ -1,5 +1,5 @@
 //! Lifetimes to offsets. Storages that live at the same time do not overlap; largest first, each at the lowest offset
-//! that is free for its whole life. What an exchange touches lives until a compute launch joins it.
+//! that is free for its whole life. Storage that an exchange touches lives until a compute launch joins it.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! Who writes the row norms that DoRA divides by: `apply` after every update and `derive` after a load, with the same
-//! operations, so the bits are the same.
+//! Updates of the row norms that DoRA divides by: `apply` writes them after every update and `derive` after a load, with
+//! the same operations, so the bits are the same.
 //!
 //! W is read once for each, and W + s B A is never made.
 

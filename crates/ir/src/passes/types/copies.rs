@@ -1,4 +1,4 @@
-//! Who writes the bf16 copies of weights: `apply` after every update, and a `derive` plan that rebuilds all of them
+//! Updates of the bf16 copies of weights: `apply` writes them after every update, and a `derive` plan rebuilds all of them
 //! bit for bit after initialisation and load. Copies of regions that ranks divide are gathered (`gradient::shards`).
 
 use std::collections::HashSet;

@@ -24,7 +24,7 @@ pub const TYPES: [DType; 2] = [DType::E4M3, DType::E5M2];
 
 /// Matrix units take extents that are multiples of this.
 const MULTIPLE: usize = 16;
-/// Scales lie so many f32 apart, and magnitudes with them: cuBLASLt takes scales at multiples of 16 bytes alone.
+/// The distance of scales in f32, and of magnitudes: cuBLASLt takes scales at multiples of 16 bytes alone.
 pub const APART: usize = 4;
 
 /// How many products of how many.
@@ -90,7 +90,7 @@ pub fn fp8(
 /// equal names, in whatever block of the model, are one unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unit {
-    /// What its weights are called inside their block.
+    /// The names of its weights inside their block.
     pub names: BTreeSet<String>,
     /// Forward and both gradients.
     pub products: Vec<NodeId>,
@@ -158,8 +158,8 @@ impl Joined {
     }
 }
 
-/// What a weight is called inside its block, the parts of a merged one each: `attn.wo` of `layers.3.attn.wo`, and `ffn.a`
-/// and `ffn.b` of `layers.3.ffn.a+b`.
+/// The names of a weight inside its block, one for each part of a merged weight: `attn.wo` of `layers.3.attn.wo`, and
+/// `ffn.a` and `ffn.b` of `layers.3.ffn.a+b`.
 pub fn names(weight: &str) -> Vec<String> {
     let inside = layer_of(weight).map_or(weight, |block| weight[block.len()..].trim_start_matches('.'));
     let (scope, parts) = inside.rsplit_once('.').unwrap_or(("", inside));
@@ -177,7 +177,7 @@ fn candidates(g: &Graph, forward: usize) -> HashMap<NodeId, [Operand; 2]> {
     g.ids().filter_map(|id| Some((id, operands(g, id, forward)?))).collect()
 }
 
-/// What a product multiplies.
+/// An operand of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Operand {
     /// A weight in bf16.

@@ -22,7 +22,7 @@ pub struct Priced {
     pub gain_seconds: f64,
 }
 
-/// What is worth 8 bits and what is not, each sorted by names.
+/// The units that gain by 8 bits and those that do not, each sorted by names.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choice {
     pub gain: Vec<Priced>,

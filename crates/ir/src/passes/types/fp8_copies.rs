@@ -1,5 +1,5 @@
-//! Who writes what `fp8` reads: 8-bit copies of weights, from their bf16 copies by the scale that fits, and the scales of
-//! all other tensors, from the largest magnitudes of the last steps.
+//! Updates of the tensors that `fp8` reads: 8-bit copies of weights, from their bf16 copies by the scale that fits, and the
+//! scales of all other tensors, from the largest magnitudes of the last steps.
 //!
 //! `apply` does both after an update and `derive` after a load, with the same operations, so the bits are the same. The
 //! history is state and comes back with a checkpoint. An update that is left out leaves it alone, and a magnitude that
@@ -76,7 +76,7 @@ fn scales(b: &Builder, grad: &Graph, (scale, dtype): (SlotId, DType), role: Role
     b.write(slot(b, scale), known.reduce(0, Fold::Max).map(E::Fp8Scale(dtype)).reshape(&[n]));
 }
 
-/// The 8-bit copies of a weight that products read, where the graph writes its bf16 copy. What nothing trains is
+/// The 8-bit copies of a weight that products read, where the graph writes its bf16 copy. A weight that nothing trains is
 /// quantised once, by `derive`.
 fn weight(b: &Builder, grad: &Graph, copy: &Slot, name: &str, role: Role) {
     let read = ["rows", "columns", "scale"].map(|what| grad.find_slot(&weight_path(what, name)));
@@ -93,7 +93,7 @@ fn weight(b: &Builder, grad: &Graph, copy: &Slot, name: &str, role: Role) {
     }
 }
 
-/// What the graph writes to a slot, be it as a part of a larger one.
+/// The value that the graph writes to a slot, be it as a part of a larger one.
 pub(super) fn written<'g>(b: &'g Builder, grad: &Graph, of: &Slot) -> Option<Tensor<'g>> {
     let (mut whole, mut offset) = (of, 0);
     loop {

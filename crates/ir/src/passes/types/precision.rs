@@ -292,7 +292,7 @@ fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
         Op::LinearAttention { .. } | Op::LinearAttentionGrad { .. } => {
             let (attend, is_grad) = LinearAttend::of(&node.op).expect("it is one of the two");
             let tensors = attend.tensors();
-            // What flows back, and its base.
+            // The gradient that flows back, and its base.
             let d = if is_grad { attend.inputs()..ins.len() } else { 0..0 };
             ((0..tensors).chain(d).collect(), narrow(replay, &ins[..tensors]))
         }

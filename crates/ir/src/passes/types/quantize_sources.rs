@@ -1,5 +1,5 @@
-//! What is quantised is made by what quantises it: gated activations and norms that are only read in 8 bits, whose tensor
-//! between the two was a pass out and a pass in, and gradients of norms, whose tensor was another pass in.
+//! Quantisation computes its own input: gated activations and norms that are only read in 8 bits, whose tensor between the
+//! two was a pass out and a pass in, and gradients of norms, whose tensor was another pass in.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub struct Joined {
     pub norms: usize,
 }
 
-/// Joins them. What is left of them has no reader.
+/// Joins them. The nodes left behind have no reader.
 pub fn quantize_sources(g: &Graph) -> (Graph, Joined) {
     let uses = g.uses();
     let once = |v: Value| uses[v.node.0 as usize][v.out as usize] == 1;
@@ -48,7 +48,7 @@ pub fn quantize_sources(g: &Graph) -> (Graph, Joined) {
     (replay.finish(), joined)
 }
 
-/// What a value is made of, where nobody else reads it.
+/// The operation and inputs that a gated value is made of, where nobody else reads it.
 fn gated<'g>(g: &'g Graph, x: Value, once: &impl Fn(Value) -> bool) -> Option<(Source, &'g [Value])> {
     let node = g.node(x.node);
     match node.op {

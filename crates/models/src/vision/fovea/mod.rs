@@ -74,7 +74,7 @@ enum States<'g> {
 /// Keys and values [U N, H, K] of every layer.
 type Memory<'g> = Vec<[Tensor<'g>; 2]>;
 
-/// Declares every parameter under the scope `vision`. What connects the two models begins as PyTorch's linear layers do.
+/// Declares every parameter under the scope `vision`. The weights that connect the two models begin as PyTorch's linear layers do.
 pub fn weights(b: &Builder, v: &FoveaConfig, text_width: usize, init_std: f64) -> Weights {
     let even = |inner: usize| Init::Uniform { bound: 1.0 / (inner as f32).sqrt() };
     let linear = |name: &str, [out, inner]: [usize; 2]| {

@@ -108,7 +108,7 @@ pub fn absent(name: &str) -> Option<&'static str> {
     has(WITHOUT_LINE).then_some("has no line in the table of GPUs")
 }
 
-/// The GPU as the compiler sees it: all of its memory is free. What its libraries choose is not known, so scratch is
+/// The GPU as the compiler sees it: all of its memory is free. The choices of its libraries are not known, so scratch is
 /// counted at its ceiling, as everywhere.
 pub fn target(gpu: &Gpu, deterministic: bool) -> Target {
     let target = described(gpu.name.into(), gpu.memory_bytes, DRIVER_BYTES, gpu.rates, deterministic);

@@ -59,7 +59,7 @@ pub fn at_or_nothing(view: Option<&View>) -> Value {
     view.map_or(Value::Nothing, at)
 }
 
-/// The sources of an operation's stages. What cannot be launched has none; `prepare` says why.
+/// The sources of an operation's stages. Stages that cannot be launched have none; `prepare` says why.
 pub fn sources(stages: Stages) -> Vec<Source> {
     stages.unwrap_or_default().into_iter().map(|stage| stage.source).collect()
 }

@@ -1,6 +1,6 @@
 //! Copies between host and device while plans run, and the events that order them.
 //!
-//! Plans run on the compute stream. What the host writes goes in on a second stream and what it reads comes out on a
+//! Plans run on the compute stream. The host's writes go in on a second stream and its reads come out on a
 //! third, so that copies pass plans by. Events order them, on the device; the host waits only for what it reads, and
 //! for room in the ring.
 //!

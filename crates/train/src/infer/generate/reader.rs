@@ -82,7 +82,7 @@ impl Reader {
         self.seen[lane] >= self.capacity
     }
 
-    /// Forgets pictures.
+    /// Forgets pictures of a request.
     pub fn remove(&mut self, pictures: &[usize]) {
         if let Some(tower) = &mut self.tower {
             pictures.iter().for_each(|number| tower.pictures.remove(*number));
@@ -113,8 +113,8 @@ impl Reader {
     }
 
     /// Reads as much of these tokens of some lanes as one run of a plan has room for, those of the first lanes first. `Decode`
-    /// reads one token of each, `Prefill` more, and `Logits` as many and gives the logits behind every one. What follows a lane is
-    /// drawn where `draws` has a way for it, out of the first `size` tokens.
+    /// reads one token of each, `Prefill` more, and `Logits` as many and gives the logits behind every one. The token that follows
+    /// a lane is drawn where `draws` has a way for it, out of the first `size` tokens.
     pub fn run(
         &mut self,
         role: Role,

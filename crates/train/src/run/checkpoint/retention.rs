@@ -15,10 +15,10 @@ use flatout_data::durable::{self, about};
 /// Beside the checkpoints: the step of the best one and its loss.
 const BEST: &str = "best.json";
 
-/// What is kept once a checkpoint is whole. The one just saved always is.
+/// The checkpoints that are kept once one is whole. The one just saved always is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Retention {
-    /// So many of the newest, the one just saved among them.
+    /// This many of the newest, the one just saved among them.
     pub keep: usize,
     /// And those whose step is a multiple of this; 0 for none.
     pub keep_every: u64,
@@ -29,7 +29,7 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// What a config asks for, with `skipped` updates in a row left out before the state that was saved.
+    /// The retention that a config asks for, with `skipped` updates in a row left out before the state that was saved.
     pub fn of(config: &Config, best: Option<Best>, skipped: u64) -> Retention {
         let Checkpoint { keep, keep_every, .. } = config.checkpoint;
         Retention { keep, keep_every, best, prune: skipped == 0 }
@@ -42,7 +42,7 @@ pub struct Best {
     pub step: u64,
     /// Its held-out loss.
     pub loss: f32,
-    /// What it was best in, where that is not the loss.
+    /// The metric it was best in, where that is not the loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub score: Option<(Metric, f64)>,
 }

@@ -93,7 +93,7 @@ const METADATA: &str = "__metadata__";
 /// The format's bound on the header.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// What precedes the bytes of these tensors, which follow in this order and without gaps: the length of the header
+/// The beginning of a file of these tensors, whose bytes follow in this order and without gaps: the length of the header
 /// and the header. Panics where two have one name.
 pub fn header(tensors: &[(&str, Dtype, &[usize])], metadata: &[(&str, &str)]) -> io::Result<Vec<u8>> {
     let mut header = serde_json::Map::new();

@@ -78,7 +78,7 @@ pub fn train_among(
         resolved = ranks.of_first(resolved)?;
     }
     let config = &resolved.over(asked);
-    // What cannot run is refused before data is opened.
+    // A config that cannot run is refused before data is opened.
     let early = match early {
         Some(compiled) => compiled,
         None => compile::compile(config, &ranks.target(device.target(&config.switches)))?,
@@ -121,13 +121,13 @@ pub fn train_among(
     train_on_among(worker, asked, opened, stop, sinks, notice)
 }
 
-/// What is open before a run's state is.
+/// The parts that are open before a run's state is.
 pub struct Opened {
     pub data: Box<dyn Dataset>,
     /// The resolved config so far.
     pub resolved: Resolved,
     pub compiled: Compiled,
-    /// What of the data was left out, in words.
+    /// The parts of the data that were left out, in words.
     pub left_out: Vec<String>,
     /// Where time went until now.
     pub laps: Laps,
@@ -400,7 +400,7 @@ fn train_in(
     trainer.began = Instant::now();
     let outcome = trainer.run();
     if outcome.is_err() {
-        // What failed is what the caller is told; what can still be written down is.
+        // The caller is told the failure itself; events that can still be written down are.
         let _ = trainer.collect_saved(true).and_then(|()| trainer.end(Status::Failed));
     }
     outcome

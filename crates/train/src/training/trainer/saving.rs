@@ -13,7 +13,7 @@ use crate::run::events::{Event, Status};
 use crate::run::state::Snapshot;
 use crate::run::writer::Writer;
 
-/// What a run has saved, and is saving.
+/// The checkpoints that a run has saved, and is saving.
 pub(super) struct Saving {
     writer: Writer,
     /// Of the state of all ranks.
@@ -134,8 +134,8 @@ impl Trainer<'_, '_, '_> {
         Snapshot::begin(self.session, State { step, cursor, counters }, self.saving.begun)
     }
 
-    /// Whether the state as it is was evaluated and never better. What was saved before it is known when that save has ended,
-    /// which ranks learn at different steps: rank 0's word holds.
+    /// Whether the state as it is was evaluated and never better. The result of the save before it is known when that save
+    /// has ended, which ranks learn at different steps: rank 0's word holds.
     fn is_best_so_far(&mut self) -> Result<bool, Failure> {
         let is_best = self.best_now() != self.saving.best;
         let is_evaluated = self.evaluated.is_some_and(|(step, _)| step == self.progress.step);
@@ -160,7 +160,7 @@ impl Trainer<'_, '_, '_> {
         }
     }
 
-    /// Takes in how a save ended, if one has, or waits for the one under way. What cannot be written is a warning: the
+    /// Takes in how a save ended, if one has, or waits for the one under way. A failure to write is a warning: the
     /// run goes on, and the next save tries again.
     pub(super) fn collect_saved(&mut self, wait: bool) -> Result<(), Failure> {
         let (saving, ranks, step) = (&mut self.saving, self.ranks, self.progress.step);

@@ -1,5 +1,5 @@
 //! Faults in the middle of a run: rows that make a step's loss infinite or its targets senseless, put in on their way to
-//! the device. What the loop does about them is what users would see.
+//! the device. The loop's reactions are those that users would see.
 
 use std::cell::RefCell;
 use std::fs;

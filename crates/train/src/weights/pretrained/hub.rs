@@ -73,7 +73,7 @@ impl std::fmt::Display for Name {
 /// How much of a model is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// What describes it: no weights.
+    /// Files that describe it: no weights.
     Description,
     Everything,
 }
@@ -103,7 +103,7 @@ pub struct Hub {
     pub endpoint: String,
     /// The folder of the cache; `HF_HUB_CACHE`, or `hub` in `HF_HOME`.
     pub cache: PathBuf,
-    /// Who asks; `HF_TOKEN`, or the file `token` in `HF_HOME`.
+    /// The user's token; `HF_TOKEN`, or the file `token` in `HF_HOME`.
     pub token: Option<String>,
     /// Whether only the cache may be used; `HF_HUB_OFFLINE`.
     pub offline: bool,
@@ -131,7 +131,7 @@ impl Hub {
         }
         if self.offline {
             match held.filter(|commit| cached.snapshot(commit).join("config.json").is_file()) {
-                // What else there is, the folder says; what is missing of it is named by whoever reads it.
+                // The folder says what else there is; a file that is missing is named by whoever reads it.
                 Some(commit) => return Ok(Snapshot { folder: cached.snapshot(&commit), commit }),
                 None => refuse!(
                     "{name} is not in the cache {}, and HF_HUB_OFFLINE forbids to download it",

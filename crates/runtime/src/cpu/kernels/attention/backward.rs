@@ -48,7 +48,7 @@ fn sums(size: usize, longest: usize) -> usize {
     2 * longest * padded(size)
 }
 
-/// Who holds sums of dk and dv: parts where these are tasks; else workers, two each where units have parts.
+/// Holders of sums of dk and dv: parts where these are tasks; else workers, two each where units have parts.
 #[derive(Clone, Copy)]
 struct Holders {
     /// The most parts of a unit where parts are tasks, else 1.

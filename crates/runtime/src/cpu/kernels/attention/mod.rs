@@ -8,7 +8,7 @@
 //! running maximum and sum a row; backward recomputes probabilities from lse. bf16 is widened as it is read and
 //! rounded as it is written; all arithmetic is f32.
 //!
-//! Scratch is a few tiles a core, and backward the f32 sums of dk and dv: linear in the tokens. What a task covers and
+//! Scratch is a few tiles a core, and backward the f32 sums of dk and dv: linear in the tokens. The rows of a task and
 //! the order of every sum follow from the shapes and the segments, so bits do not depend on the number of threads.
 //!
 //! | GFLOP/s on one Zen 4 core, f32, q, k and v in one fused buffer, causal pairs only | forward | backward |

@@ -208,7 +208,7 @@ fn read(bytes: &[u8], dtype: DType, at: usize) -> f64 {
 }
 
 /// Asserts a relative L2 distance, elements below 0.01 counted as if they were that large: gradients that cancel to 0
-/// have no digits. What is infinite must be so in both.
+/// have no digits. Infinite elements must be so in both.
 pub(in crate::cpu) fn assert_near(got: &[f64], want: &[f64], bound: f64, what: &str) {
     assert_eq!(got.len(), want.len(), "{what}: as many elements");
     let (mut error, mut norm) = (0.0, 0.0);

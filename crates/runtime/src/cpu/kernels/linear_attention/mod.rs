@@ -9,7 +9,7 @@
 //! Queries that are rotated as they are read are rotated in the widened copy and rounded to their type, as a rotation of its own
 //! would store them; their gradient is rotated back before it is rounded.
 //!
-//! Scratch is a few tiles a core. What a task covers and the order of every sum follow from the shapes and the segments,
+//! Scratch is a few tiles a core. The rows of a task and the order of every sum follow from the shapes and the segments,
 //! so bits do not depend on the number of threads.
 
 #[cfg(test)]

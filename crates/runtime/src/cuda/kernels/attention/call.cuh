@@ -1,7 +1,7 @@
-// What every attention kernel of ours is called with, by value, and what its fields mean: `call.rs` has the same struct.
+// Arguments of our attention kernels, passed by value, and the meaning of each field: `call.rs` has the same struct.
 //
-// Defines: MASK (0 full, 1 causal, 2 window, 3 two intervals), Q_RAGGED, K_RAGGED (whether the segments of a side are
-// read from the device), CAP (what scores are kept within; not defined where they are not).
+// Defines: MASK (0 full, 1 causal, 2 window, 3 two intervals), Q_RAGGED, K_RAGGED (whether the segments of a side are read
+// from the device), CAP (the bound on scores; not defined where they have none).
 
 // Element e of head h of token t is at[t * token + h * head + e]; strides in elements, also where elements are f32.
 // Null where the tensor is absent.
@@ -19,7 +19,7 @@ struct Call {
     Rows q, k, v, o, d_o, dq, dk, dv;              // q, o, d_o, dq [tq, heads, SIZE]; the others [tk, kv_heads, SIZE]
     float* lse;                                    // [tq, heads], lse_row elements from token to token
     float* delta;                                  // scratch [heads, tq]: sum(do o) of each row
-    float* scratch;                                // what else the kernel asked for
+    float* scratch;                                // scratch that the kernel asked for beside it
     const int *q_start, *q_len, *k_start, *k_len;  // [segments]; null where uniform
     const int* intervals;                          // [tq, 4]: keys [a, b) and [c, d), interval_row from token to token
     const Tile* q_tiles;                           // q_tile_count of them; null where uniform
@@ -34,8 +34,8 @@ struct Segment {
     int q0, q1, k0, k1;
 };
 
-// What the device says is brought into the tensors: a start and a length below 0 count as 0, a length above the
-// longest as the longest, an end behind the last token as the last token.
+// The pair of segments, clamped to the tensors: a start and a length below 0 count as 0, a length above the longest as the
+// longest, an end behind the last token as the last token.
 __device__ __forceinline__ Segment segment(const Call& call, int s) {
     Segment g;
     g.q0 = Q_RAGGED ? max(call.q_start[s], 0) : s * call.q_longest;
@@ -59,7 +59,7 @@ __device__ __forceinline__ Seen sees(const Call& call, const Segment& g, int que
     if (query >= g.q1) return seen;
     seen.a = g.k0;
     seen.b = g.k1;
-    // The key a query stands at is query + k1 - q1: the last query meets the last key.
+    // The causal position of a query is key query + k1 - q1: the last query meets the last key.
 #if MASK == 1
     seen.b = min(seen.b, query + g.k1 - g.q1 + 1);
 #elif MASK == 2
@@ -77,14 +77,14 @@ __device__ __forceinline__ Seen sees(const Call& call, const Segment& g, int que
 }
 
 #ifdef CAP
-// A product of q and k to the one whose score is capped: `unit` makes a score in powers of two of it.
+// The product of q and k whose score is soft-capped; `unit` scales a product to a score in powers of two.
 __device__ __forceinline__ float capped(float product, float unit) {
     const float cap = CAP * 1.4426950408889634f;
     return cap / unit * tanhf(unit * product / cap);
 }
 #endif
 
-// The gradient of a score, of the gradient of the capped one; `product` is what `capped` gave.
+// The gradient of a score, from the gradient of the capped one; `product` is what `capped` gave.
 __device__ __forceinline__ float through_cap(float slope, float product, float unit) {
 #ifdef CAP
     const float share = unit * product / (CAP * 1.4426950408889634f);

@@ -1,9 +1,9 @@
-// What attention's backward kernels on bf16 know of each row before they begin.
+// Per-row terms of attention's backward kernels on bf16, computed before they run.
 //
 //   delta = sum(do o) - dlse, [heads, tq] in f32
 //
-// o, do [tq, heads, SIZE] by strides of tokens and heads, 16-byte accesses. Reads both once: 4 SIZE bytes a row, writes
-// 4. A block of 256 threads takes 32 tokens of a head, 8 lanes a row, so that what it writes lies side by side.
+// o, do [tq, heads, SIZE] by strides of tokens and heads, 16-byte accesses. Reads both once: 4 SIZE bytes a row, writes 4.
+// A thread block of 256 threads takes 32 tokens of a head, 8 lanes a row, so that its writes are coalesced.
 // Rows outside every segment are summed too: nothing reads them. Deterministic.
 //
 // Defines: those of call.cuh, SIZE (a multiple of 8).

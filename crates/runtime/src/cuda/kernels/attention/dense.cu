@@ -1,7 +1,7 @@
-// Between our lse [B * T, H], f32, `row` elements from token to token, and cuDNN's statistics [B, H, T], dense.
+// Converts between our lse [B * T, H], f32, `row` elements from token to token, and cuDNN's statistics [B, H, T], dense.
 //
-// A block of 32 x 8 threads moves a tile of 32 tokens by 32 heads through shared memory, so that both sides are
-// read and written along their rows. Moved: 8 bytes a token and head. Grid: token tiles of every batch, head tiles.
+// A thread block of 32 x 8 threads transposes a tile of 32 tokens by 32 heads through shared memory, so that reads and
+// writes are coalesced. Moved: 8 bytes a token and head. Grid: token tiles of every batch, head tiles.
 
 #define TILE 32
 

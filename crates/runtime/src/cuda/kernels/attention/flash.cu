@@ -7,11 +7,11 @@
 // q, o, do, dq [Tq, H, SIZE], k, v, dk, dv [Tk, HK, SIZE] in T_X by strides of tokens and heads; lse [Tq, H] and delta
 // [H, Tq] in f32: all in `Call`. Scores stay on the chip. Arithmetic is f32 on the FMA units, from tiles in shared memory.
 //
-// A block of 128 threads owns a tile of rows of one head: queries in `flash_forward` and `flash_dq`, keys of one key
-// head in `flash_dkv`, which walks all query heads of the group. It walks the other side tile by tile. Thread (y, x) of
-// 16 x 8 holds rows y, y + 16, .. and columns x, x + 8, ..; the 8 threads of a row are neighbouring lanes. Shared rows
-// have odd pitch, so walking down a column meets every bank.
-// Registers are given for two blocks a multiprocessor: left to itself the assembler saves some and spills.
+// A thread block of 128 threads owns a tile of rows of one head: queries in `flash_forward` and `flash_dq`, keys of one key
+// head in `flash_dkv`, which walks all query heads of the group. It walks the other side tile by tile. Thread (y, x) of 16
+// x 8 holds rows y, y + 16, .. and columns x, x + 8, ..; the 8 threads of a row are neighbouring lanes. Rows in shared
+// memory have odd pitch, so walking down a column has no bank conflicts.
+// Launch bounds leave registers for two thread blocks a multiprocessor: left to itself the assembler saves some and spills.
 // Each output element belongs to one thread and is summed in a fixed order: deterministic.
 //
 // Defines: those of call.cuh; T_X, SIZE, GRAD (which direction), OWN and WALK (rows of the owned and of the walked
@@ -111,7 +111,7 @@ __device__ __forceinline__ void write(T_X* to, i64 token, int first, int end, co
     }
 }
 
-// What the rows of the block's tile of queries see, and from the first to behind the last of those keys. A barrier.
+// The keys that the rows of the block's tile of queries see, and the first and behind the last of them. A barrier.
 __device__ __forceinline__ void look(Seen* seen, int first, const Segment& g, const Call& call, int* low, int* high) {
     __shared__ int ends[2];
     if (threadIdx.x == 0) {
@@ -197,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) flash_forward(const __g
 #pragma unroll
             for (int lane = X / 2; lane > 0; lane /= 2) peak = fmaxf(peak, __shfl_xor_sync(ALL_LANES, peak, lane));
             peak = fmaxf(peak, top[i]);
-            // A row that has seen nothing yet has only zeros to shrink and to add.
+            // A row that has seen nothing yet has only zeros to rescale and to add.
             const float base = peak == -infinity() ? 0.0f : peak;
             const float shrink = exp2f(top[i] - base);
             top[i] = peak;

@@ -1,5 +1,5 @@
-// Around cuDNN's attention over ragged segments: where each segment begins in each tensor, and rows brought from a slice
-// of a wider tensor into a dense one or back.
+// Prologue and epilogue of cuDNN's attention over ragged segments: the offset of each segment in each tensor, and rows
+// copied from a slice of a wider tensor into a dense one or back.
 
 #define THREADS 1024
 #define MOST 9
@@ -9,10 +9,10 @@ struct Steps {
     i64 of[MOST];
 };
 
-// first[s] = the segment's first token, first[segments] = the end of the last one; offsets[t][s] = first[s] times the
-// step of tensor t, `pitch` elements from tensor to tensor; lengths twice, brought into the tensors as `segment` does.
-// A segment without tokens begins where those before it end: the library knows offsets that do not fall.
-// One block. Read: 8 bytes a segment; written: 8 a segment and tensor, and 8.
+// first[s] = the segment's first token, first[segments] = the end of the last one; offsets[t][s] = first[s] times the step
+// of tensor t, `pitch` elements from tensor to tensor; lengths twice, clamped to the tensors as `segment` does. A segment
+// without tokens begins where those before it end: the library needs offsets that do not fall. One thread block. Read: 8
+// bytes a segment; written: 8 a segment and tensor, and 8.
 extern "C" __global__ void __launch_bounds__(THREADS)
 packed_offsets(const int* start, const int* len, int segments, int tokens, int longest,
                const __grid_constant__ Steps steps, int tensors, i64* offsets, i64 pitch, int* q_len, int* k_len) {

@@ -1,4 +1,4 @@
-// What attention over ragged segments reads from their starts and lengths before its kernels run, in one launch:
+// Tile lists and cleared rows for attention over ragged segments, from their starts and lengths, in one launch beforehand:
 //
 //   the tiles: rows of every segment cut into tiles of `height`, for queries and for keys, in the order that `list_tiles` says
 //   the rows of outputs that lie in no segment: zeros, and an lse of minus infinity
@@ -6,10 +6,10 @@
 // Grid: block 0 lists tiles of queries, block 1 tiles of keys, the others look at SPAN tokens each: first those of the
 // queries, then those of the keys. 1024 threads.
 //
-// A list: a warp takes 32 segments, cuts them into tiles and counts the tiles by classes of work; a scan of the classes
-// gives each its place behind all heavier ones; a second pass puts the tiles there. Within a class tiles come in any order,
-// so nothing may depend on it. Entries behind the last tile get the segment -1. Read: 8 or 16 bytes a segment, twice;
-// written: 8 a tile. Segments that overlap may have more tiles than the list holds: those are left out.
+// A list is a counting sort: a warp takes 32 segments, cuts them into tiles and counts the tiles by classes of work; a scan
+// of the classes gives each its place behind all heavier ones; a second pass puts the tiles there. Within a class tiles
+// come in any order, so nothing may depend on it. Entries behind the last tile get the segment -1. Read: 8 or 16 bytes a
+// segment, twice; written: 8 a tile. Segments that overlap may have more tiles than the list holds: those are left out.
 //
 // A block of SPAN tokens marks in bits which of them lie in a segment, in whatever order segments come, and clears
 // the rows of the others. Read: every start and length by every block; written: only what is cleared.
@@ -48,7 +48,7 @@ __device__ __forceinline__ int scan(int x, int* total) {
     return (warp > 0 ? before : 0) + sum - x;
 }
 
-// How many rows of the other side the rows of a tile meet, about: what its time goes by.
+// The approximate number of rows of the other side that the rows of a tile meet, which its time is proportional to.
 template <bool KEYS> __device__ __forceinline__ int work(const Call& call, const Segment& g, int first, int height) {
 #if MASK == 1
     const int lead = g.k1 - g.q1;
@@ -74,7 +74,7 @@ template <bool KEYS> __device__ __forceinline__ int work(const Call& call, const
 #endif
 }
 
-// `span` rows of the other side are a section.
+// A section is `span` rows of the other side.
 template <bool KEYS> __device__ void list_tiles(const Call& call, Tile* list, int height, int span) {
     __shared__ int counts[CLASSES], places[CLASSES];
     const int lane = threadIdx.x % 32, capacity = KEYS ? call.k_tile_count : call.q_tile_count;
@@ -114,7 +114,7 @@ template <bool KEYS> __device__ void list_tiles(const Call& call, Tile* list, in
                 if (tile.segment >= 0) atomicAdd(&counts[of], 1);
                 return;
             }
-            // Lanes of one class take their places together.
+            // Warp-aggregated: lanes of one class take their places together.
             const u32 alike = __match_any_sync(ALL_LANES, of);
             const int leader = __ffs(alike) - 1;
             int place = 0;

@@ -1,4 +1,4 @@
-// What kernels that write 8-bit floats share: codes in the type that TO names, and the largest magnitude of a tensor.
+// Shared by kernels that write 8-bit floats: codes in the type that TO names, and the largest magnitude of a tensor.
 
 #if TO == 4
 typedef e4m3 T_Q;
@@ -35,8 +35,8 @@ template <int Size> __device__ __forceinline__ void put_codes(Pack<T_Q, Size>& p
     }
 }
 
-// Raises *to to the largest magnitude of a block. Magnitudes are not negative, so their bits have their order; a NaN is
-// passed over. Most blocks find that others were larger and leave it alone.
+// Raises *to atomically to the largest magnitude of a thread block. Magnitudes are not negative, so their bits have their
+// order; a NaN is passed over. Most blocks find that others were larger and skip the atomic.
 template <int Warps> __device__ __forceinline__ void raise(float top, u32* to) {
     __shared__ u32 warps[Warps];
     u32 bits = __reduce_max_sync(ALL_LANES, __float_as_uint(top));
@@ -49,5 +49,5 @@ template <int Warps> __device__ __forceinline__ void raise(float top, u32* to) {
     }
 }
 
-// What the largest magnitude starts from: another tensor's, or nothing.
+// Initialises the largest magnitude: to another tensor's, or to nothing.
 extern "C" __global__ void start(const float* from, float* to) { *to = from ? *from : 0.0f; }

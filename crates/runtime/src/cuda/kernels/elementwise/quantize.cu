@@ -1,14 +1,14 @@
-// A matrix in an 8-bit type, both ways round.
+// Quantises a matrix to an 8-bit type, both ways round.
 //
 //   q = x / scale rounded to nearest even, t = q transposed, and the largest magnitude of x
 //
 // x [M, N], q [M, N], t [N, M], rows without gaps at any pitch. Bytes: x once, q and t once; with CURRENT x twice, because
 // its scale is known only when all of it was seen (`largest`). SOURCE says what x is: 0 a tensor; 1 act(x) up; 2 the
 // gradients of that, d gate = dy up act'(x) and d up = dy act(x), as the halves of q's and t's columns. It is rounded to
-// its own type first, as if it had been stored. A block takes COLUMNS columns, a thread 8 of them in 4 rows: codes of q are
-// packed along rows and stored at once; codes of t are packed along columns, four to a word, and go through shared
-// memory, from which neighbouring threads store 16 bytes of a column each. A word's place there is swizzled, so that
-// neither side meets bank conflicts. Magnitudes are joined by a maximum, which has no order: deterministic.
+// its own type first, as if it had been stored. A thread block takes COLUMNS columns, a thread 8 of them in 4 rows: codes
+// of q are packed along rows and stored at once; codes of t are packed along columns, four to a word, and go through shared
+// memory, from which neighbouring threads store 16 bytes of a column each. Words there are swizzled, so that neither side
+// has bank conflicts. Magnitudes are reduced by a maximum, which has no order: deterministic.
 
 #define HALVES (SOURCE == 2 ? 2 : 1)
 #define LANES (COLUMNS / 8)

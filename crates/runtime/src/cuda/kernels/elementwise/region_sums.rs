@@ -21,7 +21,7 @@ use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, at, blocks, count
 const PIECE: usize = 64;
 const ENOUGH_BLOCKS: usize = 8192;
 
-/// Rows whose vectors a thread loads before it computes: a block's end, where nothing is on its way, comes dearer than in a
+/// Rows whose vectors a thread loads before it computes: a block's end, where nothing is in flight, comes dearer than in a
 /// plain region. The same took 408 us with two.
 fn unroll(inputs: usize) -> usize {
     if inputs <= 2 { 4 } else { 2 }

@@ -1,6 +1,6 @@
-// Zeros in the rows of a result [tokens, heads, width] that lie in no segment. A block looks at 64 tokens: it marks those in
-// a segment, in whatever order segments come, and clears the others. Starts and lengths are cut to what the tensor holds, as
-// the kernels do. Read: every start and length by every block; written: only what is cleared.
+// Clears the rows of a result [tokens, heads, width] that lie in no segment. A thread block looks at 64 tokens: it marks
+// those in a segment, in whatever order segments come, and writes zeros to the others. Starts and lengths are clamped to the
+// tensor, as in the kernels. Read: every start and length by every block; written: only what is cleared.
 
 #define SPAN 64
 

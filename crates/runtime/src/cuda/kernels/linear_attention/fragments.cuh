@@ -1,8 +1,8 @@
-// What the tensor-core kernels of linear attention are written with: panels of rows in shared memory, the fragments that
-// mma takes of them, and rows of results on their way out.
+// Shared by the tensor-core kernels of linear attention: panels of rows in shared memory, the fragments that mma takes of
+// them, and the epilogue of results.
 //
-// A panel is ROWS rows of 64 bf16, 128 bytes each. Piece p (16 bytes) of row r lies at piece p ^ (r & 7): eight rows of
-// one column of pieces, which is what one matrix of ldmatrix reads, then lie in different banks.
+// A panel is ROWS rows of 64 bf16, 128 bytes each, swizzled: piece p (16 bytes) of row r lies at piece p ^ (r & 7), so that
+// eight rows of one column of pieces, which is what one matrix of ldmatrix reads, lie in different banks.
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
@@ -10,7 +10,7 @@ __device__ __forceinline__ u32 piece_at(u32 panel, int row, int piece) {
     return panel + row * 128 + ((piece ^ (row & 7)) << 4);
 }
 
-// 16 bytes from global to shared memory beside the computation; zeros where there is nothing. L2 takes 256 bytes at once: a
+// cp.async of 16 bytes from global to shared memory; zero-filled where there is nothing. L2 fetches 256 bytes at once: a
 // row's next panel lies behind this one.
 __device__ __forceinline__ void copy_piece(u32 to, const void* from, bool is_there) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0)
@@ -21,8 +21,8 @@ template <int Left> __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
 }
 
-// What a lane copies of a strip of 16 rows of a panel: its piece of rows lane / 8, and of those 4, 8 and 12 below. `from` is
-// where the first of them lies, `token` the distance between rows, `left` the rows there are from the first on.
+// Copies a lane's pieces of a strip of 16 rows of a panel: its piece of rows lane / 8, and of those 4, 8 and 12 below.
+// `from` is where the first of them lies, `token` the distance between rows, `left` the rows there are from the first on.
 __device__ __forceinline__ void load_strip(u32 panel, int strip, const bf16* from, i64 token, int left, bool is_column) {
     const int lane = threadIdx.x % 32;
     const u32 to = piece_at(panel, 16 * strip + lane / 8, lane % 8);
@@ -31,8 +31,8 @@ __device__ __forceinline__ void load_strip(u32 panel, int strip, const bf16* fro
         copy_piece((to ^ (k % 2 * 64)) + 512 * k, from + 4 * k * token, is_column && 4 * k < left);
 }
 
-// Rows [first, first + ROWS) of a head, columns [column, column + 64), by all warps: zeros behind `end` and behind COLUMNS,
-// which is a multiple of 8. Nothing behind either is read.
+// Loads rows [first, first + ROWS) of a head, columns [column, column + 64), by all warps: zero-filled behind `end` and
+// behind COLUMNS, which is a multiple of 8. Nothing behind either is read.
 template <int ROWS, int THREADS, int COLUMNS>
 __device__ __forceinline__ void load_panel(u32 panel, const bf16* from, i64 token, int first, int end, int column) {
     const int lane = threadIdx.x % 32;
@@ -49,7 +49,7 @@ struct Fragment {
     u32 x[4];
 };
 
-// Where a lane reads of a fragment whose first row lies at the start of a panel, in the panel's first 16 columns. Panels
+// A lane's address in a fragment whose first row lies at the start of a panel, in the panel's first 16 columns. Panels
 // begin at multiples of 128 bytes, so 16 columns further on are 32 bytes further in the exclusive or.
 __device__ __forceinline__ u32 lane_offset() {
     const int lane = threadIdx.x % 32;
@@ -98,7 +98,7 @@ template <int Tiles> __device__ __forceinline__ void clear(float (&sum)[Tiles][4
         for (int i = 0; i < 4; i++) sum[n][i] = 0.0f;
 }
 
-// A warp's results leave through a panel of its own, 16 rows, so that a row goes out in pieces of 16 bytes. Rounds TILES
+// A warp stages its results in a panel of its own, 16 rows, so that a row is stored in pieces of 16 bytes. Rounds TILES
 // tiles of 8 columns into it, from tile `from` on.
 template <int TILES> __device__ __forceinline__ void round_tiles(u32 panel, const float (*sum)[4], int from) {
     const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
@@ -121,8 +121,8 @@ __device__ __forceinline__ void put_piece(u32 at, uint4 x) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
-// What is done to a piece of a result before it leaves: nothing. Another way out keeps what it needs (`Walk`) from row to row of
-// a column of pieces, STEP rows apart.
+// The epilogue of a piece of a result: none. Another epilogue keeps the state it needs (`Walk`) from row to row of a column of
+// pieces, STEP rows apart.
 struct AsItIs {
     struct Walk {
         __device__ __forceinline__ uint4 change(uint4 x, int) const { return x; }
@@ -131,7 +131,7 @@ struct AsItIs {
     template <int STEP> __device__ __forceinline__ Walk walk(int, int) const { return Walk(); }
 };
 
-// Writes the panel to rows below `end` and columns below `columns`. The lines are the first to leave L2: inputs that other
+// Stores the panel to rows below `end` and columns below `columns`. The lines are evicted from L2 first: inputs that other
 // heads share stay.
 template <class Way = AsItIs>
 __device__ __forceinline__ void store_panel(u32 panel, bf16* to, i64 token, int first, int end, int column, int columns,
@@ -151,7 +151,7 @@ __device__ __forceinline__ void store_panel(u32 panel, bf16* to, i64 token, int 
     __syncwarp();
 }
 
-// The same for two tiles of 8 columns at a time and rows of 32 columns, 64 bytes each: piece p of row r lies at
+// The same for two tiles of 8 columns at a time and rows of 32 columns, 64 bytes each, swizzled: piece p of row r lies at
 // p ^ (r / 2 & 3), so that eight rows again lie in different banks. 16 rows a call, 32 leave at once.
 __device__ __forceinline__ void round_halves(u32 rows_out, const float (&sum)[2][4], int from) {
     const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;

@@ -4,22 +4,22 @@
 // a [Ta, HA, inner] on the side of out [Ta, HO, width], b [Tb, HB, inner] and x [Tb, HX, width] on the other, a head's rows at
 // any stride. Rows outside every segment are neither read nor written, except by `clear`.
 //
-// A block of 16 x 16 threads owns 64 rows and SLICE columns of one head of `out`. It walks over tiles of 64 rows of the other
-// side: weights are summed in registers, 4 x 4 a thread, over chunks of 32 columns of a and b in shared memory, scaled,
-// masked, put into shared memory, and added to the result, 4 x SLICE / 16 a thread, over chunks of 64 columns of x. 33 KiB of
-// shared memory. The order of every sum follows from the shapes and the segments. No spills.
+// A thread block of 16 x 16 threads owns 64 rows and SLICE columns of one head of `out`. It walks over tiles of 64 rows of
+// the other side: weights are summed in registers, 4 x 4 a thread, over chunks of 32 columns of a and b in shared memory,
+// scaled, masked, put into shared memory, and added to the result, 4 x SLICE / 16 a thread, over chunks of 64 columns of x.
+// 33 KiB of shared memory. The order of every sum follows from the shapes and the segments. No spills.
 //
 // A_TURNED, B_TURNED, X_TURNED: that operand is a rotation of what is read (pairs of neighbours), rounded to its type;
-// OUT_TURNED: the result is turned back before it is rounded. ONTO: it is then added to a base (1), which may lie where the
-// result does, and set to 0 where the query's element is not above 0 (2).
+// OUT_TURNED: the epilogue rotates the result back before it is rounded. ONTO: it is then added to a base (1), which may
+// lie where the result does, and set to 0 where the query's element is not above 0 (2).
 //
-// OWNER: what the rows are to the other side: 0 queries, 1 keys, 2 both (W_ij = M(scale a_i b_j) + M(scale a_j b_i)).
+// OWNER: the role of the rows: 0 queries, 1 keys, 2 both (W_ij = M(scale a_i b_j) + M(scale a_j b_i)).
 
 #define TILE 64
 #define CHUNK 32
 #define THREADS 256
 
-// What turns rows; nothing where no operand is turned.
+// The rotation of rows; empty where no operand is rotated.
 struct Turns {
 #if TURNED
     const int* positions;
@@ -35,7 +35,7 @@ struct Turns {
 #endif
 };
 
-// An element of a row, turned.
+// An element of a row, rotated.
 __device__ __forceinline__ float turned_at(const T_X* from, int row, int column, const Turns& turns) {
 #if TURNED
     float c, s;
@@ -131,7 +131,7 @@ plain_sum(const T_X* a, const T_X* b, const T_X* x, T_X* out, const int* q_start
         const T_X* x_of = x + head * x_heads / heads * x_head;
         for (int from = walk0; from < walk1; from += TILE) {
 #if MASK != 0 && OWNER != 2
-            // Tiles that no row of the block sees.
+            // Skips tiles that no row of the block sees.
             const int last = min(first + TILE, own1) - 1, last_walked = min(from + TILE, walk1) - 1;
             if (OWNER == 0 ? !sees(last + shift, from) : !sees(last_walked + shift, first)) continue;
 #endif
@@ -183,7 +183,7 @@ plain_sum(const T_X* a, const T_X* b, const T_X* x, T_X* out, const int* q_start
                 const int row = first + ty + 16 * i, column = slice + 64 * s + tx + 16 * j;
                 float y = result[s][i][j];
 #if OUT_TURNED
-                // The other one of the pair is the neighbouring thread's.
+                // The pair's other element is the neighbouring lane's.
                 const float other = __shfl_xor_sync(ALL_LANES, y, 1);
                 if (row < own1 && column < width) {
                     float cosine, sine;

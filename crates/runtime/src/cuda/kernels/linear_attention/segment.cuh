@@ -1,5 +1,5 @@
 // Where a pair of segments lies: queries [q0, q1) and keys [k0, k1). Equal lengths follow from the index; ragged ones are
-// read from the device and cut to what the tensors hold.
+// read from the device and clamped to the tensors.
 struct Segment {
     int q0, q1, k0, k1;
 };

@@ -3,13 +3,13 @@
 // a [Ta, HA, INNER] on the side of out [Ta, HO, WIDTH], b [Tb, HB, INNER] and x [Tb, HX, WIDTH] on the other, a head's rows at
 // any stride, 16-byte aligned; INNER and WIDTH multiples of 8. Rows outside every segment are neither read nor written.
 //
-// A block owns OWN rows and SLICE columns of one head of `out`, a warp 16 rows of them. For each head that shares the output,
-// and each tile of WALK rows of the other side that the mask lets through, weights are summed over INNER in registers,
-// scaled, masked, rounded to bf16 as the left operand of the second product, and added to the result, which stays in
-// registers until the end: weights never leave the warp. A wider result is cut into slices, each with weights of its own.
-// a, b and x come in panels of 64 columns through a ring of STAGES slots, copied beside the computation.
+// A thread block owns OWN rows and SLICE columns of one head of `out`, a warp 16 rows of them. For each head that shares the
+// output, and each tile of WALK rows of the other side that the mask lets through, weights are summed over INNER in
+// registers, scaled, masked, rounded to bf16 as the left operand of the second product, and added to the result, which stays
+// in registers until the epilogue: weights never leave the warp. A wider result is cut into slices, each with weights of its
+// own. a, b and x come in panels of 64 columns through a ring of STAGES pipeline stages, filled by cp.async.
 //
-// OWNER: what the rows are to the other side: 0 queries, 1 keys, 2 both (the gradient of queries that are their own keys:
+// OWNER: the role of the rows: 0 queries, 1 keys, 2 both (the gradient of queries that are their own keys:
 // W_ij = M(scale a_i b_j) + M(scale a_j b_i)). Without a mask the two are one sum; with one, each tile off the diagonal has
 // only one of them, so they are walked one after the other.
 //
@@ -39,7 +39,7 @@ __device__ __forceinline__ int2 walked(const Segment& g, int first, int end, boo
     return range;
 }
 
-// Which item comes next: a head, a term, a tile of the other side, a panel.
+// The next item of the pipeline: a head, a term, a tile of the other side, a panel.
 struct Cursor {
     int head, term, from, end, item;
 };

@@ -86,7 +86,7 @@ pub(super) fn step(at: &At<'_>, sum: &WeightedSum, out: &View) -> Step {
 mod tests {
     use super::*;
 
-    /// 99 KiB is what sm_86, sm_89 and sm_120 have. The result leaves through the ring, 2 KiB a warp.
+    /// 99 KiB is what sm_86, sm_89 and sm_120 have. The result is staged in the ring, 2 KiB a warp.
     #[test]
     fn every_cut_covers_its_sides_within_the_smallest_shared_memory() {
         for longest in [0, 1, 16, 17, 65, 80, 81, 97, 128, 129, 5000] {

@@ -3,27 +3,28 @@
 // r, dr [T, H, N], v, dv [T, HV, D], o, do [T, H, D], a head's rows at any stride, 16-byte aligned; N and D multiples of 8.
 // Rows outside every segment are neither read nor written.
 //
-// A segment fits in one tile, so that scores are made once and never leave the chip forward. A warp a strip of 16 rows. The
-// scores are symmetric, so of the strips' pairs (i, j) only one of (i, j), (j, i) is multiplied: warp i takes (i, i + d) for d
-// up to STRIPS / 2, counted in a circle, so that each warp has equally many, and the other half is the transposed fragment.
-// The diagonal's right operand is its left operand's registers. Of 5 strips, 15 tiles are multiplied instead of 25.
+// A segment fits in one tile, so that scores are made once and never leave the chip forward. A warp takes a strip of 16 rows.
+// The scores are symmetric, so of the strips' pairs (i, j) only one of (i, j), (j, i) is multiplied: warp i takes (i, i + d)
+// for d up to STRIPS / 2, counted in a circle, so that each warp has equally many, and the other half is the transposed
+// fragment. The diagonal's right operand is its left operand's registers. Of 5 strips, 15 tiles are multiplied instead of 25.
 //
-// Everything is read in panels of 64 columns through a ring of STAGES, copied beside the computation.
-//   forward, a block a head and segment: r, then v.
-//   backward, a block a head and segment: do with v (32 columns each), of which ds + ds^T is made, then r, of which each panel
-//   gives a panel of dr and adds to the scores; these are kept for dv in scratch, [T, H, ROWS].
-//   dv, a block a value head, segment and panel of columns: the weights and do of each head that shares the values, in
+// Operands are read in panels of 64 columns through a ring of STAGES pipeline stages, filled by cp.async.
+//   forward, a thread block per head and segment: r, then v.
+//   backward, a thread block per head and segment: do with v (32 columns each), of which ds + ds^T is made, then r, of which
+//   each panel gives a panel of dr and adds to the scores; these are kept for dv in scratch, [T, H, ROWS].
+//   dv, a thread block per value head, segment and panel of columns: the weights and do of each head that shares the values, in
 //   order, so that every sum has one order.
 // No spills; 55 KiB of shared memory at 5 strips, 61 with a base, 98 at 8.
 //
-// TURNED: r comes as a, and r = rope(a) with pairs of neighbours. A lane turns the pieces of a panel that it copied itself, in
-// shared memory, and rounds them to bf16 as a rotation of its own would. A piece of dr is turned back on its way out. A table's
+// TURNED: r comes as a, and r = rope(a) with pairs of neighbours. A lane rotates the pieces of a panel that it copied itself,
+// in shared memory, and rounds them to bf16 as a rotation of its own would. The epilogue rotates a piece of dr back. A table's
 // cosines and sines are 32 bytes for 16 of a, and reading them where they are used made the gradient wait: 872 us instead of
 // 643. So where positions count up by ones (SUMMED: and there is a table of f32 without an amplitude) a panel has ten rows of
 // the table copied along, and a row's angle is a sum of up to three of these. Other positions are looked up or computed, row by
 // row, by a copy of the code of their own.
-// ONTO: dr is added to a base (1), and set to 0 where a is not above 0 (2); a bit for each element of a is kept from when it is
-// turned to when dr leaves, so that a crosses memory once. The base's panel comes with that of r where BASE_ROWS is more than 0.
+// ONTO: dr is added to a base (1), and set to 0 where a is not above 0 (2); a bit for each element of a is kept from its
+// rotation to the epilogue of dr, so that a crosses memory once. The base's panel comes with that of r where BASE_ROWS is more
+// than 0.
 //
 // At H 6, HV 1, N 1024, D 192 and 512 segments of 65 rows, without a mask, on an H200:
 //                                   forward           backward
@@ -33,7 +34,7 @@
 //   products (of 80 padded rows)    32 (32) GFLOP     63 (81) GFLOP, 32 and 64 us at its peak
 //   this                            138 us            331 us
 //   torch.bmm in bf16               1012 us           1725 us (scores kept)
-// Forward waits for memory (136 us without the first product). Backward is bound by neither alone: 179 us without products,
+// Forward is memory-bound (136 us without the first product). Backward is bound by neither alone: 179 us without products,
 // 297 without copies.
 
 // Pieces of a table that are not whole cannot be copied.
@@ -45,11 +46,11 @@
 #define ROWS (16 * STRIPS)
 #define THREADS (32 * STRIPS)
 #define PANEL (ROWS * 128)
-// A place in the ring: a panel, and that of a base.
+// A pipeline stage: a panel, and that of a base.
 #define STAGE (PANEL + BASE_ROWS * 128)
-// Rows of weights [ROWS, ROWS] in bf16, 16 bytes apart more than they are long: eight of them begin in different banks.
+// Pitch of weights [ROWS, ROWS] in bf16, padded by 16 bytes: eight rows begin in different banks.
 #define PITCH (2 * ROWS + 16)
-// A warp's rows of weights; once it has read them, its results leave through here, which takes 2 KiB.
+// A warp's rows of weights; once it has read them, its results are staged here, which takes 2 KiB.
 #define STRIP (16 * PITCH > 2048 ? 16 * PITCH : 2048)
 #define REACH (STRIPS / 2)
 #define N_PANELS ((N + 63) / 64)
@@ -228,8 +229,8 @@ __device__ __forceinline__ u32 above(uint4 x) {
 }
 #endif
 
-// Turns what the lane copied of columns [column, column + 64) into a panel (`load_strip`). The rows are the segment's from
-// its first on; those at `end` and behind are zeros.
+// Rotates what the lane copied of columns [column, column + 64) into a panel (`load_strip`). The rows are the segment's
+// from its first on; those at `end` and behind are zeros.
 template <bool IS_EVEN>
 __device__ __forceinline__ void turn_strip(u32 panel, int strip, const Turns& turns, int end, int column) {
     const int lane = threadIdx.x % 32, row = turns.first + 16 * strip + lane / 8;
@@ -251,8 +252,8 @@ __device__ __forceinline__ void turn_strip(u32 panel, int strip, const Turns& tu
     }
 }
 
-// The way of dr: turned back, onto the base. A base may lie where dr does: the thread that writes a piece is the one that
-// read it.
+// The epilogue of dr: rotated back, added to the base. A base may lie where dr does: the thread that writes a piece is the
+// one that read it.
 template <bool IS_EVEN> struct WayOut {
     const Turns& turns;
     // The base's panel, or the head's rows of it, `token` apart.
@@ -403,9 +404,9 @@ __device__ __forceinline__ void add_columns(float (*sum)[4], const Fragment (&w)
         }
 }
 
-// What a warp takes of the second product. Backward, where that is most of the work: two strips by half of a panel's columns,
-// so that what it reads of the panel serves both; the last of an odd number of strips by all columns, which is as much.
-// Forward: its own strip, which takes fewer registers.
+// A warp's share of the second product. Backward, where that is most of the work: two strips by half of a panel's columns, so
+// that its fragments of the panel serve both; the last of an odd number of strips by all columns, which is as much. Forward:
+// its own strip, which takes fewer registers.
 struct Share {
     int strip;
     bool is_pair;
@@ -415,7 +416,7 @@ struct Share {
         is_pair = GRAD && warp / 2 * 2 + 1 < STRIPS;
         strip = is_pair ? warp / 2 * 2 : warp;
     }
-    // Ends with a barrier: from then on a warp's results leave through its strip of the weights.
+    // Ends with a barrier: from then on a warp stages its results in its strip of the weights.
     __device__ __forceinline__ void take(u32 weights) {
         take_weights(w[0], weights, strip);
         if (is_pair) take_weights(w[1], weights, strip + 1);
@@ -458,7 +459,7 @@ struct Share {
     }
 };
 
-// A block's way through its panels, which a copy of the code takes for positions that count up and one for others.
+// The main loop of a block, which a copy of the code takes for positions that count up and one for others.
 struct Panels {
     const Segment g;
     const int strip;
@@ -468,7 +469,7 @@ struct Panels {
     static __device__ __forceinline__ u32 weights() { return ring() + STAGES * STAGE; }
     static __device__ __forceinline__ u32 place(int n) { return ring() + n % STAGES * STAGE; }
 #if TURNED
-    // Angles of the panels under way, of `before` on: they come a panel earlier than it, because others than those who copied
+    // Angles of the panels in flight, of `before` on: they come a panel earlier than it, because others than those who copied
     // them read them. Ends with a barrier.
     template <bool IS_EVEN> __device__ __forceinline__ void begin(const Turns& turns, int before) const {
 #if SUMMED
@@ -480,7 +481,7 @@ struct Panels {
         copies_wait<0>();
         __syncthreads();
     }
-    // The next panel, once it has arrived and is turned; the one before it is filled anew. Those `before` are not turned.
+    // The next panel, once it has arrived and is rotated; the stage before it is refilled. Those `before` are not rotated.
     template <bool IS_EVEN, class Fetch>
     __device__ __forceinline__ u32 next(const Fetch& fetch, const Turns& turns, int before) {
         copies_wait<STAGES - 2>();
@@ -617,7 +618,7 @@ __device__ __forceinline__ void join_diagonal(float (&sum)[2 * (REACH + 1)][4], 
         }
 }
 
-// `way` gives what is done to a panel of dr. `slopes` panels come before those of r.
+// `way` gives the epilogue of a panel of dr. `slopes` panels come before those of r.
 template <class Next, class Ways>
 __device__ __forceinline__ void backward(const Next& next, const Ways& ways, Panels& at, bf16* dr, i64 dr_token, bf16* kept,
                                          int slopes, int head, int heads, float scale) {
@@ -719,7 +720,7 @@ symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16
 }
 
 #define W_PANELS ((ROWS + 63) / 64)
-// Panels in the ring.
+// Pipeline stages, a panel each.
 #define DV_STAGES 4
 // Left alone, the compiler keeps small blocks to so few registers that it spills on sm_120.
 #if STRIPS <= 4

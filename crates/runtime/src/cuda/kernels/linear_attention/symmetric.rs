@@ -12,10 +12,10 @@ use crate::cuda::context::{Arg, Facts, Source};
 /// Strips of 16 rows a tile may have: what registers and 99 KiB of shared memory hold.
 const MOST_STRIPS: usize = 8;
 
-/// Panels in the ring of the kernel of dv.
+/// Pipeline stages of the kernel of dv, a panel each.
 const DV_STAGES: usize = 4;
 
-/// Panels in the ring of the others: fewer where more comes with them.
+/// Pipeline stages of the others: fewer where more comes with a panel.
 fn stages(p: &Problem) -> usize {
     match (p.attend.rotary, base_rows(p)) {
         (Rotary::None, _) => 4,
@@ -69,7 +69,7 @@ fn panel_bytes(strips: usize) -> usize {
     16 * strips * 128
 }
 
-/// A ring of panels, a matrix of weights through whose strips results leave, 2 KiB a strip, the positions of rows, a bit for
+/// A ring of panels, a matrix of weights in whose strips results are staged, 2 KiB a strip, the positions of rows, a bit for
 /// each element of two panels, and the angles of a panel more than the ring has.
 fn shared_bytes(p: &Problem) -> usize {
     let strips = strips(p);
@@ -80,9 +80,9 @@ fn shared_bytes(p: &Problem) -> usize {
         + angles
 }
 
-/// Blocks of a multiprocessor that registers are kept for: as many as do without spilling, and of those at five strips
-/// backward three only on Hopper: elsewhere shared memory has no room for them, or the compiler (for sm_100, and where angles
-/// are computed) no registers.
+/// Thread blocks a multiprocessor, by the launch bounds: as many as do without spilling, and of those at five strips backward
+/// three only on Hopper: elsewhere shared memory has no room for them, or the compiler (for sm_100, and where angles are
+/// computed) no registers.
 fn blocks(p: &Problem, facts: &Facts) -> usize {
     match (p.is_grad, strips(p)) {
         (false, ..=5) | (true, ..=4) => 4,

@@ -1,9 +1,9 @@
 // Copies between any two strided views, constants and indices.
 //
 // Elements go in row-major order of both views, whatever their axes: at_from and at_to say where element e lies. Bytes:
-// each element once in, once out. A thread moves UNROLL vectors of VEC elements, a block apart, all loads in flight
-// before the first store; VEC is 1 where either view steps unevenly. `transpose` serves a copy that reads along another
-// axis than it writes: tiles of 32 x 32 go through shared memory, so both sides move whole lines. Deterministic.
+// each element once in, once out. A thread moves UNROLL vectors of VEC elements, a block apart, all loads in flight before
+// the first store; VEC is 1 where either view steps unevenly. `transpose` serves a copy that reads along another axis than
+// it writes: tiles of 32 x 32 go through shared memory, so both sides are coalesced. Deterministic.
 
 #if COPY
 

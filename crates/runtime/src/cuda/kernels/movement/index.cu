@@ -68,9 +68,9 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // out[v] = base[v] + the rows n with index[n] = v, in f32, in an order fixed by the index alone.
 //
-// 1. The places are sorted by destination, keeping their order: one stable counting pass a digit of 8 bits (`digits`,
-//    `starts_of_digits`, `place`), over tiles of TILE places. Ranks come from counts of integers, so no run differs.
-// 2. `sum_pieces` cuts the sorted list into pieces of PIECE places. A block adds the rows of its piece, run by run; a
+// 1. The places are sorted by destination, keeping their order: a stable radix sort, a counting pass per digit of 8 bits
+//    (`digits`, `starts_of_digits`, `place`), over tiles of TILE places. Ranks come from counts of integers, so no run differs.
+// 2. `sum_pieces` cuts the sorted list into pieces of PIECE places. A thread block adds the rows of its piece, run by run; a
 //    run that is a whole destination is written, one that goes over the piece's edge leaves a partial row.
 // 3. `join_pieces` adds the partial rows of a destination in order; `untouched` fills rows without a source, where out
 //    does not lie on the base.

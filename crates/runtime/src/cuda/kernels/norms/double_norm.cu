@@ -9,10 +9,10 @@
 // A row stays in the registers of its threads: norm_rows.cuh. One barrier for each mean where a row takes several warps.
 // Deterministic.
 
-// Registers for what a row has in them, and enough threads to keep memory busy.
+// Thread blocks a multiprocessor: registers for the elements of a row, and enough threads to keep memory busy.
 static const int BLOCKS = THREADS < 640 ? 640 / THREADS : 1;
 
-// What all threads of a row have loaded of it.
+// The elements of a row that its threads have loaded.
 struct Row {
     Pack<T_X, VEC> p[VECS];
     __device__ __forceinline__ void load(const T_X* from, bool here) { load_row(p, from, here); }

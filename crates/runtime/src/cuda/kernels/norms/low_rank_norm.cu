@@ -1,7 +1,7 @@
 // 1 / ||w + s b a|| of every row: w [rows, COLUMNS], a f32 [RANK, COLUMNS], b f32 [rows, RANK], out f32 [rows].
 //
-// A block takes ROWS rows, whose b it keeps in shared memory, and its threads share the columns, VEC at a time: an element
-// of a that is read serves ROWS rows. w is read once, a once a block, from L2. 2 RANK operations an element of w.
+// A thread block takes ROWS rows, whose b it keeps in shared memory, and its threads share the columns, VEC at a time: an
+// element of a that is read serves ROWS rows. w is read once, a once a block, from L2. 2 RANK operations an element of w.
 // [1024, 1152] bf16 with rank 16: 2.4 MB of w, 19 MB of a from L2.
 // Deterministic: a thread adds its columns in order, and threads are added in a fixed order.
 
@@ -28,7 +28,7 @@ low_rank_norm(const T_W* w, const float* a, const float* b, float* out, int rows
 #pragma unroll
             for (int k = 0; k < VEC; k++) x[i][k] = f32(read.x[k]);
         }
-// As many loads under way.
+// This many loads in flight.
 #pragma unroll 16
         for (int r = 0; r < RANK; r++) {
             Pack<float, VEC> low;

@@ -8,17 +8,17 @@
 // Shapes: x, residual, y, h, dy, dh, dx [rows, D], elements of a row side by side, rows anywhere (row_* gives where);
 // w, b, dw, db, sum [D]. Bytes: each tensor once; a [65536, 768] bf16 norm with residual moves 403 MB.
 // A row stays in the registers of LANES threads, VECS vectors of VEC elements each: a warp or a part of one up to about
-// D = 1024, so sums are shuffles, and ROWS rows a block; wider rows take a block, and one barrier a row, two with CENTER: the
-// variance is taken of what the mean leaves, so that a large mean costs no digits. With AHEAD a row is loaded before the sums
-// of the one before it are known.
+// D = 1024, so sums are warp shuffles, and ROWS rows a thread block; wider rows take a block, and one barrier a row, two with
+// CENTER: the variance is taken of what the mean leaves, so that a large mean costs no digits. With AHEAD a row is loaded
+// before the sums of the one before it are known.
 // With QUANTIZE y (forward) or dx (backward), rounded to its type, is also written in 8 bits, as `quantize` writes it: q as it
-// lies, t transposed, and the largest magnitude. A block takes TILE rows, whose codes go through shared memory: a thread
-// reads four columns of sixteen rows, turns them in registers and stores 16 bytes of each column. A [65536, 768] bf16 norm
-// then moves 403 MB forward, where y was 101 MB and its quantisation another 201, and 503 MB backward.
-// Deterministic. Sums over rows: a block walks rows blockIdx, + gridDim, ... and leaves one partial row of each in the
-// workspace; partial rows are added in order by `partial_sums`. Quantised rows that lie so that they are read an element at
-// a time (VEC = 1) leave up to 20 bytes in local memory, three sums (HAS_SUM) up to 12, and rows whose largest magnitude is
-// written too (HAS_THIRD) up to 4 on a B200.
+// lies, t transposed, and the largest magnitude. A block takes TILE rows, whose codes go through shared memory: a thread reads
+// four columns of sixteen rows, transposes them in registers and stores 16 bytes of each column. A [65536, 768] bf16 norm then
+// moves 403 MB forward, where y was 101 MB and its quantisation another 201, and 503 MB backward.
+// Deterministic. Sums over rows: a block walks rows blockIdx, + gridDim, ... (grid-stride) and leaves one partial row of each
+// in the workspace; partial rows are added in order by `partial_sums`. Quantised rows that lie so that they are read an
+// element at a time (VEC = 1) leave up to 20 bytes in local memory, three sums (HAS_SUM) up to 12, and rows whose largest
+// magnitude is written too (HAS_THIRD) up to 4 on a B200.
 
 #if QUANTIZE
 
@@ -217,7 +217,7 @@ __device__ __forceinline__ void leave(const float (&sums)[VECS][VEC], float* to,
 #endif
 }
 
-// What a row's gradient is made of, as it lies in memory.
+// The elements that a row's gradient is made of, as they lie in memory.
 struct Row {
     Pack<T_X, VEC> p[VECS];
     Pack<T_DY, VEC> d[VECS];

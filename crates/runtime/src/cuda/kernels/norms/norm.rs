@@ -39,7 +39,7 @@ fn bf16_elements(d: usize, spec: NormSpec, sums_rows: bool) -> usize {
     if has_few_sums && d <= 32 * FORWARD_ELEMENTS { FORWARD_ELEMENTS } else { BACKWARD_ELEMENTS }
 }
 
-/// Elements a thread keeps at least where a row takes a part of a warp: with fewer, too few bytes are on their way.
+/// Elements a thread keeps at least where a row takes a part of a warp: with fewer, too few bytes are in flight.
 const SHARED_WARP_ELEMENTS: usize = 8;
 /// Threads of a multiprocessor that work on a gradient: by the elements of a row each has, of which it keeps `kept`
 /// registers beside some forty for everything else. Three sums of 12 elements are worth a word or two in local memory: 65792
@@ -318,7 +318,7 @@ pub(crate) fn backward(
     let bytes: usize = [Some(h), Some(dy), dh].into_iter().flatten().map(|v| v.dtype.bytes()).sum();
     let words = bytes.div_ceil(2) + 2 * (has_w as usize + sums.iter().flatten().count());
     let threads = resident_threads(cover.elements(), cover.elements() * words / 2);
-    // So few threads load the next row ahead: the gradient and three sums of 65792 rows of 768 took 102 us on an H200 and 120
+    // So few threads prefetch the next row: the gradient and three sums of 65792 rows of 768 took 102 us on an H200 and 120
     // without; more threads that read the gains again 111, and 100 with two sums.
     let ahead = threads == 256 && codes.is_none();
     // Registers are given out to four warps at once.

@@ -3,13 +3,15 @@
 //   n = x r g(w), r = 1 / sqrt(mean(x^2) + eps), g = 1, w or 1 + w; y = n turned by its token's angles
 //   dn = dy turned back; dx = r dn g - x r^3 mean(x dn g); dw = sum over tokens and heads of dn x r
 //
-// x, y, dy, dx [T, HEADS, 2 HALF], heads at any strides inside a fused row; w, dw [2 HALF], or with FIRST two of them: the
-// first for so many heads of a token, the second for the others; positions i32 [axes, T]; table f32 [P, HALF, 2]. Bytes: x in, y out; backward x, dy in, dx out; weight and table come from cache.
-// LANES threads hold a head, VEC pairs each (TURNS times): 4 threads for a head of 64 in bf16, so a sum is two
-// shuffles. They take CHUNK heads of one token, whose loads are all in flight together and which share cosines and
-// sines, and gains, but for all heads of a token where two weights part them. Deterministic. dw: a block walks its heads in steps of the grid and leaves one partial row in the
-// workspace; partial rows are added in order by `partial_sums`. With FIRST a thread meets heads of one weight only, and keeps the sums
-// of that: 16 heads of 64 with a gradient of each took 103 us for 65536 tokens on an H200, 115 with the sums of both.
+// x, y, dy, dx [T, HEADS, 2 HALF], heads at any strides inside a fused row; w, dw [2 HALF], or with FIRST two of them: the first
+// for the first FIRST heads of a token, the second for the others; positions i32 [axes, T]; table f32 [P, HALF, 2]. Bytes: x in,
+// y out; backward x, dy in, dx out; weight and table come from cache.
+// LANES threads hold a head, VEC pairs each (TURNS times): 4 threads for a head of 64 in bf16, so a sum is two shuffles. They take
+// CHUNK heads of one token, whose loads are all in flight together and which share cosines and sines, and gains, but for all heads
+// of a token where two weights part them. Deterministic. dw: a thread block walks its heads in a grid-stride loop and leaves one
+// partial row in the workspace; partial rows are added in order by `partial_sums`. With FIRST a thread meets heads of one weight
+// only, and keeps the sums of that: 16 heads of 64 with a gradient of each took 103 us for 65536 tokens on an H200, 115 with the
+// sums of both.
 
 static const int HEADS_A_BLOCK = 256 / LANES * CHUNK;
 
@@ -54,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (!is_there || !inside(f)) continue;
 #pragma unroll
         for (int j = 0; j < CHUNK; j++) p[j][i].load(x + head_x(head + j), f);
-        // On their way together.
+        // Loads in flight together.
         turns_of(positions, table, table_rows, token, f, c[i], s[i]);
     }
 #pragma unroll

@@ -3,13 +3,13 @@
 //   g' = scale g; m' = b1 m + (1 - b1) g'; v' = b2 v + (1 - b2) g'^2
 //   p' = p - lr (m' / (1 - b1^t) / (sqrt(v' / (1 - b2^t)) + eps) + decay p)
 //
-// t, the applied updates with this one, lr, scale and go are read from device memory; go = 0 leaves p, m and v as they
-// are. Tensors of one shape at any strides, usually flat f32. Bytes: 16 in and 12 out an f32 element, 14 with
-// p' in bf16 as well; moments in bf16 take 4 less each way. They are rounded up or down at random (philox.cuh) by the
-// element's number, counted from `number`, and t; p' is made from them unrounded. Four elements share a draw. Where ranks
-// update shares of `count` elements each, `number` is that of rank 0's first element. The grid is what the device holds
-// at once: the two corrections are computed in f64 by one thread a block (an f32 power loses four digits of 1 - b2^t in the
-// first steps), then threads walk in steps of the grid, VEC elements of all four tensors in flight each. Deterministic.
+// t, the applied updates with this one, lr, scale and go are read from device memory; go = 0 leaves p, m and v as they are.
+// Tensors of one shape at any strides, usually flat f32. Bytes: 16 in and 12 out an f32 element, 14 with p' in bf16 as
+// well; moments in bf16 take 4 less each way. They are rounded up or down at random (philox.cuh) by the element's number,
+// counted from `number`, and t; p' is made from them unrounded. Four elements share a draw. Where ranks update shares of
+// `count` elements each, `number` is that of rank 0's first element. The grid is one wave, what the device holds at once:
+// the two corrections are computed in f64 by one thread a block (an f32 power loses four digits of 1 - b2^t in the first
+// steps), then threads run a grid-stride loop, VEC elements of all four tensors in flight each. Deterministic.
 
 extern "C" __global__ void __launch_bounds__(256, 4)
     adamw(const T_X* p, const T_X* g, const T_M* m, const T_M* v, const T_X* lr, const T_X* scale, const T_X* updates,

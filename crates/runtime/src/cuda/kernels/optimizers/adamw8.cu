@@ -9,9 +9,9 @@
 // 0. The bits are those of `flatout_ir::block8`. go = 0 leaves everything as it is.
 //
 // Tensors are dense; COUNT elements, a last block may be short. Bytes: 10 in and 6 out an element, 8 with p' in bf16, and 16
-// a block. A warp takes a block: lane l has elements 4 l to 4 l + 3 of either half, so that all accesses are in one piece,
-// and the largest is one instruction over the lanes. Blocks of threads walk on where there are more elements
-// than the grid has warps. Deterministic.
+// a block. A warp takes a block: lane l has elements 4 l to 4 l + 3 of either half, so that all accesses are coalesced, and
+// the largest is one instruction over the lanes. Thread blocks run a grid-stride loop where there are more elements than the
+// grid has warps. Deterministic.
 
 // A code as its value over 2^120: below f32's least exponent they are exact too.
 __device__ __forceinline__ float low_signed(u32 code) { return __uint_as_float((code & 0x7fu) << 20 | (code & 0x80u) << 24); }

@@ -1,8 +1,8 @@
-// What a product's result goes through before it is done, where cuBLASLt does not do it itself.
+// The epilogue of a product as a kernel of its own, where cuBLASLt does not apply it itself.
 //
 //   finish: x = c[i, j] (+ bias[j]); where GELU is 1: h[i, j] = x, y[i, j] = gelu(x); where it is 2: y = x gelu'(h[i, j]);
-//           where it is 3: y = relu(x); where it is 0: y = x. Reads and writes each element once; c and y may be the same tensor. A block of 256
-//           threads takes a row.
+//           where it is 3: y = relu(x); where it is 0: y = x. Reads and writes each element once; c and y may be the same tensor.
+//           A thread block of 256 threads takes a row.
 //
 // Deterministic. Defines: T_OUT, T_BIAS, BIAS (0 or 1), GELU (0 to 3).
 

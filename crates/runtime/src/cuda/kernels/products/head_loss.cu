@@ -7,10 +7,10 @@
 // A row with target -1 or factor 0 has no loss and a gradient of exact zeros; a target outside the vocabulary gives NaN
 // losses, so that no step passes with it.
 //
-// Moved: the row once in, and once out with GRAD: a block of up to 1024 threads takes one row, each thread keeping
-// VECTORS accesses of 16 bytes in registers between the pass for the sum and the pass that writes. Where a row is too
-// long for that (VECTORS 0) it is read a second time, from L2. Where KNOWN is 1, lse is given and the first pass falls
-// away; a row without loss is then not read at all.
+// Moved: the row once in, and once out with GRAD: a thread block of up to 1024 threads takes one row, each thread keeping
+// VECTORS accesses of 16 bytes in registers between the pass for the sum and the pass that writes. Where a row is too long
+// for that (VECTORS 0) it is read a second time, from L2. Where KNOWN is 1, lse is given and the first pass falls away; a
+// row without loss is then not read at all.
 //
 // Deterministic: threads fold their elements in order, lanes and warps in fixed trees.
 // Where CAP is defined, logits z are cap tanh(z / cap), and d logits are multiplied by its slope, 1 - tanh(z / cap)^2.

@@ -1,11 +1,11 @@
-// Products cuBLASLt cannot express: operands with gaps between elements or repeated rows, f32 operands with a bf16
-// result, an inner extent of 0, 8-bit operands off its alignments. And a base brought to the result's place and type before cuBLASLt adds to it.
+// Products cuBLASLt cannot express: operands with gaps between elements or repeated rows, f32 operands with a bf16 result, an inner
+// extent of 0, 8-bit operands off its alignments. And a base brought to the result's place and type before cuBLASLt adds to it.
 //
 //   out[i, j] = sum over k of a[i, k] b[k, j], times both scales where SCALED,
 //   plus base[i, j] where HAS_BASE; any strides, `count` matrices.
 //
-// A block of 256 threads computes 32 x 32 elements, four a thread, from tiles of 32 x 32 in shared memory. An element
-// is summed in the order of k: deterministic. Meant for small odd products; a few percent of what cuBLASLt reaches.
+// A thread block of 256 threads computes 32 x 32 elements, four a thread, from tiles of 32 x 32 in shared memory. An
+// element is summed in the order of k: deterministic. Meant for small odd products; a few percent of what cuBLASLt reaches.
 // Defines: T_A, T_B, T_OUT, T_BASE, HAS_BASE and SCALED (0 or 1).
 
 #define TILE 32

@@ -1,7 +1,7 @@
 // Partial rows added up: y_i[c] = sum over rows of p_i[row, c], for up to three vectors at once.
 //
 // p_i [rows, D] f32, dense, one behind another; y_i [D] by to_y0, to_y1, to_y2. Bytes: each p once. blockIdx.y is the vector;
-// a block takes 32 columns, its 32 warps every 32nd row, eight in flight. Few and short: a launch's own time is most of
+// a thread block takes 32 columns, its 32 warps every 32nd row, eight in flight. Few and short: launch overhead is most of
 // it, which is why several vectors share one. The order of additions depends on rows alone: deterministic.
 
 extern "C" __global__ void __launch_bounds__(1024) partial_sums(const float* p, float* y0, float* y1, float* y2, int rows) {

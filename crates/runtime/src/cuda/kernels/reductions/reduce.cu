@@ -2,7 +2,7 @@
 //
 // x is [outer, n, inner], y [outer, inner] by outer_x, STEP, inner_x and outer_y, inner_y; sums of floats are f32, of
 // integers i32; a NaN is passed over by the maximum. Bytes: x once, partial folds of pieces once out and in.
-// `along` (inner = 1): a block folds `length` neighbouring elements, VEC a thread, four vectors in flight.
+// `along` (inner = 1): a thread block folds `length` neighbouring elements, VEC a thread, four vectors in flight.
 // `short_rows`: rows too short for a block take a warp each.
 // `across`: a block folds `length` rows over 32 VEC columns; its WARPS warps take every WARPS-th row, four in flight.
 // Where n is cut into pieces (blockIdx.y), piece i of (o, c) goes to partial[i, o, c] in f32 and `across` folds the

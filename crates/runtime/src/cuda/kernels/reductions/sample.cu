@@ -3,13 +3,14 @@
 // logits f32 [S, VOCAB]; numbers i32 [S, 6]: tokens to draw from, top_k, two words of a seed, the sequence, the place in it;
 // shares f32 [S, 2]: temperature, top_p; out f32 [S, 2]: token, log-probability. All dense. As in `ops::sample`.
 //
-// RANKS blocks a sequence, one cluster, so that few sequences use more of the GPU; each takes every RANKS-th stretch of the tokens and
-// they add up what they found through each other's shared memory. Tokens in the order of their likelihood are never sorted: what is kept by top_k and by top_p is a prefix of
-// that order, and so is what comes before the token drawn, so each of the three is one search for the first prefix that has a wanted
-// number of tokens or a wanted mass. A search descends three levels of a histogram over (largest - logit) / temperature, BINS bins
-// each, which hold tokens and masses; one pass over the row fills a level, and all searches share the first. Bins reach as far as
-// the least logit, so that tokens spread over them and additions seldom meet. Masses are whole numbers, parts of 2^40 of the
-// largest, so sums do not depend on an order: equal numbers give equal tokens. Tokens below e^-SPAN of the largest have no mass.
+// RANKS thread blocks a sequence, one cluster, so that few sequences use more of the GPU; each takes every RANKS-th stretch of the
+// tokens and they add up what they found through distributed shared memory. Tokens in the order of their likelihood are never
+// sorted: what is kept by top_k and by top_p is a prefix of that order, and so is what comes before the token drawn, so each of the
+// three is one search for the first prefix that has a wanted number of tokens or a wanted mass. A search descends three levels of a
+// histogram over (largest - logit) / temperature, BINS bins each, which hold tokens and masses; one pass over the row fills a
+// level, and all searches share the first. Bins reach as far as the least logit, so that tokens spread over them and atomic
+// additions seldom meet. Masses are whole numbers, parts of 2^40 of the largest, so sums do not depend on an order: equal numbers
+// give equal tokens. Tokens below e^-SPAN of the largest have no mass.
 // Tokens that differ by less than SPAN 2^-30 count as equally likely, and come by their numbers.
 // Bytes: the logits from memory, and again from the cache for each pass: 5 passes where only the temperature is given, 10 at most.
 //
@@ -40,11 +41,11 @@ struct Histogram {
 
 #if RANKS > 1
 #define CLUSTER __cluster_dims__(RANKS, 1, 1)
-// Writes to shared memory before it are seen by all blocks of the cluster behind it.
+// A cluster barrier: writes to shared memory before it are seen by all blocks of the cluster behind it.
 __device__ __forceinline__ void join() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// The same place in another block's shared memory.
+// The same place in another block's shared memory (distributed shared memory).
 __device__ __forceinline__ u32 place_of(const void* own, int rank) {
     u32 at;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(own)), "r"(rank));

@@ -14,7 +14,7 @@ pub const KERNELS: &[Kernel] =
 /// The most blocks of a sequence.
 const MOST_RANKS: usize = 8;
 
-/// Blocks of a sequence, where blocks can be joined: as many as there are multiprocessors for.
+/// Thread blocks of a sequence, where clusters join blocks: as many as there are multiprocessors for.
 fn ranks(sequences: usize, facts: &Facts) -> usize {
     let fits = |ranks: &usize| sequences * ranks <= facts.sms as usize;
     [MOST_RANKS, 4, 2].into_iter().find(|ranks| facts.major >= 9 && fits(ranks)).unwrap_or(1)

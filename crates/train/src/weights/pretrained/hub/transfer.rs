@@ -34,7 +34,7 @@ pub struct Transfer<'a> {
     agent: Agent,
 }
 
-/// What the hub says of a file before sending it.
+/// The hub's answer about a file before sending it.
 struct Head {
     etag: String,
     bytes: Option<u64>,
@@ -241,7 +241,7 @@ impl<'a> Transfer<'a> {
         Ok(Received::Broken(why))
     }
 
-    /// Asks and follows redirections. What identifies the user goes to the hub alone.
+    /// Asks and follows redirections. The user's token goes to the hub alone.
     fn ask(&self, method: &str, url: &str, from_byte: Option<u64>) -> Result<Response<Body>, UserError> {
         let mut url = url.to_string();
         for _ in 0..HOPS {

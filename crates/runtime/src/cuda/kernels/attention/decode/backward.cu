@@ -4,15 +4,16 @@
 //   p = exp(scale q k^T - lse), delta = sum(do o) - dlse, ds = p (do v^T - delta)
 //   dq = scale ds k, dk = scale ds^T q, dv = p^T do
 //
-// Shapes and strides are those of call.cuh. Bound by memory: one pass reads every element of k and v and writes every
-// element of dk and dv once, 8 SIZE bytes a key and key head. A block of 4 warps takes one split of the keys of one key
-// head with all its rows; its warps take STEP keys in turn. Keys of a segment that no query sees get zeros. dq is summed
-// over the block's keys in f32 and, where there is more than one split, written to scratch
+// Shapes and strides are those of call.cuh. Memory-bound: one pass reads every element of k and v and writes every element
+// of dk and dv once, 8 SIZE bytes a key and key head. Keys are split (split-K): a thread block of 4 warps takes one split
+// of the keys of one key head with all its rows; its warps take STEP keys in turn. Keys of a segment that no query sees get
+// zeros. dq is reduced over the block's keys in f32 and, where there is more than one split, written to scratch
 // [segments, key heads, splits, rows, SIZE], which `decode_merge_dq` adds up.
 //
-// Five products by mma.sync, keys as the 16 rows of four of them: scores and do v^T have the query rows as columns; dv and
-// dk have them as the inner axis, which is 8 NQ long. dq has elements as rows and keys inside: k's fragments are turned in
-// registers by movmatrix. The rows' fragments, as columns and as inner axis, lie in shared memory, one 16-byte word a lane.
+// Five products by mma.sync, keys as the 16 rows (M) of four of them: scores and do v^T have the query rows as columns (N);
+// dv and dk have them as the inner axis (K), which is 8 NQ long. dq has elements as rows and keys as the inner axis: k's
+// fragments are transposed in registers by movmatrix. The rows' fragments, as columns and as inner axis, lie in shared
+// memory, one 16-byte word a lane.
 // Registers: no spills. Static shared memory: 16 ROWS (SIZE + 4) bytes, 33 KB at most.
 // Every element has one writer and sums have a fixed order: deterministic.
 
@@ -165,7 +166,7 @@ decode_backward(const __grid_constant__ Call call, const Splits splits, const fl
     }
     if (!call.dq.at) return;
 
-    // The warps' results joined. The rows' fragments are not read any more: sums may lie in their place.
+    // Reduction over the warps. The rows' fragments are not read any more: sums may lie in their place.
     __syncthreads();
 #pragma unroll
     for (int t = 0; t < ROUNDS * 2 * NQ * 4; t++) {
@@ -198,7 +199,7 @@ decode_backward(const __grid_constant__ Call call, const Splits splits, const fl
     }
 }
 
-// dq over the splits that have keys. A block a query and head. Grid: heads, queries of a segment, segments.
+// Adds dq over the splits that have keys. One thread block per query and head. Grid: heads, queries of a segment, segments.
 #define MERGERS 256
 #define QUARTERS (SIZE / 4)
 #define SLOTS (MERGERS / QUARTERS)

@@ -3,26 +3,28 @@
 //
 //   scores = scale q k^T, p = softmax over the keys a query sees, o = p v, lse = log of the sum of exponentials
 //
-// Shapes and strides are those of call.cuh. Bound by memory: every element of k and v is read once for all rows of its key
-// head (up to 8 NQ of them; more are further blocks), 4 SIZE bytes a key and key head, and nothing else of that order.
-// The keys of a segment are cut into splits of a fixed number, counted from its first. A block of 4 warps takes one split
-// of one key head; its warps take STEP keys in turn, with running maxima of their own, and are joined at the end. Where
-// there is more than one split a block writes its result and its logarithm in f32 to scratch:
+// Shapes and strides are those of call.cuh. Memory-bound: every element of k and v is read once for all rows of its key
+// head (up to 8 NQ of them; more are further thread blocks), 4 SIZE bytes a key and key head, and nothing else of that
+// order.
+// The keys of a segment are cut into splits of a fixed number, counted from its first (split-K). A thread block of 4 warps
+// takes one split of one key head; its warps take STEP keys in turn, with running maxima of their own, and are reduced at
+// the end. Where there is more than one split a block writes its result and its logarithm in f32 to scratch:
 //
 //   scratch: o [segments, row tiles, key heads, splits, rows, SIZE], then lse, in units of log 2, [.., rows]
 //
-// and `decode_merge` joins them. Splits behind the segment's last key leave at once, so the grid may be that of a capacity.
+// and `decode_merge` combines them. Blocks of splits behind the segment's last key exit at once, so the grid may be that of
+// a capacity.
 //
-// Both products are mma.sync with keys or elements as the 16 rows and query rows as the 8 columns. Keys go from memory
-// straight into fragments, 16 bytes a lane. Values are loaded 8 lanes a row, and two keys' elements are paired by byte
-// permutes. Weights cross from one product to the next by movmatrix. No shared memory in the loop: a warp has all
-// loads of STEP keys in flight, 8 KB at size 128. Query rows are in registers up to that size and in shared memory above.
-// Registers: no spills. Static shared memory: 16 ROWS (SIZE + 3) bytes and 16 SIZE above 128, 37 KB at most. Sums have a fixed order:
-// deterministic.
+// Both products are mma.sync with keys or elements as the 16 rows (M) and query rows as the 8 columns (N). Keys go from global
+// memory straight into fragments, 16 bytes a lane. Values are loaded 8 lanes a row, and two keys' elements are paired by byte
+// permutes. Weights pass from one product to the next by movmatrix. No shared memory in the main loop: a warp has all loads of STEP
+// keys in flight, 8 KB at size 128. Query rows are in registers up to that size and in shared memory above.
+// Registers: no spills. Static shared memory: 16 ROWS (SIZE + 3) bytes and 16 SIZE above 128, 37 KB at most. Sums have a fixed
+// order: deterministic.
 
 // How often eight lanes take a 16-byte piece of a row of values.
 #define V_ROUNDS ((PIECES + 7) / 8)
-// Pairs of elements of a row of sums, one more than there are: rows of neighbouring lanes begin at different banks.
+// Pitch of a row of sums in pairs of elements, padded by one: rows of neighbouring lanes begin at different banks.
 #define PITCH (SIZE / 2 + 1)
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
@@ -36,7 +38,7 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
     const int first = seg.k0 + at.split * splits.keys;
     if (rows <= 0 || (splits.count > 1 && first >= seg.k1)) return;
 
-    // The rows as columns of the first product, and what those of this lane's results see.
+    // The query rows as columns of the first product, and the keys that the rows of this lane's results see.
 #if SIZE > 128
     __shared__ uint4 columns[NQ][ROUNDS][32];
 #define COLUMNS(n, r) columns[n][r][lane]
@@ -140,7 +142,7 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
                 for (int lanes = 4; lanes < 32; lanes *= 2)
                     peak[i] = fmaxf(peak[i], __shfl_xor_sync(ALL_LANES, peak[i], lanes));
                 peak[i] = fmaxf(peak[i], top[n][i]);
-                // A row that has seen nothing yet has only zeros to shrink and to add.
+                // A row that has seen nothing yet has only zeros to rescale and to add.
                 const float base = peak[i] == -infinity() ? 0.0f : peak[i];
                 const float shrink = exp2_of(top[n][i] - base);
                 top[n][i] = peak[i];
@@ -186,7 +188,7 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
         }
     }
 
-    // The warps' results joined.
+    // Reduction over the warps.
 #pragma unroll
     for (int n = 0; n < NQ; n++)
 #pragma unroll
@@ -253,8 +255,8 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
     }
 }
 
-// o = sum exp2(lse_i - lse) o_i over the splits that have keys. A block a query and head. Grid: heads, queries of a
-// segment, segments.
+// o = sum exp2(lse_i - lse) o_i over the splits that have keys. One thread block per query and head. Grid: heads, queries
+// of a segment, segments.
 #define MERGERS 256
 #define QUARTERS (SIZE / 4)
 #define SLOTS (MERGERS / QUARTERS)

@@ -1,7 +1,7 @@
-// What the kernels for few queries share: rows of queries, 16-byte pieces of rows as fragments of mma.sync, split keys.
+// Shared by the kernels for few queries: rows of queries, 16-byte pieces of rows as fragments of mma.sync, split keys.
 //
 // The rows of a key head are the (query, head) pairs that read it: row i is query i / group, head i % group of the group.
-// A block takes ROWS = 8 NQ of them as columns of the products, so that keys are rows and no key is loaded twice.
+// A thread block takes ROWS = 8 NQ of them as columns of the products, so that keys are rows and no key is loaded twice.
 // In a fragment lane (g, c) = (lane / 4, lane % 4). An inner product may take its elements in any order, so a lane gets 16
 // bytes of row g, elements 8 c .. 8 c + 7 of 32, where the instruction wants two pairs: they serve two instructions.
 //
@@ -25,7 +25,7 @@ struct Splits {
     int tiles;  // of ROWS rows
 };
 
-// What a block works on. Grid: key heads, splits and in them tiles, segments: neighbours read neighbouring memory.
+// The work of a thread block. Grid: key heads, splits and in them tiles, segments: neighbours read neighbouring memory.
 struct Share {
     int kv_head, split, tile, segment;
 };
@@ -54,19 +54,19 @@ __device__ __forceinline__ Row row_of(const Segment& g, const Share& s, int row)
     return {g.q0 + i / GROUP, s.kv_head * GROUP + i % GROUP};
 }
 
-// 16 bytes that are read once.
+// Loads 16 bytes that are read once, without a line in L1.
 __device__ __forceinline__ uint4 load_once(const bf16* p) {
     uint4 x;
     asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
     return x;
 }
 
-// 16 bytes that nobody reads soon: they make room for others first.
+// Stores 16 bytes that nobody reads soon: a streaming store, evicted first.
 __device__ __forceinline__ void store_once(bf16* p, const uint4& x) {
     asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" : : "l"(p), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
-// A piece of a row; zeros where there is none.
+// A predicated load of a piece of a row; zeros where there is none.
 __device__ __forceinline__ uint4 piece(const bf16* row, int index, bool is_there) {
     return is_there && index < PIECES ? load_once(row + 8 * index) : make_uint4(0, 0, 0, 0);
 }
@@ -87,7 +87,7 @@ __device__ __forceinline__ void mma8(float (&d)[4], u32 a0, u32 a1, u32 b0) {
         : "r"(a0), "r"(a1), "r"(b0));
 }
 
-// Of 8 x 8 elements, two neighbours of row g a lane.
+// Transposes 8 x 8 elements, two neighbours of row g a lane.
 __device__ __forceinline__ u32 transposed(u32 x) {
     u32 y;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));

@@ -1,6 +1,6 @@
 //! Attention of few queries per segment over many keys, as in decoding over a cache.
 //!
-//! Such calls are bound by memory: keys are split over blocks, and the partial results are merged by lse. Deterministic
+//! Such calls are memory-bound: keys are split over thread blocks (split-K), and partial results are merged by lse. Deterministic
 //! both ways. `flatout doctor --speed attention` times shapes like these against a copy:
 //!
 //! | H200, one query a sequence, read and written counted, in graphs; a copy runs at 4.16 TB/s | forward | backward |
@@ -51,7 +51,7 @@ fn row_tiles(p: &Problem) -> usize {
     rows(p).div_ceil(COLUMNS * sets(p))
 }
 
-/// Blocks were every segment one split.
+/// Thread blocks if every segment were one split.
 fn units(p: &Problem) -> usize {
     p.segments() * p.kv_heads * row_tiles(p)
 }
@@ -77,7 +77,7 @@ fn least_keys(p: &Problem) -> usize {
     share.next_multiple_of(STEP_KEYS).clamp(LEAST_KEYS, most_keys(p))
 }
 
-/// The keys of a split with which rounds of as many blocks as run at once are done soonest.
+/// The keys of a split with which waves of as many blocks as run at once are done soonest.
 fn best_keys(p: &Problem, concurrent: usize) -> usize {
     let cost = |keys: &usize| {
         let count = p.k_longest().div_ceil(*keys).max(1);

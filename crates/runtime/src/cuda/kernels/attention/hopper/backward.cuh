@@ -1,10 +1,10 @@
-// What the kernels of Hopper's backward pass share: statistics of rows, the order of tiles, waits, writes.
+// Shared by Hopper's backward kernels: statistics of rows, the scheduler of tiles, waits, epilogues.
 //
-// Blocks are persistent: a block takes tile after tile from a counter. One warp of the last warpgroup feeds it: it takes
-// the next tile, loads what the tile owns and then what it walks over, while the others still work on the tile before.
-// They learn of a tile and of the walk through shared memory.
+// Persistent kernels: a thread block takes tile after tile from a counter. One warp of the last warpgroup is the producer:
+// it takes the next tile, loads what the tile owns and then what it walks over, while the consumer warpgroups still work on
+// the tile before. They learn of a tile and of the walk through shared memory.
 //
-// Defines: SIZE, MASK, Q_RAGGED, K_RAGGED; GROUPS (warpgroups that compute), HEADS (heads a block takes side by side).
+// Defines: SIZE, MASK, Q_RAGGED, K_RAGGED; GROUPS (consumer warpgroups), HEADS (heads a block takes side by side).
 
 #define LOG2E 1.4426950408889634f
 // Panels of 64 columns a tile is made of, and steps of 16 along a head.
@@ -14,7 +14,7 @@
 #define WALK 64
 #define PANEL_WALK (WALK * 128)
 
-// What `call.delta` holds: [heads, 2, pitch], of each row first -log2e lse, then -delta; then the counters of tiles, and
+// Layout of `call.delta`: [heads, 2, pitch], of each row first -log2e lse, then -delta; then the counters of tiles, and
 // with MASK 3 the outlines of runs of queries, 16 bytes further.
 __device__ __forceinline__ i64 pitch_of(const Call& call) { return (call.tq + 7) / 8 * 8; }
 __device__ __forceinline__ float* statistics(const Call& call, int head) {
@@ -25,7 +25,7 @@ __device__ __forceinline__ int* counter(const Call& call, int which) {
     return (int*)(call.delta + call.heads * 2 * pitch_of(call)) + which;
 }
 
-// Four bytes by the copy unit of the thread; `copies_arrive` arrives once all of the thread's are there.
+// cp.async of four bytes; `copies_arrive` arrives once all of the thread's copies have landed.
 __device__ __forceinline__ void copy_word(float* to, const float* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
@@ -35,7 +35,7 @@ __device__ __forceinline__ void copies_arrive(u64* bar) {
 
 #if MASK == 3
 
-// Rows that have an outline together. Runs count from the first token, whatever segments there are.
+// Rows per outline. Runs count from the first token, whatever segments there are.
 #define RUN 16
 
 // Where the two intervals of a run's queries lie: some query sees keys of [some.x, some.y) and [some.z, some.w) at most, all see
@@ -109,8 +109,9 @@ template <int HEIGHT> __device__ __forceinline__ Task next_task(const Call& call
             task.first = tile.first;
             task.head = i % heads;
         } else {
-            // Sections of segments and heads whose walked tensors stay in L2; in one, a tile of every head first. With
-            // a causal mask the first keys are seen by most queries and the last queries see most keys: heavy first.
+            // Sections of segments and heads whose walked tensors fit in L2 together; in one, a tile of every head first.
+            // With a causal mask the first keys are seen by most queries and the last queries see most keys: heavy tiles
+            // first.
             const int longest = of_keys ? call.k_longest : call.q_longest;
             const int each = (longest + HEIGHT - 1) / HEIGHT;
             const int s = i / (each * section), n = min(section, call.segments * heads - s * section);
@@ -232,7 +233,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[WALK / 2], const Call& ca
         }
 }
 
-// A place in a ring of stages.
+// A position in a ring of pipeline stages.
 template <int COUNT> struct Ring {
     int stage, phase;
     __device__ __forceinline__ void next() {
@@ -243,14 +244,14 @@ template <int COUNT> struct Ring {
     }
 };
 
-// The warp is through with a stage.
+// Releases a stage that the warp has read.
 __device__ __forceinline__ void release(u64* bar) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(bar);
 }
 
-// Statistics of ROWS rows from `first` on, by a warp; behind `end`, those of rows with p = 0. (The bulk copy engine
-// refuses an innermost coordinate off 16 bytes, and segments begin anywhere.)
+// Statistics of ROWS rows from `first` on, by a warp; behind `end`, those of rows with p = 0. (TMA refuses an innermost
+// coordinate off 16 bytes, and segments begin anywhere.)
 template <int ROWS>
 __device__ __forceinline__ void copy_statistics(float* to, const Call& call, int head, int first, int end) {
     const float* from = statistics(call, head) + first;
@@ -274,8 +275,8 @@ __device__ __forceinline__ void clear_rows(u8* panels, int panel_bytes, int from
     __syncwarp();
 }
 
-// A product reads its A operand from registers while it is under way. To the compiler they are not alive then and it
-// might give them away: held after the wait, they are.
+// wgmma reads its A operand from registers while it is in flight. To the compiler they are not live then and it might reuse
+// them: held after the wait, they are live.
 template <int Steps> __device__ __forceinline__ void hold(u32 (&a)[Steps][4]) {
 #pragma unroll
     for (int i = 0; i < Steps; i++) hold(a[i]);
@@ -305,7 +306,7 @@ __device__ __forceinline__ void add_product(float (&sum)[SIZE / 2], const u32 (&
     product_commit();
 }
 
-// Writes an accumulator's rows below `end`, through rows of panels that only this warp uses.
+// Writes an accumulator's rows below `end`, staged in rows of panels that only this warp uses.
 __device__ __forceinline__ void write(const Rows& to, int head, int first, int end, const float (&sum)[SIZE / 2],
                                       float factor, u8* panels, int panel_bytes) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;

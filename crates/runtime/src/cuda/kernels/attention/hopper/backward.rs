@@ -37,7 +37,7 @@ struct Form {
     /// Walked tiles of values; keys and values have rings of their own in the kernel of the queries only.
     v_stages: usize,
     own_stages: usize,
-    /// Registers of threads that compute and of those that feed.
+    /// Registers of the consumers' and of the producer's threads.
     registers: [usize; 2],
 }
 

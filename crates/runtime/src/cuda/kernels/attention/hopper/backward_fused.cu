@@ -3,16 +3,16 @@
 //   s^T = k q^T, p^T = exp2(scale log2e s^T - log2e lse), dp^T = v do^T, ds^T = p^T (dp^T - delta)
 //   dv = p^T do, dk = scale ds^T q, dq^T = k^T ds^T: added in f32 in device memory by whoever comes first, not deterministic
 //
-// A block owns 128 keys of a key head and walks the queries that see them, of all query heads of the group, in tiles of 64:
-// 5 products a tile of 64 x 64. One block a multiprocessor, four warpgroups:
-//   0, 1: 64 keys each, dk and dv summed in registers. k and v are operands in registers, too: with both operands in shared
-//      memory a product of 64 columns takes all of its bandwidth.
-//   2: dq^T of a tile over the block's keys, half of k^T in registers. ds^T comes through a ring of panels, so nobody waits for it; the
-//      sums leave by one bulk reduction a tile.
-//   3: one warp feeds.
-// `wgmma_rows` measures rows and clears the sums before, `wgmma_round` rounds them afterwards. Done by idle warps beside the walk
-// that took 3% less for 32 sequences of 2048, but a sixth more for 8.
-// What binds is the time a warp of 0 and 1 takes to issue its tile: whatever it may wait for is asked for before it is needed.
+// A thread block owns 128 keys of a key head and walks the queries that see them, of all query heads of the group, in tiles of 64:
+// 5 products a tile of 64 x 64. One thread block a multiprocessor, four warpgroups:
+//   0, 1: consumers of 64 keys each, dk and dv summed in registers. k and v are register operands, too: with both operands in
+//      shared memory a product of 64 columns takes all of its bandwidth.
+//   2: the consumer that makes dq^T of a tile over the block's keys, half of k^T in registers. ds^T comes through a ring of
+//      panels, so nobody waits for it; the sums leave by one bulk reduction a tile.
+//   3: the producer: one warp issues the TMA loads.
+// Prologue and epilogue are kernels of their own: `wgmma_rows` measures rows and clears the sums, `wgmma_round` rounds them.
+// Done by idle warps beside the walk that took 3% less for 32 sequences of 2048, but a sixth more for 8.
+// Issue-bound: the limit is the time a warp of 0 and 1 takes to issue its tile, so operands are requested before they are needed.
 // ds^T takes p^T as packed, in products of bf16: 3.4e-3 of error for 2.4e-3.
 // Causal, 12 heads on 4 of 64 on an H200, with statistics and rounding: 32 x 2048 1.20 ms, cuDNN 1.76; 8 x 2048 0.298 and 0.447;
 // 64 x 1024 0.708 and 1.093; 16 x 4096 2.12 and 3.01.
@@ -26,7 +26,7 @@
 #define Q_BYTES PANEL_WALK
 #define K_BYTES PANEL_OWN
 #define SUM_BYTES (WALK * SUM_ROW * 4)
-// Steps of 16 keys, of 8, that who sums dq has in registers: for more there is no room.
+// Steps of 16 keys, of 8, whose k^T warpgroup 2 keeps in registers: for more there is no room.
 #define KEPT 4
 #define AT_STAGES (OWN_STAGES * 2 * K_BYTES)
 #define AT_DS (AT_STAGES + STAGES * 2 * Q_BYTES)
@@ -39,7 +39,7 @@
 
 extern __shared__ __align__(1024) u8 memory[];
 
-// A walked tile: its first query, its query head, and what it is to each half of the keys.
+// A walked tile: its first query, its query head, and its flags for each half of the keys.
 struct Note {
     int first, head, flags;
 };
@@ -59,7 +59,7 @@ __device__ __forceinline__ u8* queries_at(int stage) { return memory + AT_STAGES
 __device__ __forceinline__ int4* seen_at(int stage) { return (int4*)(memory + AT_SEEN) + stage * WALK; }
 __device__ __forceinline__ u8* slopes_at(int stage, int part) { return memory + AT_DS + (2 * stage + part) * 8192; }
 
-// As `release`, by whichever lane the hardware picks: no register holds the lane, and none is free to.
+// As `release`, by whichever lane the hardware elects: no register holds the lane, and none is free to.
 __device__ __forceinline__ void let_go(u64* bar) {
     __syncwarp();
     asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; @p mbarrier.arrive.release.cta.shared::cta.b64 _, [%0]; }" ::"r"(
@@ -67,7 +67,7 @@ __device__ __forceinline__ void let_go(u64* bar) {
                  : "memory");
 }
 
-// The feeder's.
+// The producer.
 
 #if MASK != 3
 // The flags of a tile, by a warp: every other lane looks at the same half of the keys.
@@ -94,7 +94,7 @@ __device__ __forceinline__ void copy_statistics(float* to, const Call& call, int
     }
 }
 
-// One warp: tiles of keys as they come, and for each the tiles of queries that see one of them.
+// The producer's loop, by one warp: tiles of keys as they come, and for each the tiles of queries that see one of them.
 __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, const TensorMap* do_map,
                                      const TensorMap* k_map, const TensorMap* v_map, int section) {
     const int lane = threadIdx.x % 32;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
     for (;; own.next()) {
         const Task task = next_task<OWN>(call, true, section);
 #if MASK == 3
-        // Asked for while the tile before is under way.
+        // Requested while the tile before is in flight.
         const int ahead = task.first < 0 ? 0 : flags_of<OWN / 64>(call, task.g, task.first, task.g.q0 + lane * WALK);
 #endif
         barrier_wait(&bars.own_empty[own.stage], own.phase);
@@ -151,7 +151,7 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
                 if (flags & ANY_MASKED) copy_intervals(seen_at(walk.stage), call, first, task.g.q1);
 #endif
                 float* rows = (float*)(memory + AT_ROWS) + walk.stage * 2 * WALK;
-                // Whole pairs come as they lie.
+                // Whole pairs are copied as they lie.
                 const bool is_run = first % 2 == 0 && first + WALK <= task.g.q1;
                 if (!is_run) copy_statistics(rows, call, head, first, task.g.q1);
                 copies_arrive(full);
@@ -222,9 +222,9 @@ __device__ __forceinline__ void product_of_rows(float (&d)[WALK / 2], const u32 
     product_commit();
 }
 
-// Those of the keys.
+// The warpgroups that own keys.
 
-// The walk as a warpgroup sees it. Whether the next tile is there is asked early and its flags are read on the way.
+// The walk as a consumer warpgroup sees it. Whether the next tile has arrived is asked early and its flags come on the way.
 struct Walk {
     Ring<STAGES> at;
     int flags;
@@ -296,7 +296,7 @@ __device__ __forceinline__ void own_keys(const Call& call, const Task& task, int
     asm volatile("" : "+r"(place), "+r"(rows_at));
     Walk walk = {walked, 0, false};
     int before = -1;
-    // What was kept of the tile before is there for dq: said late, as the fence takes its time.
+    // ds^T of the tile before is published to dq late, as the fence takes its time.
     const auto publish = [&] {
         if (before < 0) return;
         fence_async();
@@ -309,7 +309,7 @@ __device__ __forceinline__ void own_keys(const Call& call, const Task& task, int
         if (flags & OVER) break;
         walk.at.next();
         if (!(flags & MET(part))) {
-            // Zeros for dq. The stage before is let go here: its products are waited for.
+            // Zeros for dq. The stage before is released here: its products are waited for.
             publish();
             barrier_wait(&bars.ds_empty[ring.stage], ring.phase ^ 1);
             clear_rows(slopes_at(ring.stage, part), 0, 0, 64);
@@ -338,14 +338,14 @@ __device__ __forceinline__ void own_keys(const Call& call, const Task& task, int
             fence_async();
             named_sync(2 + part, 128);
         }
-        // Declared here: what a product overwrites is not alive before it.
+        // Declared here: an accumulator that a product overwrites is not live before it.
         float s[WALK / 2], dp[WALK / 2];
         product_arrive();
         product_of_rows(s, k, queries);
         walk.ask();
         publish();
         const bool is_free = barrier_was_past(&bars.ds_empty[ring.stage], ring.phase ^ 1);
-        // p is free now: room for the statistics.
+        // p is dead now: room for the statistics.
         product_wait<2>();
         hold(dv);
         hold(p);
@@ -389,7 +389,7 @@ __device__ __forceinline__ void own_keys(const Call& call, const Task& task, int
     if (call.dv.at) write_rows(call.dv, from, task.head, task.g.k1 - from, dv, 1.0f);
 }
 
-// That of the queries.
+// The warpgroup that sums dq.
 
 // Adds what lies in a buffer to the sums of a tile whose rows do not fill it: whole runs as they are, the rest row by row.
 __device__ __forceinline__ void add_rows(const Call& call, const float* buffer, int head, int first, int left) {
@@ -435,7 +435,7 @@ __device__ __forceinline__ void sum_queries(const Call& call, const Task& task, 
             else Product<WALK>::of_shared<1, 1>(d, turned + i * 2048 / 16, b, i > 0);
         }
         product_commit();
-        // Of two buffers, the one before the last is read.
+        // Double-buffered: the bulk reduction of the buffer before the last has read it.
         float* buffer = (float*)(memory + AT_SUMS + turn * SUM_BYTES);
         if (thread == 0) bulk_wait_read<1>();
         product_wait<0>();
@@ -497,7 +497,7 @@ wgmma_fused(const __grid_constant__ Call call, const __grid_constant__ TensorMap
             const Task& task = task_at(own.stage);
             if (task.first < 0) break;
             sum_queries(call, task, memory + own.stage * 2 * K_BYTES, walk, ring, turn);
-            // Ordinary reads of the tile come before the copy engine's writes.
+            // Orders generic reads of the tile before the writes of TMA.
             fence_async();
             let_go(&bars.own_empty[own.stage]);
         }

@@ -26,7 +26,7 @@ const STAGES: usize = 4;
 const OWN_STAGES: usize = 2;
 const DS_STAGES: usize = 3;
 const THREADS: u32 = 512;
-/// Of threads that own keys, of those that sum dq and of the others.
+/// Registers of threads that own keys, of those that sum dq and of the producer's.
 const REGISTERS: [usize; 3] = [192, 80, 48];
 
 /// Whether the problem, one of those `backward` serves, runs on it where all gradients are asked for.

@@ -3,21 +3,22 @@
 //   s^T = k q^T, p^T = exp2(scale log2e s^T - log2e lse), dp^T = v do^T, ds^T = p^T (dp^T - delta)
 //   dv = p^T do, dk = scale ds^T q
 //
-// A block owns 64 keys of a key head a warpgroup and walks the queries that see them, of all query heads of the group,
-// in tiles of 64: dk and dv are summed in registers in a fixed order. Keys are the rows of the scores, so p^T and ds^T
-// go from accumulator to A operand without leaving registers. 4 products a tile.
-// Heads above 128: dk and dv of 64 keys fill the registers of a warpgroup each, so one warpgroup makes p and dv, the
-// other ds and dk, and p goes from one to the other in f32 through shared memory.
-// GROUPS warpgroups compute and one feeds. Registers: no spills. L2 reads 256 SIZE bytes a tile of 64 queries.
+// A thread block owns 64 keys of a key head per consumer warpgroup and walks the queries that see them, of all query heads
+// of the group, in tiles of 64: dk and dv are summed in registers in a fixed order. Keys are the rows of the scores, so p^T
+// and ds^T go from accumulator to A operand without leaving registers. 4 products a tile.
+// Heads above 128: dk and dv of 64 keys fill the registers of a warpgroup each, so one warpgroup makes p and dv, the other
+// ds and dk, and p goes from one to the other in f32 through shared memory.
+// GROUPS consumer warpgroups and one producer warp. Registers: no spills. L2 reads 256 SIZE bytes a tile of 64 queries.
 //
 // Defines: SIZE, MASK, Q_RAGGED, K_RAGGED, GROUPS, BLOCKS (blocks a multiprocessor), STAGES (walked tiles held),
 // OWN_STAGES (owned tiles held), REGISTERS and FEEDER_REGISTERS (a thread, after they are redistributed).
 
 #define PAIR (SIZE > 128)
-// Whether dp is begun when p is packed, and ds takes p as packed: otherwise accumulators do not fit, and the assembler waits
-// for every product. Heads of 128, 16 on 8 over 16 x 2048, causal: 0.96 ms for 1.22; dk's error is 3.0e-3 for 2.5e-3.
+// Whether dp is begun when p is packed, and ds takes p as packed: otherwise accumulators do not fit in registers, and the
+// assembler waits for every product. Heads of 128, 16 on 8 over 16 x 2048, causal: 0.96 ms for 1.22; dk's error is 3.0e-3
+// for 2.5e-3.
 #define LATE (SIZE > 112 && !PAIR)
-// Whether dv is waited for before ds is made: p's registers are needed.
+// Whether dv is waited for before ds is made: register pressure leaves no room beside p.
 #define LEAN (SIZE > 64 && !PAIR && !LATE)
 #define OWN (PAIR ? 64 : 64 * GROUPS)
 #define PANEL_OWN (OWN * 128)
@@ -67,7 +68,7 @@ __device__ __forceinline__ bool masks(const Call& call, const Task& task, int pa
 #endif
 }
 
-// One warp: tiles of keys as they come, and for each the tiles of queries that see one of them.
+// The producer's loop, by one warp: tiles of keys as they come, and for each the tiles of queries that see one of them.
 __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, const TensorMap* do_map,
                                      const TensorMap* k_map, const TensorMap* v_map, int section) {
     const int lane = threadIdx.x % 32;
@@ -77,7 +78,7 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
     for (;; own.next()) {
         const Task task = next_task<OWN>(call, true, section);
 #if MASK == 3
-        // Asked for while the tile before is under way.
+        // Requested while the tile before is in flight.
         const int ahead = task.first < 0 ? 0 : flags_of<OWN / 64>(call, task.g, task.first, task.g.q0 + lane * WALK);
 #endif
         barrier_wait(&bars.own_empty[own.stage], own.phase);
@@ -213,7 +214,7 @@ __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task
         if (first + WALK > task.g.q1) clear_tail(stage, task.g.q1 - first, 2 + part);
         u8* queries = queries_at(stage);
         if (meets(call, task, part, from, stage)) {
-            // Declared here: what a product overwrites is not alive before it.
+            // Declared here: an accumulator that a product overwrites is not live before it.
             float s[WALK / 2], dp[WALK / 2];
             product_arrive();
             product_of_heads(s, k, PANEL_OWN, along_k(queries));
@@ -381,7 +382,7 @@ wgmma_dkv(const __grid_constant__ Call call, const __grid_constant__ TensorMap q
             named_sync(1, 128 * GROUPS);
         }
         keys_of_group(call, task, part, k_tile, walk, turn);
-        // Ordinary reads and writes of the tile come before the copy engine's.
+        // Orders generic reads and writes of the tile before those of TMA.
         fence_async();
         release(&bars.own_empty[own.stage]);
     }

@@ -2,10 +2,11 @@
 //
 //   s = q k^T, p = exp2(scale log2e s - log2e lse), ds = p (do v^T - delta), dq = scale ds k
 //
-// A block owns 64 queries a warpgroup, of HEADS query heads of one key head side by side, and walks the keys they see
-// in tiles of 64: 3 products a tile, ds from accumulator to A operand in registers. Keys stay until ds k is done, values
-// only until do v^T is, so they have rings of their own. GROUPS warpgroups compute and one feeds. Registers: no
-// spills, but for two intervals with heads above 240, which leave up to 48 bytes in local memory.
+// A thread block owns 64 queries per consumer warpgroup, of HEADS query heads of one key head side by side, and walks the
+// keys they see in tiles of 64: 3 products a tile, ds from accumulator to A operand in registers. Keys stay until ds k is
+// done, values only until do v^T is, so each has a ring of pipeline stages of its own. GROUPS consumer warpgroups and one
+// producer warp. Registers: no spills, but for two intervals with heads above 240, which leave up to 48 bytes in local
+// memory.
 //
 // Defines: SIZE, MASK, Q_RAGGED, K_RAGGED, GROUPS, HEADS (1 or GROUPS; divides the group of query heads), BLOCKS,
 // STAGES and V_STAGES (walked tiles of keys and values held), OWN_STAGES, REGISTERS and FEEDER_REGISTERS.
@@ -37,7 +38,7 @@ __device__ __forceinline__ float* rows_at(int stage, int part) {
     return (float*)(memory + AT_ROWS) + (stage * GROUPS + part) * 2 * 64;
 }
 
-// One warp: tiles of queries as they come, and for each the tiles of keys that one of them sees.
+// The producer's loop, by one warp: tiles of queries as they come, and for each the tiles of keys that one of them sees.
 __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, const TensorMap* do_map,
                                      const TensorMap* k_map, const TensorMap* v_map, int section) {
     const int lane = threadIdx.x % 32;
@@ -213,7 +214,7 @@ __device__ __forceinline__ void queries_of_group(const Call& call, const Task& t
 #pragma unroll
             for (int j = 0; j < WALK / 2; j++)
                 s[j] = exp2_fast(fmaf(s[j], call.scale * LOG2E, shift[j / 2 % 2]));
-            // Now, while the second product is under way: the compiler would move it behind the wait.
+            // Now, while the second product is in flight: the compiler would move it behind the wait.
             hold(s);
             product_wait<0>();
             hold(dp);
@@ -279,7 +280,7 @@ wgmma_dq(const __grid_constant__ Call call, const __grid_constant__ TensorMap q_
         const Task& task = task_at(own.stage);
         if (task.first < 0) return;
         queries_of_group(call, task, part, memory + own.stage * 2 * Q_BYTES, rows_at(own.stage, part), walk, values);
-        // Ordinary reads and writes of the tile come before the copy engine's.
+        // Orders generic reads and writes of the tile before those of TMA.
         fence_async();
         release(&bars.own_empty[own.stage]);
     }

@@ -1,9 +1,9 @@
-// Before and after Hopper's backward kernels: statistics of rows, and dq rounded from its sums.
+// Prologue and epilogue of Hopper's backward kernels: statistics of rows, and dq rounded from its sums.
 //
 // Defines: SIZE, SUMMED (whether dq is summed in `call.scratch`).
 
-// Statistics of every row, and outlines; the counters of tiles and the sums of dq at zero. Rows outside the segments hold anything: nobody
-// reads their statistics. Grid: heads within tokens in 256s.
+// Statistics of every row, and outlines; clears the counters of tiles and the sums of dq. Rows outside the segments hold anything:
+// nobody reads their statistics. Grid: heads within tokens in 256s.
 extern "C" __global__ void __launch_bounds__(256)
 wgmma_rows(const __grid_constant__ Call call, const float* d_lse, i64 d_lse_row) {
     if (blockIdx.x == 0 && threadIdx.x < 2) *counter(call, threadIdx.x) = 0;
@@ -20,7 +20,7 @@ wgmma_rows(const __grid_constant__ Call call, const float* d_lse, i64 d_lse_row)
 
 #if SUMMED
 
-// dq from its sums. Grid: tiles of 64 queries, heads.
+// Rounds dq from its sums. Grid: tiles of 64 queries, heads.
 extern "C" __global__ void __launch_bounds__(256) wgmma_round(const __grid_constant__ Call call) {
     const Tile tile = q_tile<64>(call, blockIdx.x);
     if (tile.segment < 0) return;

@@ -4,17 +4,18 @@
 //   s^T = k q^T, p^T = exp2(scale log2e s^T - log2e lse), dp^T = v do^T, ds^T = p^T (dp^T - delta), delta = sum(do o) - dlse
 //   dv = p^T do, dk = scale ds^T q, dq^T = scale k^T ds^T
 //
-// A block holds q, k, v, do and o of one sequence and head in shared memory, all rows: each tensor crosses device memory
-// once, 16 SIZE bytes a token and head, and a tile of 64 keys and 64 queries takes 5 products. One block a multiprocessor.
-// Two warpgroups own 64 keys each and walk all queries in tiles of 64, keys [0, 128) in the first round, [128, 256) in the
-// second: dk and dv are summed in registers, and ds^T goes through shared memory to a third warpgroup, which sums dq^T of
-// all queries in its registers over both rounds, in a fixed order: no sums in device memory.
+// A thread block holds q, k, v, do and o of one sequence and head in shared memory, all rows: each tensor crosses device
+// memory once, 16 SIZE bytes a token and head, and a tile of 64 keys and 64 queries takes 5 products. One thread block a
+// multiprocessor.
+// Two consumer warpgroups own 64 keys each and walk all queries in tiles of 64, keys [0, 128) in the first round, [128,
+// 256) in the second: dk and dv are summed in registers, and ds^T goes through shared memory to a third warpgroup, which
+// sums dq^T of all queries in its registers over both rounds, in a fixed order: no sums in device memory.
 // Up to 8 rows behind the last tile would leave most of another empty. As queries they are a tile of 16. As keys their
 // scores are computed before the last round with queries as rows, and their dk^T and dv^T with columns of the head as rows.
-// In the fourth warpgroup one warp loads and two compute statistics of rows. A tile of queries is loaded anew, for the next
-// head, when the last round is through with it, keys when their round is: the next head begins with all it needs.
-// Rows behind a sequence's end come as zeros.
-// Registers: no spills, and few to spare: a product whose accumulator does not fit makes the assembler wait for each one
+// In the fourth warpgroup one producer warp issues the TMA loads and two warps compute statistics of rows. A tile of
+// queries is loaded anew, for the next head, when the last round has released it, keys when their round has: the next head
+// begins with all it needs. TMA fills rows behind a sequence's end with zeros.
+// Registers: no spills, and high pressure: a product whose accumulator does not fit makes the assembler wait for each one
 // (C7512). So dp^T is begun when p^T is packed, and ds^T takes p^T as packed: 2.9e-3 of error for 2.4e-3.
 // 256 x 257 with 12 heads of 64 on an H200: 0.458 ms, by tiles 0.877, cuDNN 0.936; 256 x 256: 0.366, 0.653, 0.674.
 //
@@ -67,21 +68,21 @@ struct Turn {
 };
 __device__ __forceinline__ Turn first_turn() { return {(int)blockIdx.x, 0}; }
 
-// The feeders'.
+// The producer warp, and the warps that compute statistics.
 
-// Where the copy engine finds the tensors.
+// TMA descriptors of the tensors.
 struct Maps {
     const TensorMap *q, *d_o, *o, *k, *v;
 };
 
-// A tile of a tensor, in boxes of 16 rows; what lies behind the sequence's end is zero.
+// TMA loads of a tile of a tensor, in boxes of 16 rows; rows behind the sequence's end are zero.
 __device__ __forceinline__ void load_tile(u8* slot, const TensorMap* map, u64* full, int tile, int head, int segment) {
     for (int r = 64 * tile; r < (tile < TILES ? 64 * tile + 64 : SLOT_ROWS); r += 16)
         bulk_load(slot + r * 128, map, full, 0, head, r, segment);
 }
 __device__ __forceinline__ u32 tile_bytes(int tile) { return (tile < TILES ? 64 : NARROW) * 128; }
 
-// One thread: everything in the order it is needed, which is the order it comes free.
+// The producer's loop, by one thread: everything in the order it is needed, which is the order it is released.
 __device__ __forceinline__ void feed(const Call& call, const Maps& maps) {
     Barriers& bars = barriers();
     for (Turn turn = first_turn(); turn.is_left(call); turn.next()) {
@@ -140,14 +141,14 @@ __device__ __forceinline__ void measure(const Call& call, int row, const float* 
                 rows_of_queries()[query] = lse == -infinity() ? lse : -LOG2E * lse;
                 rows_of_queries()[SLOT_ROWS + query] = sum;
             }
-            // Ordinary reads of the tile come before the copy engine's writes.
+            // Orders generic reads of the tile before the writes of TMA.
             fence_async();
             release(&bars.rows_full[i]);
         }
     }
 }
 
-// Those of the keys.
+// The warpgroups that own keys.
 
 // s becomes p, for queries from `query` on.
 template <int Count>
@@ -207,14 +208,14 @@ struct Owned {
     float dk[SIZE / 2], dv[SIZE / 2];
 };
 
-// A tile of 16 Steps queries meets the keys; the products onto dk and dv are left under way, p and ds their operands.
+// A tile of 16 Steps queries meets the keys; the products onto dk and dv are left in flight, p and ds their operands.
 // `settled` is called when those of the tile before are complete.
 template <int Steps, class Settled>
 __device__ __forceinline__ void meet(Owned& own, int tile, int phase, Ring<2>& ring, u32 (&p)[Steps][4],
                                      u32 (&ds)[Steps][4], Settled settled) {
     Barriers& bars = barriers();
     const u8 *q = memory + AT_Q + tile * 8192, *d_o = memory + AT_DO + tile * 8192;
-    // Declared here: what a product overwrites is not alive before it.
+    // Declared here: an accumulator that a product overwrites is not live before it.
     float s[8 * Steps];
     barrier_wait(&bars.q_full[tile], phase);
     product_arrive();
@@ -398,7 +399,7 @@ __device__ __forceinline__ void own_keys(const Call& call, int part) {
         }
 }
 
-// That of the queries.
+// The warpgroup that sums dq.
 
 // d^T [64, N] += k^T ds^T over 16 Steps keys.
 template <int Steps, int Count>
@@ -450,7 +451,7 @@ __device__ __forceinline__ void sum_queries(const Call& call) {
                 barrier_wait(&bars.k_full[TILES], turn.phase);
                 barrier_wait(&bars.last_full, turn.phase);
             }
-            // What the product under way reads, let go when it is complete.
+            // The barrier of what the product in flight reads, released when it is complete.
             u64* before = nullptr;
             const auto add = [&](auto& d, int tile) {
 #pragma unroll

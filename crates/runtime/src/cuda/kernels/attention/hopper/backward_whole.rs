@@ -35,7 +35,7 @@ impl Cut {
         Cut { tiles: if has_last { rows / ROWS } else { rows.div_ceil(ROWS) }, has_last }
     }
 
-    /// Of threads that own keys, of those that sum dq, 32 a tile, and of those that feed.
+    /// Registers of threads that own keys, of those that sum dq, 32 a tile, and of the producer's warpgroup.
     fn registers(self) -> [usize; 3] {
         if self.tiles < MOST_TILES { [168, 136, 40] } else { [160, 160, 32] }
     }

@@ -1,4 +1,4 @@
-// Attention forward on Hopper: products of warpgroups, tiles brought by the bulk copy engine.
+// Attention forward on Hopper: wgmma products of consumer warpgroups, tiles loaded by TMA.
 //
 //   scores = scale q k^T, p = softmax over the keys a query sees, o = p v, lse = log of the sum of exponentials
 //
@@ -6,15 +6,16 @@
 // o and lse may be absent. SIZE is a multiple of 8 from 16 to 256. 4 SIZE operations a pair of query and key; each query
 // tile reads the keys and values it sees, from L2 where neighbours share them; scores never leave the registers.
 //
-// A block has GROUPS consumer warpgroups of 64 rows and one producer warp behind them. A row is a query of one head:
-// PACK query heads of one key head lie side by side, so a tile of 64 GROUPS rows is OWN tokens of PACK heads, and short
-// or causal segments waste fewer rows. The producer goes from task to task (tile, key head), tells each to the consumers
-// in shared memory, and loads the queries and a ring of STAGES tiles of WALK keys and values. Blocks stay until all tasks
-// are taken, in the order of the list, so the next task's tiles come while this one's sums are written and no block is left alone.
-// A consumer holds scores [64, WALK], probabilities and sums [64, SIZE] in registers. With OVERLAP the product of the
-// next scores and that of the last probabilities are both under way before it computes the softmax; with PINGPONG
-// warpgroups also take turns issuing, so one's softmax meets the other's products. Without OVERLAP a block needs few
-// registers, and BLOCKS blocks of a multiprocessor cover each other: the choice for short segments.
+// A thread block has GROUPS consumer warpgroups of 64 rows and one producer warp behind them. A row is a query of one head: PACK
+// query heads of one key head lie side by side, so a tile of 64 GROUPS rows is OWN tokens of PACK heads, and short or causal
+// segments waste fewer rows. The producer goes from task to task (tile, key head), tells each to the consumers in shared memory,
+// and loads the queries and a ring of STAGES pipeline stages, each a tile of WALK keys and values. The kernel is persistent:
+// blocks stay until all tasks are taken, in the order of the list, so the next task's tiles come while this one's sums are written
+// and no block is left alone.
+// A consumer holds scores [64, WALK], probabilities and sums [64, SIZE] in registers. With OVERLAP the product of the next scores
+// and that of the last probabilities are both in flight before it computes the softmax; with PINGPONG warpgroups also take turns
+// issuing, so one's softmax overlaps the other's products. Without OVERLAP a block needs few registers, and the BLOCKS blocks of a
+// multiprocessor hide each other's latency: the choice for short segments.
 // The last tile of a walk is NARROW wide where that covers what is left.
 //
 // Shared memory: (64 GROUPS + 2 STAGES WALK) 128 ceil(SIZE / 64) + 1024 bytes. Registers: LESS and MORE split the
@@ -70,11 +71,11 @@ struct Barriers {
 struct Memory {
     u8 *q, *k, *v;
     Barriers* bar;
-    // The n-th task is in place n % 2: its consumers may read it until they have let go of the next one's queries.
+    // The n-th task is in place n % 2: its consumers may read it until they have released the next one's queries.
     Task* tasks;
 };
 
-// A place in a ring of STAGES buffers, and the parity of its barrier.
+// A position in a ring of STAGES buffers, and the parity of its barrier.
 struct Place {
     int stage;
     u32 parity;
@@ -99,7 +100,7 @@ __device__ __forceinline__ void span(const Call& call, const Segment& g, int fir
 #endif
 }
 
-// The producer's.
+// The producer.
 
 // Which tokens and head; false where the list has ended. Uniform tiles come in sections of `section` pairs
 // of segment and head whose keys and values fit in L2 together, the last tiles of all of them first: with a causal mask
@@ -211,7 +212,7 @@ __device__ __forceinline__ void produce(const Call& call, const TensorMap* q_map
     }
 }
 
-// The consumers'.
+// The consumers.
 
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
@@ -219,7 +220,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// What this thread's two rows, 8 apart, see, and their running softmax: largest score and sum of this thread's columns.
+// The keys that this thread's two rows, 8 apart, see, and their running softmax: maximum and sum of this thread's columns.
 struct RowPair {
     Seen seen[2];
     float top[2], total[2];
@@ -251,7 +252,7 @@ struct RowPair {
     }
 };
 
-// One warpgroup's state.
+// The state of a consumer warpgroup.
 struct Consumer {
     const Memory& m;
     const u8* q;
@@ -260,7 +261,7 @@ struct Consumer {
     Place at_k, at_v;
     RowPair r;
     float shrink[2], o[SIZE / 2];
-    // Whether a product with values has been left under way.
+    // Whether a product with values is still in flight.
     bool is_under_way;
 
     __device__ __forceinline__ void release(u64* empty) {
@@ -294,7 +295,7 @@ struct Consumer {
 #endif
     }
 
-    // Tiles that other warpgroups need are let go as they come.
+    // Tiles that other warpgroups need are released as they arrive.
     __device__ __forceinline__ void pass(int tiles) {
         for (int j = 0; j < tiles; j++) {
             k_tile();
@@ -306,7 +307,7 @@ struct Consumer {
         }
     }
 
-    // s = q k^T, under way.
+    // s = q k^T, left in flight.
     template <int W> __device__ __forceinline__ void scores(float (&s)[W / 2], const u8* keys) {
         const u64 a = along_k(q), b = along_k(keys);
         product_arrive();
@@ -317,7 +318,7 @@ struct Consumer {
         product_commit();
     }
 
-    // o += p v, under way.
+    // o += p v, left in flight.
     template <int W> __device__ __forceinline__ void values(const u32 (&p)[W / 16][4], const u8* vals) {
         const u64 b = along_mn(vals, K_PANEL);
         product_arrive();
@@ -326,8 +327,8 @@ struct Consumer {
         product_commit();
     }
 
-    // Scores of keys [from, from + W) become probabilities against the rows' new tops; `shrink` brings older sums down
-    // to them.
+    // Scores of keys [from, from + W) become probabilities against the rows' new maxima; `shrink` rescales older sums to
+    // them.
     template <int W> __device__ __forceinline__ void soften(float (&s)[W / 2], int from) {
         if (!r.all(from, from + W)) {
             const int first = from + 2 * (lane % 4);
@@ -343,7 +344,7 @@ struct Consumer {
             peak = fmaxf(peak, __shfl_xor_sync(ALL_LANES, peak, 1));
             peak = fmaxf(peak, __shfl_xor_sync(ALL_LANES, peak, 2));
             peak = fmaxf(peak, r.top[i]);
-            // A row that has seen nothing yet has only zeros to shrink and to add.
+            // A row that has seen nothing yet has only zeros to rescale and to add.
             const float base = peak == -infinity() ? 0.0f : peak * unit;
             shrink[i] = exp2_fast(r.top[i] * unit - base);
             r.top[i] = peak;
@@ -382,8 +383,8 @@ struct Consumer {
         for (int e = 0; e < W / 16; e++) operand(p[e], s, e);
     }
 
-    // From the probabilities of a tile to those of the next, at `from`. The product with the values is left under way:
-    // the next `settle` waits for it, in a loop behind the branch, so that the compiler cannot pull the wait before the
+    // From the probabilities of a tile to those of the next, at `from`. The product with the values is left in flight: the
+    // next `settle` waits for it, in a loop behind the branch, so that the compiler cannot pull the wait before the
     // softmax.
     template <int Last, int W>
     __device__ __forceinline__ void step(const u32 (&p)[Last / 16][4], float (&s)[W / 2], int from) {
@@ -424,7 +425,7 @@ struct Consumer {
     }
 
     // The last probabilities meet their values. Rows of values behind the segment's end count as zeros, whatever lies
-    // there; where segments are uniform the copy engine has put zeros. Every warpgroup writes the same ones.
+    // there; where segments are uniform TMA has put zeros. Every warpgroup writes the same ones.
     template <int W> __device__ __forceinline__ void finish(const u32 (&p)[W / 16][4], int from, int end) {
         release(&m.bar->q_empty);
         u8* vals = v_tile();
@@ -445,7 +446,7 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void write(const Call& call, const Task& t, int row) {
-        // Read again: kept in registers they would be in the way.
+        // Read again: kept in registers they would add to the pressure.
         const int first = t.first, end = t.end, head = t.head * PACK;
         if (first + group * 64 / PACK >= end) return;
 #pragma unroll
@@ -549,7 +550,7 @@ wgmma_forward(const __grid_constant__ Call call, const __grid_constant__ TensorM
     m.bar = (Barriers*)(m.v + STAGES * PANELS * K_PANEL);
     m.tasks = (Task*)(m.bar + 1);
     if (threadIdx.x == 0) {
-        // Each warp lets go for itself: its part of a product may end after its neighbours'.
+        // Each warp arrives for itself: its part of a product may end after its neighbours'.
         barrier_init(&m.bar->q_full, 1);
         barrier_init(&m.bar->q_empty, 4 * GROUPS);
         for (int i = 0; i < STAGES; i++) {
@@ -571,7 +572,7 @@ wgmma_forward(const __grid_constant__ Call call, const __grid_constant__ TensorM
 #ifdef MORE
         registers_up<MORE>();
 #endif
-        // The same in all lanes, and the compiler sees it.
+        // Uniform over the warp, and the compiler sees it.
         consume(call, m, GROUPS == 1 ? 0 : __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0));
     }
 }

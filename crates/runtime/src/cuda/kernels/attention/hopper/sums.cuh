@@ -1,8 +1,7 @@
-// What comes before and after Hopper's backward kernels: statistics of rows, and dq's sums in device memory, where kernels
-// of keys add to them.
+// Statistics of rows before Hopper's backward kernels, and dq's sums in device memory, to which kernels of keys add.
 //
-// `call.scratch` holds the sums, f32 [heads, tq, SUM_ROW]. Of a tile of queries every 8 are one run as products of dq^T leave
-// them: floats [4 t, 4 t + 4) are thread t's, columns 16 w + l / 4 and 8 further of queries 2 (l % 4) and the next. Fewer
+// `call.scratch` holds the sums, f32 [heads, tq, SUM_ROW]. Every 8 queries of a tile are one run in the accumulator layout of
+// dq^T: floats [4 t, 4 t + 4) are thread t's, columns 16 w + l / 4 and 8 further of queries 2 (l % 4) and the next. Fewer
 // than 8 at a segment's end lie row by row.
 //
 // Kernels that add take statistics in pairs of rows: [heads, pitch / 2] of two -log2e lse and two -delta.
@@ -23,8 +22,8 @@ __device__ __forceinline__ float* statistics_of(const Call& call, int head, i64 
 }
 __device__ __forceinline__ i64 statistics_step(const Call& call) { return SUMMED ? 2 : pitch_of(call); }
 
-// -log2e lse and dlse - sum(do o), dlse where it is given, of up to 32 rows of a head before `end`, by a warp, so that it
-// writes whole lines. Reads o and do once, writes 8 bytes a row.
+// -log2e lse and dlse - sum(do o), dlse where it is given, of up to 32 rows of a head before `end`, by a warp, so that its
+// writes are coalesced into whole lines. Reads o and do once, writes 8 bytes a row.
 __device__ __forceinline__ void measure_rows(const Call& call, int head, int first, int end, const float* d_lse,
                                              i64 d_lse_row) {
     const int lane = threadIdx.x % 32, e = lane % LANES * 8;

@@ -6,10 +6,10 @@
 // q, do [Tq, H, SIZE], k, v, dk, dv [Tk, HK, SIZE] in bf16 by strides of tokens and heads; lse [Tq, H], delta [H, Tq]
 // in f32. 8 SIZE FLOPs a query-key pair; read: k and v once, q and do once a tile of keys.
 //
-// A block owns OWN keys of one key head and walks the queries of all heads of the group, WALK at a time. Scores are
-// computed with keys as rows, so p^T and ds^T are the A of the next products in the lanes that hold them. Queries and
-// do come by cp.async into two stages of shared memory, with their lse and delta, the next while this one is worked
-// on; keys and values lie beside them.
+// A thread block owns OWN keys of one key head and walks the queries of all heads of the group, WALK at a time. Scores are
+// computed with keys as rows, so p^T and ds^T are the A operands of the next products in the lanes that hold them. Queries
+// and do, with their lse and delta, are double-buffered: cp.async fills one stage of shared memory while the other is
+// worked on; keys and values lie beside them.
 //
 // SPLIT 1: a warp holds the sums of 16 MS keys. SPLIT 2: two warps share 16 MS keys, each scores half of the queries
 // and sums half of the head's columns; p and ds pass between them through shared memory. Heads above 128 need it: the
@@ -18,8 +18,7 @@
 // Each element of dk and dv belongs to one lane and is summed in the order of heads and queries: deterministic. No
 // spills, by test.
 //
-// Defines: those of call.cuh and mma.cuh, MS, WALK, SPLIT, BLOCKS (blocks a multiprocessor that registers are dealt
-// for).
+// Defines: those of call.cuh and mma.cuh, MS, WALK, SPLIT, BLOCKS (thread blocks a multiprocessor, by the launch bounds).
 
 #define OWN (16 * MS * WARPS / SPLIT)
 #define TILE_BYTES (WALK * ROW_BYTES)
@@ -29,7 +28,7 @@
 #define SUMMED (DIM / 8 / SPLIT)
 #define SHARE_BYTES (2 * WALK + 16)
 
-// Of each query of a tile: what the forward pass left, and what it sees where that is not arithmetic.
+// For each query of a tile: the statistics of the forward pass, and the keys it sees where that is not arithmetic.
 struct Told {
     float lse[WALK], delta[WALK];
 #if MASK == 3
@@ -144,7 +143,7 @@ __device__ __forceinline__ void step(float (&of_k)[MS][SUMMED][4], float (&of_v)
 #endif
 }
 
-// WALK queries of a head, their do, and what there is to know of them.
+// Loads WALK queries of a head with their do and what is told of them.
 __device__ __forceinline__ void load_queries(const Call& call, const Segment& g, u32 to, Told* told, int head,
                                              int from) {
     load_rows<WALK>(to, call.q, head, from, g.q1);
@@ -176,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_dkv(const __gr
     if (tile.first >= g.k1) return;
     const int row = tile.first + pair * 16 * MS;
     const u32 tiles = shared_address(memory);
-    // Two stages of queries and do, keys and values, and what the warps of a pair pass on.
+    // Two pipeline stages of queries and do, keys and values, and what the warps of a pair exchange.
     const u32 owned = tiles + 4 * TILE_BYTES;
     char* share = (char*)memory + 4 * TILE_BYTES + 2 * OWN * ROW_BYTES + pair * 2 * 16 * MS * SHARE_BYTES;
 

@@ -6,16 +6,15 @@
 // q, do, dq [Tq, H, SIZE], k, v [Tk, HK, SIZE] in bf16 by strides of tokens and heads; lse [Tq, H], delta [H, Tq] in
 // f32. 6 SIZE FLOPs a query-key pair; read: q and do once, k and v once a tile of queries.
 //
-// A block owns OWN = 16 MS WARPS queries of one head and walks their keys WALK at a time: 16 MS rows a warp, with dq's
-// sums in registers. Keys and values come by cp.async into two stages of shared memory, the next while this one is
-// worked on; queries and do lie beside them, or stay in registers as fragments where KEPT, and leave their place to
-// the second stage. Scores become ds in the lanes that need them as the next product's A: nothing is written back.
-// Keys seen by all rows of a warp are not masked; where some row does not see all, SHORT at a time are.
+// A thread block owns OWN = 16 MS WARPS queries of one head and walks their keys WALK at a time: 16 MS rows a warp, with
+// dq's sums in registers. Keys and values are double-buffered: cp.async fills one stage of shared memory while the other is
+// worked on; queries and do lie beside them, or stay in registers as fragments where KEPT, and leave their place to the
+// second stage. Scores become ds in the lanes that need them as the next product's A operand: nothing is written back. Keys
+// seen by all rows of a warp are not masked; where some row does not see all, SHORT at a time are.
 //
 // Each element of dq belongs to one lane and is summed in the order of the keys: deterministic. No spills, by test.
 //
-// Defines: those of call.cuh and mma.cuh, MS, WALK, KEPT, BLOCKS (blocks a multiprocessor that registers are dealt
-// for).
+// Defines: those of call.cuh and mma.cuh, MS, WALK, KEPT, BLOCKS (thread blocks a multiprocessor, by the launch bounds).
 
 #define OWN (16 * MS * WARPS)
 #define SHORT (WALK < 32 ? WALK : 32)
@@ -69,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_dq(const __gri
     if (tile.first >= g.q1) return;
     const int kv_head = head / (call.heads / call.kv_heads), row = tile.first + warp * 16 * MS;
     const u32 tiles = shared_address(memory);
-    // Two stages of keys and values; queries and do behind them, or under the second where registers keep them.
+    // Two pipeline stages of keys and values; queries and do behind them, or under the second where registers keep them.
     const u32 owned = tiles + (KEPT ? 2 : 4) * TILE_BYTES;
 
     const Walk walk = walk_keys<OWN>(call, g, tile.first);

@@ -1,12 +1,13 @@
-// Tensor cores from sm_80 on for attention: copies into shared memory, fragments, products, and what a warp's rows see.
+// Attention by mma.sync from sm_80 on: copies into shared memory, fragments, products, and the keys that a warp's rows see.
 //
 // A tile in shared memory has rows of DIM bf16 (SIZE up to the next multiple of 16, or of 32 where a row's columns are
-// split between two warps) at a pitch of DIM + 8: an odd number of 16-byte pieces, so eight rows at the same column lie
-// in eight different groups of banks, and every address of a fragment is a lane's own offset plus a constant.
-// Rows behind their segment's end and columns behind SIZE are filled with zeros: nothing else can enter a product.
+// split between two warps) at a pitch of DIM + 8: an odd number of 16-byte pieces, so eight rows at the same column lie in
+// eight different groups of banks without conflicts, and every address of a fragment is a lane's own offset plus a
+// constant.
+// Rows behind their segment's end and columns behind SIZE are zero-filled: nothing else can enter a product.
 //
-// Fragments of mma.m16n8k16, lane = 4 g + t: A holds rows g, g + 8 and columns 2t, 2t + 1, + 8; B the same of its
-// columns; the result rows g, g + 8 at columns 2t, 2t + 1. So two results side by side, rounded, are the A of the next
+// Fragments of mma.m16n8k16, lane = 4 g + t: A holds rows g, g + 8 and columns 2t, 2t + 1, + 8; B the same of its columns;
+// the result rows g, g + 8 at columns 2t, 2t + 1. So two results side by side, rounded, are the A operand of the next
 // product, and probabilities never leave their lane.
 
 #define LOG2E 1.4426950408889634f
@@ -20,7 +21,7 @@ extern __shared__ uint4 memory[];
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// 16 bytes without a register in between; zeros where `there` is false.
+// cp.async of 16 bytes; zero-filled where `there` is false.
 __device__ __forceinline__ void copy16(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -62,7 +63,7 @@ __device__ __forceinline__ u32 lane_along() {
     return ((l / 16) * 8 + l % 8) * ROW_BYTES + (l / 8 % 2) * 16;
 }
 
-// ROWS rows of one head from row `first` on. A tile that is all there needs no questions.
+// Loads ROWS rows of one head from row `first` on. A tile that is all there needs no predicates.
 template <int ROWS>
 __device__ __forceinline__ void load_rows(u32 to, const Rows& from, int head, int first, int end) {
     constexpr int PIECES = DIM / 8, AT_ONCE = THREADS / PIECES;
@@ -87,7 +88,7 @@ __device__ __forceinline__ void load_rows(u32 to, const Rows& from, int head, in
     }
 }
 
-// Fragments of A: 16 RT rows of a tile.
+// Loads fragments of A: 16 RT rows of a tile.
 template <int RT> __device__ __forceinline__ void keep(u32 (&a)[STEPS][RT][4], u32 from) {
 #pragma unroll
     for (int k = 0; k < STEPS; k++)
@@ -158,7 +159,7 @@ __device__ __forceinline__ void product_down(float (&sum)[RT][CT][4], const u32 
     }
 }
 
-// Two results side by side as the A of the next product.
+// Two results side by side as the A operand of the next product.
 __device__ __forceinline__ void as_a(u32 (&a)[4], const float (&left)[4], const float (&right)[4]) {
     a[0] = bf16x2(left[0], left[1]);
     a[1] = bf16x2(left[2], left[3]);
@@ -166,8 +167,8 @@ __device__ __forceinline__ void as_a(u32 (&a)[4], const float (&left)[4], const 
     a[3] = bf16x2(right[2], right[3]);
 }
 
-// Writes 16 RT rows of 8 CT columns from `column` on, through shared memory of the warp's own at `stage`, in pieces of
-// 16 bytes. factor[m][i] belongs to row 16 m + 8 i + g.
+// Writes 16 RT rows of 8 CT columns from `column` on, staged in shared memory of the warp's own at `stage`, in pieces of 16
+// bytes. factor[m][i] belongs to row 16 m + 8 i + g.
 template <int RT, int CT>
 __device__ __forceinline__ void store_rows(const Rows& to, int head, int first, int end, int column, char* stage,
                                            const float (&sum)[RT][CT][4], const float (&factor)[RT][2]) {
@@ -195,8 +196,8 @@ __device__ __forceinline__ void store_rows(const Rows& to, int head, int first, 
     __syncwarp();
 }
 
-// What the 16 RT rows of queries of a warp see: each lane knows one or two rows, the warp from the first to behind the
-// last key any of them sees, and the keys all of them see.
+// The keys that the 16 RT rows of queries of a warp see: each lane knows one or two rows, the warp the range from the first
+// to behind the last key any of them sees, and the keys all of them see.
 struct Sight {
     Seen mine;
     int low, high, all_low, all_high;
@@ -237,7 +238,7 @@ __device__ __forceinline__ bool sees_some(const Sight& s, int from, int to) {
     return from < s.high && (MASK < 2 || to > s.low);
 }
 
-// What row `row` of the warp sees, from the lane that knows, counted from `origin`: with constants to ask for, a key
+// The keys that row `row` of the warp sees, from the lane that knows, counted from `origin`: compared with constants, a key
 // costs a comparison or two.
 __device__ __forceinline__ Seen seen_by(const Sight& s, int row, int origin) {
     Seen seen = {0, 0, 0, 0};

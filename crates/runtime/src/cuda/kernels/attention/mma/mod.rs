@@ -76,7 +76,7 @@ struct Geometry {
     walk: usize,
     /// Whether the owned side's fragments stay in registers.
     kept: bool,
-    /// Blocks a multiprocessor that registers are dealt for.
+    /// Thread blocks a multiprocessor, by the launch bounds.
     blocks: usize,
     /// Warps that share the same owned rows, each with its part of the columns of the sums.
     split: usize,
@@ -143,7 +143,7 @@ impl Geometry {
         size.next_multiple_of(16 * self.split)
     }
 
-    /// Dynamic shared memory: two stages of the walked side's two tensors, the owned side's one or two.
+    /// Dynamic shared memory: two pipeline stages of the walked side's two tensors, the owned side's one or two.
     fn shared_bytes(&self, part: Part, size: usize) -> usize {
         let row = 2 * (self.dim(size) + 8);
         let stage = 2 * self.walk * row;

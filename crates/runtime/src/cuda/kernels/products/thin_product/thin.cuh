@@ -1,5 +1,5 @@
-// What an adapter's thin products are written with: pieces of rows on their way through shared memory, fragments of
-// mma.m16n8k16, and dropout of eight neighbours at a time.
+// Shared by an adapter's thin products: pieces of rows staged in shared memory, fragments of mma.m16n8k16, and dropout of
+// eight neighbours at a time.
 //
 // x, dx and base [M, WIDTH], u and du [M, RANK], a [RANK, WIDTH], each with rows at a stride X_ROW and so on; RANK and WIDTH are
 // multiples of 8, and rows begin at multiples of 16 bytes.
@@ -7,17 +7,17 @@
 // of a fragment is therefore always eight neighbours of a row: a piece of 16 bytes, and one draw of dropout.
 // Lanes are 4 g + t, as mma counts them: a left factor has rows g and g + 8, a right factor column g, both at the sum's places 2 t,
 // 2 t + 1, 2 t + 8 and 2 t + 9, and the result rows g and g + 8 at columns 2 t and 2 t + 1.
-// What is kept is multiplied by `keep` once, where a sum ends.
+// Kept elements are multiplied by `keep` once, where a sum ends.
 
 #define NARROW (RANK / 8)
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// 16 bytes into shared memory beside the computation; zeros where there is nothing.
+// cp.async of 16 bytes into shared memory; zero-filled where there is nothing.
 __device__ __forceinline__ void copy16(u32 to, const void* from, bool is_there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
-// The same through L1, for what other blocks read as well.
+// The same through L1, for elements that other blocks read as well.
 __device__ __forceinline__ void copy16_near(u32 to, const void* from, bool is_there) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
@@ -52,7 +52,7 @@ __device__ __forceinline__ void mma_half(float (&c)[4], u32 a0, u32 a1, u32 b0) 
         : "r"(a0), "r"(a1), "r"(b0));
 }
 
-// What is dropped of a row: the bits of `dropout.cu`.
+// The dropout mask of a row: the bits of `dropout.cu`.
 struct Drawing {
     u32 key0, key1, step;
     const int* rows;
@@ -64,7 +64,7 @@ struct Drawing {
     __device__ __forceinline__ int2 row(int i) const {
         return __ldg(reinterpret_cast<const int2*>(rows + (i64)i * ROWS_ROW));
     }
-    // What columns 8 eight to 8 eight + 7 of a row draw, 16 bits each.
+    // The draws of columns 8 eight to 8 eight + 7 of a row, 16 bits each.
     __device__ __forceinline__ uint4 of(u32 eight, int2 row) const {
         return philox(make_uint4(eight, (u32)row.y, (u32)row.x, step), key0, key1);
     }

@@ -1,9 +1,9 @@
 // da = du^T drop(x), plus base where HAS_BASE.
 //
-// A block takes 64 columns of `tiles` times 16 rows, its WARPS warps turns of 16 rows. A lane has 8 columns of 4 rows, which as pairs of
-// rows are left factors, 16 columns by 16 rows each; du, turned over by ldmatrix, is the right one. Both come through shared memory,
-// a turn ahead. The warps' sums are added in shared memory, TOGETHER times 8 ranks at once, and those of the blocks by
-// `thin_weight_sum`, both in their order: deterministic. Bytes: x in, du once a slab of 64 columns, the blocks' sums out and in.
+// A thread block takes 64 columns of `tiles` times 16 rows, its WARPS warps turns of 16 rows. A lane has 8 columns of 4 rows, which
+// as pairs of rows are left factors, 16 columns by 16 rows each; du, transposed by ldmatrix, is the right one. Both come through
+// shared memory, a turn ahead. The warps' sums are added in shared memory, TOGETHER times 8 ranks at once, and those of the blocks
+// by `thin_weight_sum`, both in their order: deterministic. Bytes: x in, du once a slab of 64 columns, the blocks' sums out and in.
 // [16384, 1152] by rank 48 took 23.8 us on an H200, [16384, 1024] by rank 16 18.
 
 #define DU_PITCH (NARROW % 2 ? NARROW : NARROW + 1)
