@@ -90,6 +90,7 @@ fn is_primitive(op: &Op) -> bool {
                 | K::RowScatter
                 | K::Resample
                 | K::Sample
+                | K::Dequantize
                 | K::Rank
         ),
     }

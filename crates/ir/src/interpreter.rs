@@ -8,8 +8,10 @@ use crate::access::Access;
 use crate::block8::{e4m4_from_f32, e4m4_to_f32};
 use crate::fp8::{e4m3_from_f32, e4m3_to_f32, e5m2_from_f32, e5m2_to_f32};
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
+use crate::nf4;
 use crate::ops::Op;
 use crate::oracle;
+use crate::passes::types::nf4::{MAP, magnitude_paths};
 use crate::pieces::Piece;
 use crate::plan::{Launch, PlanSet, Queue, Role, View};
 use crate::types::{DType, TensorType, bf16_from_f32, bf16_to_f32};
@@ -65,6 +67,10 @@ impl Interpreter {
     pub fn set_tensor(&mut self, path: &str, values: &[f64]) {
         for rank in 0..self.arenas.len() {
             for piece in self.plans.held(rank).into_iter().filter(|piece| piece.path == path) {
+                if piece.is_nf4() {
+                    self.set_codes(rank, &piece, values);
+                    continue;
+                }
                 let view = self.view_of(&piece);
                 write(&mut self.arenas[rank], &view, &values[piece.range]);
             }
@@ -77,9 +83,12 @@ impl Interpreter {
         for (rank, arena) in self.arenas.iter().enumerate() {
             for piece in self.plans.held(rank).into_iter().filter(|piece| piece.path == path) {
                 whole.resize(piece.ty.elements(), None);
-                for (known, x) in
-                    whole[piece.range.clone()].iter_mut().zip(read(arena, &self.view_of(&piece)))
-                {
+                let values = if piece.is_nf4() {
+                    self.values(arena, &piece)
+                } else {
+                    read(arena, &self.view_of(&piece))
+                };
+                for (known, x) in whole[piece.range.clone()].iter_mut().zip(values) {
                     assert!(
                         known.is_none_or(|known| known == x),
                         "ranks have another `{path}` than rank {rank}"
@@ -89,6 +98,38 @@ impl Interpreter {
             }
         }
         whole.into_iter().map(|x| x.unwrap_or_else(|| panic!("no rank has all of `{path}`"))).collect()
+    }
+
+    /// Quantises a weight that is kept in NF4.
+    fn set_codes(&mut self, rank: usize, piece: &Piece, values: &[f64]) {
+        let values: Vec<f32> = values.iter().map(|x| *x as f32).collect();
+        let (mut codes, mut absmax) = (vec![0; values.len() / 2], vec![0.0; nf4::blocks(values.len())]);
+        nf4::quantize(&values, &mut codes, &mut absmax);
+        let small = nf4::Magnitudes::of(&absmax);
+        let [absmax, nested, offset] = magnitude_paths(&piece.path);
+        let bytes = |bytes: Vec<u8>| bytes.into_iter().map(f64::from).collect::<Vec<f64>>();
+        let wide = |values: &[f32]| values.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+        self.set_at(rank, &piece.slot, &bytes(codes));
+        self.set_at(rank, &absmax, &bytes(small.codes));
+        self.set_at(rank, &nested, &wide(&small.nested));
+        self.set_at(rank, &offset, &[f64::from(small.offset)]);
+        self.set_at(rank, MAP, &wide(&nf4::dynamic_map()));
+    }
+
+    /// The values of a weight that is kept in NF4.
+    fn values(&self, arena: &[u8], piece: &Piece) -> Vec<f64> {
+        let [absmax, nested, offset] =
+            magnitude_paths(&piece.path).map(|path| read(arena, &self.slot(&path)));
+        let codes: Vec<u8> =
+            read(arena, &self.slot(&piece.slot)).into_iter().map(|code| code as u8).collect();
+        let map = read(arena, &self.slot(MAP));
+        let magnitude = |block: usize| {
+            let value = map[absmax[block] as usize] as f32;
+            nf4::magnitude(value, nested[block / nf4::NESTED] as f32, offset[0] as f32)
+        };
+        let mut values = vec![0.0; piece.ty.elements()];
+        nf4::dequantize(&codes, magnitude, f64::from, 0, &mut values);
+        values
     }
 
     fn view_of(&self, piece: &Piece) -> View {

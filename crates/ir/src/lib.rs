@@ -19,6 +19,7 @@ pub mod graph;
 pub mod interpreter;
 pub mod links;
 pub mod mesh;
+pub mod nf4;
 pub mod ops;
 pub mod optimizers;
 pub mod oracle;

@@ -6,8 +6,10 @@ use std::collections::HashMap;
 use crate::expand;
 use crate::graph::{Graph, Node, Slot, Value};
 use crate::mesh::Mesh;
+use crate::nf4;
 use crate::ops::Op;
 use crate::ops::collective;
+use crate::ops::dequantize::{inputs_before_parts, inputs_of_a_part, parts};
 use crate::ops::elementwise::Elementwise;
 use crate::ops::product::{Compute, round_tf32};
 use crate::ops::reduce::Fold;
@@ -19,7 +21,7 @@ use crate::types::{DType, TensorType, contiguous_strides};
 /// Values by slot path, in f64 whatever the slot's type.
 pub type Values = HashMap<String, Vec<f64>>;
 
-/// What running a graph leaves behind.
+/// The outcome of running a graph.
 pub struct Evaluated {
     pub results: HashMap<String, Vec<f64>>,
     /// The written slots' new values.
@@ -154,6 +156,7 @@ fn evaluate(node: &Node, ins: &[Operand<'_>]) -> Vec<f64> {
         }
         Op::Resample { height, width } => resampled([*height, *width], ins),
         Op::Sample {} => sampled(ins),
+        Op::Dequantize { rows, nested, .. } => dequantized(rows, *nested, ins),
         Op::ScatterAdd { .. } | Op::RowScatter {} => {
             let is_sum = matches!(node.op, Op::ScatterAdd { .. });
             let (mut to, rows, index) = if is_sum {
@@ -272,6 +275,27 @@ fn resampled(size: [usize; 2], ins: &[Operand<'_>]) -> Vec<f64> {
         out
     };
     ins[1].data.chunks(PART).flat_map(of_one).map(f64::from).collect()
+}
+
+/// In f32, as the values are defined; they are rounded further where they are stored.
+fn dequantized(rows: &[usize], nested: bool, ins: &[Operand<'_>]) -> Vec<f64> {
+    let codes: Vec<u8> = ins[0].data.iter().map(|x| *x as u8).collect();
+    let bytes = ins[0].ty.last();
+    let mut values = vec![];
+    let of_parts = ins[inputs_before_parts(nested)..].chunks(inputs_of_a_part(nested));
+    for (rows, of) in parts(rows).zip(of_parts) {
+        let mut part = vec![0.0; 2 * bytes * rows.len()];
+        let magnitude = |block: usize| match nested {
+            false => of[0].data[block] as f32,
+            true => {
+                let value = ins[1].data[of[0].data[block] as usize] as f32;
+                nf4::magnitude(value, of[1].data[block / nf4::NESTED] as f32, of[2].data[0] as f32)
+            }
+        };
+        nf4::dequantize(&codes[bytes * rows.start..bytes * rows.end], magnitude, f64::from, 0, &mut part);
+        values.extend(part);
+    }
+    values
 }
 
 fn dot(index: &[usize], strides: &[usize]) -> usize {

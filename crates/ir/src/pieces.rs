@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use crate::graph::{Class, Init};
 use crate::mesh::Axis;
+use crate::passes::types::nf4;
 use crate::plan::{PlacedSlot, PlanSet};
 use crate::types::{DType, TensorType};
 
@@ -31,6 +32,11 @@ pub struct Piece {
 }
 
 impl Piece {
+    /// Whether its slot holds codes of NF4: it is written and read as the whole weight (`passes::nf4`).
+    pub fn is_nf4(&self) -> bool {
+        nf4::weight_of_codes(&self.slot) == Some(&self.path)
+    }
+
     /// Whether it is the tensor with all its elements.
     pub fn is_whole(&self) -> bool {
         self.range == (0..self.ty.elements())
@@ -115,7 +121,7 @@ impl Sharded {
 
 impl PlanSet {
     /// The parameters and saved tensors that a rank has, in the order of slots. Of a tensor that ranks divide it may have no
-    /// element.
+    /// element. A weight in NF4 is a piece of its values in f32, whose slot is the one of its codes.
     pub fn held(&self, rank: usize) -> Vec<Piece> {
         let coordinate = self.mesh.coordinate(rank, Axis::Shard);
         let mut pieces: Vec<(usize, Piece)> =
@@ -124,7 +130,16 @@ impl PlanSet {
             |slot: &PlacedSlot| !slot.is_whole && (slot.class.is_saved() || slot.class.is_parameter());
         for (number, slot) in self.slots.iter().enumerate().filter(|(_, slot)| is_held(slot)) {
             let PlacedSlot { path, ty, class, init, .. } = slot.clone();
-            let (range, slot) = (0..ty.elements(), path.clone());
+            if nf4::is_beside_codes(&path) {
+                continue;
+            }
+            let slot = path.clone();
+            // A weight in four bits is known by its name and by its values.
+            let (path, ty) = match nf4::weight_of_codes(&path) {
+                Some(weight) => (weight.into(), TensorType::new(DType::F32, [ty.dims[0], 2 * ty.dims[1]])),
+                None => (path, ty),
+            };
+            let range = 0..ty.elements();
             pieces.push((2 * number + 1, Piece { path, ty, class, init, range, slot, at: 0 }));
         }
         pieces.sort_by_key(|(place, _)| *place);

@@ -1,5 +1,6 @@
 //! The tests of this crate in one binary: linking one for every file took longer than running them.
 
+mod activations;
 mod applied_twice;
 mod autodiff;
 mod collectives;

@@ -15,9 +15,9 @@ use flatout_ir::ops::thin_product::Thin;
 use flatout_ir::ops::{Op, OpKind};
 use flatout_ir::oracle::{self, in_f64};
 use flatout_ir::types::{DType, TensorType};
-use flatout_ir::{Builder, Tensor, bundle};
+use flatout_ir::{Builder, Tensor, bundle, nf4};
 
-use crate::collectives;
+use crate::{activations, collectives};
 
 #[test]
 fn every_case_passes() {
@@ -34,12 +34,17 @@ fn every_case_has_a_name_of_its_own() {
 /// Operations no gradient graph of the table holds, and the proof each has instead.
 const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
     (OpKind::Quantize, quantize_is_division_and_rounding),
+    (OpKind::Dequantize, dequantize_is_a_table_of_sixteen_times_magnitudes),
     (OpKind::RowScatter, row_scatter_replaces_rows),
     (OpKind::Resample, resample_is_a_weighted_mean),
     (OpKind::Sample, samples_are_as_frequent_as_they_are_likely),
     (OpKind::HeadLossTrain, head_loss_train_is_both_passes),
     (OpKind::DoubleNorm, double_norms_are_two_around_a_sum),
     (OpKind::DoubleNormGrad, double_norms_have_the_slopes_of_two),
+    (OpKind::GatedProduct, activations::gated_products_are_products_and_gates),
+    (OpKind::GatedProductGrad, activations::gated_products_have_the_slopes_of_both),
+    (OpKind::ActivatedProduct, activations::activated_products_are_both),
+    (OpKind::ActivatedProductGrad, activations::activated_products_have_the_slopes_of_both),
     (OpKind::LowRankNorm, low_rank_norm_is_of_the_sums_rows),
     (OpKind::ThinProduct, thin_products_are_of_what_is_kept),
     (OpKind::AdamW, adamw_expands_to_its_outputs),
@@ -166,7 +171,7 @@ fn double_norms_are_two_around_a_sum() {
     within(1e-12, &outs[1], &sums.concat()).expect("the sum between");
 }
 
-/// What flows to x and y through the two norms one after the other, whether the sum is given or made again.
+/// Gradients of x and y through the two norms one after the other, whether the sum is given or made again.
 fn double_norms_have_the_slopes_of_two() {
     let (outs, _) = evaluate(|t| {
         let [inner, outer] = DOUBLE;
@@ -282,6 +287,53 @@ fn samples_are_as_frequent_as_they_are_likely() {
 }
 
 /// Parts at their own size are themselves, others the weighted mean of the definition, in f64 and rounded once.
+/// Two weights one behind the other, of rows that end inside blocks, whose codes and magnitudes are those of `nf4`.
+fn dequantize_is_a_table_of_sixteen_times_magnitudes() {
+    let (rows, columns) = ([5, 300], 88);
+    let (map, mut values, mut wanted) = (nf4::dynamic_map(), oracle::Values::new(), vec![]);
+    let mut codes = vec![];
+    for (part, rows) in rows.iter().enumerate() {
+        let weight: Vec<f32> = draw(&format!("w{part}"), rows * columns).iter().map(|x| *x as f32).collect();
+        let blocks = nf4::blocks(weight.len());
+        let (mut of_part, mut absmax) = (vec![0; weight.len() / 2], vec![0.0; blocks]);
+        nf4::quantize(&weight, &mut of_part, &mut absmax);
+        let small = nf4::Magnitudes::of(&absmax);
+        let magnitude = |block: usize| {
+            let nested = small.nested[block / 256];
+            map[small.codes[block] as usize] * nested + small.offset
+        };
+        for (i, x) in weight.iter().enumerate() {
+            let code = of_part[i / 2] >> if i.is_multiple_of(2) { 4 } else { 0 } & 15;
+            let got = f64::from(nf4::CODES[code as usize & 15] * magnitude(i / 64));
+            // Half of the widest step between codes, and what rounding does to a magnitude.
+            assert!((got - f64::from(*x)).abs() < 0.17 * f64::from(absmax[i / 64]), "{x} became {got}");
+            wanted.push(got);
+        }
+        codes.extend(of_part.iter().map(|code| f64::from(*code)));
+        values.insert(format!("absmax{part}"), small.codes.iter().map(|code| f64::from(*code)).collect());
+        values.insert(format!("nested{part}"), small.nested.iter().map(|x| f64::from(*x)).collect());
+        values.insert(format!("offset{part}"), vec![f64::from(small.offset)]);
+    }
+    values.insert("map".into(), map.map(f64::from).to_vec());
+    values.insert("codes".into(), codes);
+    for to in [DType::F32, DType::BF16] {
+        let b = Builder::new();
+        let mut ins =
+            vec![b.input("codes", DType::U8, &[305, columns / 2]), b.input("map", DType::F32, &[256])];
+        for (part, rows) in rows.iter().enumerate() {
+            let blocks = nf4::blocks(rows * columns);
+            ins.push(b.input(&format!("absmax{part}"), DType::U8, &[blocks]));
+            ins.push(b.input(&format!("nested{part}"), DType::F32, &[blocks.div_ceil(256)]));
+            ins.push(b.input(&format!("offset{part}"), DType::F32, &[1]));
+        }
+        b.result("y", b.op(Op::Dequantize { rows: rows.to_vec(), to, nested: true }, &ins));
+        let graph = b.finish();
+        sound(&graph).unwrap();
+        let rounded: Vec<f64> = wanted.iter().map(|x| to.round(*x)).collect();
+        assert_eq!(oracle::run(&graph, &values).results["y"], rounded, "{to:?}");
+    }
+}
+
 fn resample_is_a_weighted_mean() {
     let (images, rows, columns, channels) = (3, 11, 13, 2);
     let table: Vec<f64> = draw("bytes", images * rows * columns * channels)

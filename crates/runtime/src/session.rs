@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use flatout_ir::block8::e4m4_to_f32;
 use flatout_ir::fp8::{e4m3_to_f32, e5m2_to_f32};
 use flatout_ir::types::{DType, bf16_to_f32};
-use flatout_ir::{PlanSet, Role, View};
+use flatout_ir::{Launch, PlanSet, Role, View};
 use flatout_world::Wire;
 
 use crate::cuda::driver::Event;
@@ -211,6 +211,28 @@ impl Session {
             Backend::Cpu(session) => session.run(index, plan),
             Backend::Cuda(session) => session.run(index, plan),
         }
+    }
+
+    /// Runs the plan of a role with each launch as often as `times` says, in the plan's order: for measurements, as what plans add up
+    /// or advance moves on. Launches that are not repeatable run once. There are no other ranks.
+    pub fn run_repeated(&mut self, role: Role, times: &[usize]) -> Result<(), RuntimeError> {
+        let index = self.index(role)?;
+        let plan = &self.plans.plans[index];
+        let bounded = |(launch, times): (&Launch, &usize)| match launch::is_repeatable(launch) {
+            true => *times,
+            false => 1.min(*times),
+        };
+        let times: Vec<usize> = plan.launches.iter().zip(times).map(bounded).collect();
+        match &mut self.backend {
+            Backend::Cpu(session) => session.run_repeated(index, plan, &times),
+            Backend::Cuda(session) => session.run_repeated(index, plan, &times),
+        }
+    }
+
+    /// Whether a launch of a role's plan may run several times in a row.
+    pub fn is_repeatable(&self, role: Role, index: usize) -> bool {
+        let plan = self.plans.plan(role);
+        plan.and_then(|plan| plan.launches.get(index)).is_some_and(launch::is_repeatable)
     }
 
     /// Times every launch of these plans, one by one: a vector per role, a time per launch, in the plan's order.

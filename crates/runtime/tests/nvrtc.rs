@@ -150,6 +150,18 @@ fn real() -> Vec<Form> {
         forms.push((Op::Gated { act, p: 0.0 }, vec![gate.clone(); 2]));
         forms.push((Op::GatedGrad { act, again: true, p: 0.0 }, vec![gate.clone(); 3]));
     }
+    let wide = ty(bf16, &[65536, 768]);
+    for act in [Act::Silu, Act::Gelu, Act::GeluExact] {
+        forms.push((Op::GatedProduct { act }, vec![wide.clone(), ty(bf16, &[4096, 768])]));
+        let ins = vec![wide.clone(), ty(bf16, &[768, 2048]), gate.clone(), gate.clone()];
+        forms.push((Op::GatedProductGrad { act, again: true }, ins));
+    }
+    for act in [Act::Gelu, Act::GeluExact] {
+        let ins = vec![wide.clone(), ty(bf16, &[2048, 768]), ty(bf16, &[2048])];
+        forms.push((Op::ActivatedProduct { act, tb: true, bias: true }, ins));
+        let ins = vec![wide.clone(), ty(bf16, &[768, 2048]), gate.clone()];
+        forms.push((Op::ActivatedProductGrad { act, tb: false, again: true, sum: true }, ins));
+    }
     let drawn = [ty(DType::I32, &[3]), ty(DType::I32, &[65536, 2])];
     for (op, tensors) in [
         (Op::Gated { act: Act::Relu, p: 0.1 }, 2),
@@ -181,6 +193,19 @@ fn real() -> Vec<Form> {
     }
     let by_itself = Op::Quantize { to: DType::E4M3, current: true, of: quantize::Source::Given };
     forms.push((by_itself, vec![ty(bf16, &[4096, 768])]));
+    for (to, nested) in [(bf16, true), (bf16, false), (f32s, true)] {
+        let (rows, columns) = (vec![4096, 1024, 1024], 4096);
+        let mut ins = vec![ty(DType::U8, &[6144, columns / 2])];
+        ins.extend(nested.then(|| ty(f32s, &[256])));
+        for rows in &rows {
+            let blocks = rows * columns / 64;
+            match nested {
+                true => ins.extend([ty(DType::U8, &[blocks]), ty(f32s, &[blocks / 256]), ty(f32s, &[1])]),
+                false => ins.push(ty(f32s, &[blocks])),
+            }
+        }
+        forms.push((Op::Dequantize { rows, to, nested }, ins));
+    }
     let flat = ty(f32s, &[176_000_000]);
     let (beta1, beta2, eps, weight_decay, lr_scale, copy, first) = (0.9, 0.95, 1e-8, 0.1, 1.0, true, 0);
     let scalars = vec![ty(f32s, &[1]); 4];

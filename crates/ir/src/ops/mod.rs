@@ -6,17 +6,20 @@
 //! The expansion is the mathematics. It is the fallback where a fused form is switched off, and what kernels and
 //! fused gradients are checked against; a gradient operation expands to the derivative of its forward's expansion.
 
+pub mod activated_product;
 pub mod adamw;
 pub mod adamw8;
 pub mod attention;
 pub mod cap;
 pub mod collective;
+pub mod dequantize;
 pub mod double_norm;
 pub mod dropout;
 pub mod elementwise;
 pub mod epilogue;
 pub mod frequency;
 pub mod gated;
+pub mod gated_product;
 pub mod head_loss;
 pub mod index;
 pub mod linear_attention;
@@ -132,8 +135,10 @@ ops! {
     Broadcast = "broadcast" { dims: Dims }
     /// (what x [M, N] is made of, scale [1], amax [1]) -> x over the scale in an 8-bit type, the same transposed, and the
     /// larger of amax and the largest magnitude. With `current` (x) -> the same by the scale that fits x, and that scale.
-    /// What x is made by may give more: that follows.
+    /// Further outputs of the operation that makes x follow.
     Quantize = "quantize" { to: DType, current: bool, of: Source }
+    /// (codes u8 [M, N / 2], map?, what the magnitudes of each part are kept in) -> [M, N]: weights in NF4 as numbers.
+    Dequantize = "dequantize" { rows: Dims, to: DType, nested: bool }
     /// Folds one axis to extent 1.
     Reduce = "reduce" { axis: usize, by: Fold }
     /// (a [.., M, K], b [.., K, N], base?, what the epilogue reads) -> a b, each stored transposed where said, plus the
@@ -152,8 +157,8 @@ ops! {
     DoubleNormGrad = "double_norm_grad" { inner: NormSpec, outer: NormSpec, add: bool, of_sum: bool }
     /// (x [T, H, K], positions i32 [axes, T], table?) -> x with pairs rotated; `inverse` rotates back.
     Rope = "rope" { freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, inverse: bool, table: bool }
-    /// (x [T, H, K], w [K], positions, table?) -> rope(rms_norm(x)). With `first` w is [2 K]: its first half is for so many
-    /// heads, the rest for the others.
+    /// (x [T, H, K], w [K], positions, table?) -> rope(rms_norm(x)). With `first` w is [2 K]: its first half is for the
+    /// first `first` heads, the second for the others.
     QkNormRope = "qk_norm_rope" { eps: f32, weight: NormWeight, first: usize, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
     /// (x, w, positions, table?, dy) -> dx, dw.
     QkNormRopeGrad = "qk_norm_rope_grad" { eps: f32, weight: NormWeight, first: usize, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
@@ -161,6 +166,14 @@ ops! {
     Gated = "gated" { act: Act, p: f32 }
     /// (gate, up, dy, rng?, rows?) -> d gate, d up; with `again` also what `gated` gives.
     GatedGrad = "gated_grad" { act: Act, again: bool, p: f32 }
+    /// (x [M, K], w [2 F, K]) -> x w^T, the gate in its first F columns and up in the others, and act(gate) * up.
+    GatedProduct = "gated_product" { act: Act }
+    /// (d [M, K], w [K, F], gate [M, F], up) -> d gate and d up where d w flows into act(gate) * up; with `again` also that.
+    GatedProductGrad = "gated_product_grad" { act: Act, again: bool }
+    /// (x [M, K], w, bias [N]?) -> h [M, N] = x w + bias, act(h).
+    ActivatedProduct = "activated_product" { act: Act, tb: bool, bias: bool }
+    /// (d [M, K], w, h [M, N]) -> d w times the slope of act at h; with `again` also act(h), with `sum` also the first's sum [1, N] over rows.
+    ActivatedProductGrad = "activated_product_grad" { act: Act, tb: bool, again: bool, sum: bool }
     /// (x [T, ..], rng i32 [3], rows i32 [T, 2]) -> x / (1 - p), zero with probability p.
     Dropout = "dropout" { p: f32 }
     /// (table [V, ..], index i32 [N]) -> [N, ..]; index -1 gives zeros.
@@ -215,7 +228,16 @@ ops! {
 impl OpKind {
     /// Whether passes make it only for a target that has a kernel for it.
     pub fn is_optional(self) -> bool {
-        matches!(self, OpKind::ThinProduct | OpKind::DoubleNorm | OpKind::DoubleNormGrad)
+        matches!(
+            self,
+            OpKind::ThinProduct
+                | OpKind::DoubleNorm
+                | OpKind::DoubleNormGrad
+                | OpKind::GatedProduct
+                | OpKind::GatedProductGrad
+                | OpKind::ActivatedProduct
+                | OpKind::ActivatedProductGrad
+        )
     }
 
     /// Whether it depends on other ranks, or on which rank runs it.
@@ -226,7 +248,12 @@ impl OpKind {
     /// The class that reports count an operation in.
     pub fn work(self) -> Work {
         match self {
-            OpKind::Product | OpKind::ThinProduct => Work::Product,
+            OpKind::Product
+            | OpKind::ThinProduct
+            | OpKind::GatedProduct
+            | OpKind::GatedProductGrad
+            | OpKind::ActivatedProduct
+            | OpKind::ActivatedProductGrad => Work::Product,
             OpKind::Attention
             | OpKind::AttentionGrad
             | OpKind::LinearAttention
@@ -240,7 +267,7 @@ impl OpKind {
             | OpKind::LowRankNorm => Work::Norm,
             OpKind::Rope => Work::Rope,
             OpKind::Gated | OpKind::GatedGrad => Work::Gated,
-            OpKind::Quantize => Work::Quantize,
+            OpKind::Quantize | OpKind::Dequantize => Work::Quantize,
             OpKind::Map | OpKind::Region | OpKind::Bundle | OpKind::Dropout => Work::Elementwise,
             OpKind::Reduce => Work::Reduce,
             OpKind::Gather | OpKind::ScatterAdd | OpKind::RowScatter | OpKind::Resample | OpKind::Sample => {
@@ -281,7 +308,7 @@ impl Attr for Box<Graph> {
 /// Gradients of a node's inputs; `None` where none flows.
 pub type Grads<'g> = Vec<Option<Tensor<'g>>>;
 
-/// What a gradient rule sees: the forward node and the gradients of its outputs.
+/// The inputs of a gradient rule: the forward node and the gradients of its outputs.
 pub struct Vjp<'a, 'g> {
     pub ins: &'a [Tensor<'g>],
     pub outs: &'a [Tensor<'g>],
@@ -311,6 +338,7 @@ impl Op {
             | Op::Broadcast { .. } => movement::infer(self, &ins),
             Op::Reduce { axis, by } => reduce::infer(*axis, *by, &ins),
             Op::Quantize { to, current, of } => quantize::infer(*to, *current, *of, &ins),
+            Op::Dequantize { rows, to, nested } => dequantize::infer(rows, *to, *nested, &ins),
             Op::Product { ta, tb, out, base, epilogue, .. } => {
                 product::infer(*ta, *tb, *out, *base, *epilogue, &ins)
             }
@@ -328,6 +356,12 @@ impl Op {
             }
             Op::Gated { p, .. } => gated::infer(*p, &ins),
             Op::GatedGrad { again, p, .. } => gated::infer_grad(*again, *p, &ins),
+            Op::GatedProduct { .. } => gated_product::infer(&ins),
+            Op::GatedProductGrad { again, .. } => gated_product::infer_grad(*again, &ins),
+            Op::ActivatedProduct { tb, bias, .. } => activated_product::infer(*tb, *bias, &ins),
+            Op::ActivatedProductGrad { tb, again, sum, .. } => {
+                activated_product::infer_grad(*tb, *again, *sum, &ins)
+            }
             Op::Dropout { p } => dropout::infer(*p, &ins),
             Op::Gather {} => index::infer_gather(&ins),
             Op::ScatterAdd { rows, out, base } => index::infer_scatter_add(*rows, *out, *base, &ins),
@@ -386,6 +420,7 @@ impl Op {
             }
             Op::HeadLoss { compute, cap } => head_loss::vjp(b, *compute, *cap, at),
             Op::Quantize { .. }
+            | Op::Dequantize { .. }
             | Op::ThinProduct { .. }
             | Op::RowScatter {}
             | Op::Sample {}
@@ -394,6 +429,10 @@ impl Op {
             | Op::DoubleNormGrad { .. }
             | Op::QkNormRopeGrad { .. }
             | Op::GatedGrad { .. }
+            | Op::GatedProduct { .. }
+            | Op::GatedProductGrad { .. }
+            | Op::ActivatedProduct { .. }
+            | Op::ActivatedProductGrad { .. }
             | Op::AttentionGrad { .. }
             | Op::LinearAttentionGrad { .. }
             | Op::HeadLossGrad { .. }
@@ -410,7 +449,7 @@ impl Op {
         }
     }
 
-    /// The same mathematics in simpler operations, one level down; `None` for a primitive. What is drawn is drawn by the
+    /// The same mathematics in simpler operations, one level down; `None` for a primitive. Random numbers are drawn by the
     /// node's key.
     pub fn expand<'g>(&self, b: &'g Builder, key: u64, ins: &[Tensor<'g>]) -> Option<Vec<Tensor<'g>>> {
         Some(match self {
@@ -424,7 +463,7 @@ impl Op {
                 return None;
             }
             Op::Reduce { .. } | Op::Dropout { .. } | Op::Gather {} | Op::RowScatter {} => return None,
-            Op::Resample { .. } | Op::Sample {} => return None,
+            Op::Resample { .. } | Op::Sample {} | Op::Dequantize { .. } => return None,
             Op::Quantize { to, current, of } => quantize::expand(*to, *current, *of, ins),
             Op::Product { ta, tb, out, base, .. } if ins[0].dtype().is_fp8() => {
                 vec![product::of_wide(*ta, *tb, *out, *base, ins)]
@@ -457,6 +496,12 @@ impl Op {
             Op::QkNormRopeGrad { .. } => qk_norm_rope::expand_grad(b, self, ins),
             Op::Gated { act, p } => vec![gated::expand(*act, *p, key, ins)],
             Op::GatedGrad { act, again, p } => gated::expand_grad(b, *act, *again, *p, key, ins),
+            Op::GatedProduct { act } => gated_product::expand(b, *act, ins),
+            Op::GatedProductGrad { act, again } => gated_product::expand_grad(b, *act, *again, ins),
+            Op::ActivatedProduct { act, tb, bias } => activated_product::expand(b, *act, *tb, *bias, ins),
+            Op::ActivatedProductGrad { act, tb, again, sum } => {
+                activated_product::expand_grad(*act, *tb, *again, *sum, ins)
+            }
             Op::Attention { scale, cap, mask, q, k } => {
                 attention::expand(b, &Attend { scale: *scale, cap: *cap, mask: *mask, q: *q, k: *k }, ins)
             }
@@ -496,7 +541,7 @@ impl Op {
             Op::Map { .. } | Op::Region { .. } => return crate::region::in_place(),
             Op::Bundle { body } => return crate::bundle::pairs(body),
             Op::Reduce { .. } | Op::Gather {} | Op::Resample { .. } | Op::Sample {} => &[],
-            Op::Quantize { current: true, .. } => &[],
+            Op::Quantize { current: true, .. } | Op::Dequantize { .. } => &[],
             Op::Quantize { of, .. } => return quantize::in_place(*of),
             Op::Product { base, .. } | Op::ThinProduct { base, .. } | Op::ScatterAdd { base, .. } => {
                 if *base { &[(2, 0)] } else { &[] }
@@ -508,6 +553,11 @@ impl Op {
             Op::QkNormRopeGrad { .. } => &[(0, 0), (3, 0), (4, 0)],
             Op::Gated { .. } => &[(0, 0), (1, 0)],
             Op::GatedGrad { .. } => &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)],
+            Op::GatedProduct { .. } => &[],
+            Op::GatedProductGrad { .. } => &[(2, 0), (2, 1), (3, 0), (3, 1)],
+            Op::ActivatedProduct { .. } => &[],
+            Op::ActivatedProductGrad { again: true, .. } => &[(2, 1)],
+            Op::ActivatedProductGrad { .. } => &[],
             Op::Attention { .. } | Op::AttentionGrad { .. } | Op::LinearAttention { .. } => &[],
             Op::LinearAttentionGrad { .. } => return linear_attention::in_place(self),
             Op::HeadLoss { .. } | Op::LowRankNorm { .. } => &[],
@@ -572,7 +622,7 @@ impl Op {
             | Op::Pad { .. }
             | Op::Broadcast { .. } => 0,
             Op::Gather {} | Op::RowScatter {} => 0,
-            Op::Map { .. } => moved,
+            Op::Map { .. } | Op::Dequantize { .. } => moved,
             // Two pixels each way.
             Op::Resample { .. } => 8 * moved,
             // An exponential each for the share and for the sum.
@@ -589,6 +639,15 @@ impl Op {
             Op::QkNormRopeGrad { .. } => 14 * ins[0].elements(),
             Op::Gated { .. } => 5 * node.outs[0].elements(),
             Op::GatedGrad { .. } => 10 * node.outs[0].elements(),
+            Op::GatedProduct { .. } => {
+                gated_product::flops(&ins, node.outs[0].dims[1], 5 * node.outs[1].elements())
+            }
+            Op::GatedProductGrad { .. } => {
+                gated_product::flops(&ins, node.outs[0].dims[1], 10 * node.outs[0].elements())
+            }
+            Op::ActivatedProduct { .. } | Op::ActivatedProductGrad { .. } => {
+                gated_product::flops(&ins, node.outs[0].dims[1], 8 * node.outs[0].elements())
+            }
             Op::Dropout { .. } => 2 * ins[0].elements(),
             Op::ScatterAdd { .. } => ins[0].elements(),
             // Two products forward, five backward, over the pairs the mask lets through.

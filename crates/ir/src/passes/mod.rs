@@ -22,11 +22,13 @@ pub mod forward {
 pub mod fuse {
     //! Neighbours become one launch: products with what surrounds them, elementwise regions, bundles.
 
+    pub mod activated_products;
     pub mod bundles;
     pub mod column_sums;
     pub mod double_norms;
     pub mod epilogues;
     pub mod fused_products;
+    pub mod gated_products;
     pub mod joined_products;
     pub mod regions;
     pub mod thin_products;
@@ -62,6 +64,7 @@ pub mod types {
     pub mod fp8;
     pub mod fp8_choice;
     pub mod fp8_copies;
+    pub mod nf4;
     pub mod precision;
     pub mod quantize_sources;
     pub mod tf32;
@@ -70,7 +73,7 @@ pub mod types {
 // Other crates ask these for names of slots and of weights.
 pub use forward::{adapter, adapters};
 pub use gradient::{average, differentiate, lanes, layout, recompute, totals, update};
-pub use types::{fp8, fp8_choice, fp8_copies};
+pub use types::{fp8, fp8_choice, fp8_copies, nf4};
 
 use crate::expand;
 use crate::graph::{Class, Graph};
@@ -82,7 +85,8 @@ use crate::target::Target;
 use crate::verify::verify;
 use forward::{folded_scales, joint_heads, merge, patterns, rope_table, rotated_scores};
 use fuse::{
-    bundles, column_sums, double_norms, epilogues, fused_products, joined_products, regions, thin_products,
+    activated_products, bundles, column_sums, double_norms, epilogues, fused_products, gated_products,
+    joined_products, regions, thin_products,
 };
 use gradient::shards::{self, Divided};
 use gradient::{frozen, gathers, held_ratios, one_pass_loss, rejoin, score_gradients};
@@ -158,6 +162,15 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
         check("prefetch", g);
         reports.say(*role, "prefetch", exchanges, || {
             format!("{exchanges} exchanges begin as soon as what they send is there")
+        });
+    }
+
+    // Frozen weights of linear layers are codes of four bits, and numbers only next to where they are read.
+    if !options.nf4.is_empty() && options.runs("nf4") {
+        let weights = nf4::nf4(&mut graphs, &options.nf4)?;
+        graphs.iter().for_each(|(_, g)| check("nf4", g));
+        reports.say(Role::GRAD, "nf4", weights, || {
+            format!("{weights} frozen weights are kept in NF4 and made into numbers where they are read")
         });
     }
     place::plan(graphs, target, options, sharded, reports)
@@ -530,6 +543,28 @@ const JOINED: &[Pass] = &[
             let of_gradients = if s.role.is_grad() { folded } else { 0 };
             s.say(of_gradients, || format!("{folded} additions are done by the product before them"));
             Ok(())
+        },
+    },
+    // Products apply gated activations, and their gradients, as they write.
+    Pass {
+        name: "gated_products",
+        enabled: |o, _| o.fuse_activation && o.precision != Precision::FP8,
+        run: |s, _, target| {
+            let (g, [gates, slopes]) = gated_products::gated_products(&s.graph, target);
+            s.rewrite((g, gates + slopes), |_| {
+                format!("{gates} products apply the gated activation behind them, {slopes} its gradient")
+            })
+        },
+    },
+    // The same for GELU, its slope and the sum behind that.
+    Pass {
+        name: "activated_products",
+        enabled: |o, _| o.fuse_activation && o.precision != Precision::FP8,
+        run: |s, _, target| {
+            let (g, [layers, slopes]) = activated_products::activated_products(&s.graph, target);
+            s.rewrite((g, layers + slopes), |_| {
+                format!("{layers} products apply GELU in a kernel of their own, {slopes} its slope")
+            })
         },
     },
     // A tensor that is only quantised is quantised where it is made.

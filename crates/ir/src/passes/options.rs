@@ -1,4 +1,4 @@
-//! What a caller may choose about compilation. Each field answers one switch.
+//! A caller's options of compilation. Each field answers one switch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,12 +38,12 @@ impl Precision {
 }
 
 named! {
-    /// What the backward pass computes again instead of keeping.
+    /// The values that the backward pass computes again instead of keeping.
     pub enum Recompute {
         /// Normed inputs, activations, rotated queries and keys: no product and no attention runs twice.
         Cheap = "cheap",
         None = "none",
-        /// What `Cheap` does, and products whose result is at least twice as wide as what they read.
+        /// Those of `Cheap`, and products whose result is at least twice as wide as what they read.
         Wide = "wide",
         /// Everything inside a layer but its input.
         Full = "full",
@@ -51,7 +51,7 @@ named! {
 }
 
 named! {
-    /// What moments are kept in. Weights and gradient sums stay f32.
+    /// The format of moments. Weights and gradient sums stay f32.
     pub enum Moments {
         F32 = "fp32",
         /// Rounded up or down at random, so that increments below half a step are not lost.
@@ -162,6 +162,8 @@ impl Default for Update {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     pub precision: Precision,
+    /// Paths of frozen weights that are kept in NF4, of those that `nf4::linear` gives.
+    pub nf4: BTreeSet<String>,
     /// Of 8-bit tensors.
     pub fp8_scaling: Scaling,
     /// Names of the weights whose layers multiply 8-bit floats, as `fp8::names` gives them; `None` for all.
@@ -172,10 +174,12 @@ pub struct Options {
     pub fuse_gate_up: bool,
     pub fuse_norm: bool,
     pub fuse_elementwise: bool,
+    /// Activations, gated or not, and their gradients inside the products before them, where the target has kernels for it.
+    pub fuse_activation: bool,
     pub fuse_loss: bool,
     pub fuse_optimizer: bool,
     pub recompute: Recompute,
-    /// Of `Full`: only so many layers, from the first, run again; the others keep what `Cheap` keeps. `None` for all.
+    /// Of `Full`: how many layers, from the first, run again; the others keep what `Cheap` keeps. `None` for all.
     pub recompute_layers: Option<usize>,
     /// Off: a buffer a tensor, no reuse.
     pub memory_plan: bool,
@@ -238,6 +242,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             precision: Precision::F32,
+            nf4: BTreeSet::new(),
             fp8_scaling: Scaling::Delayed,
             fp8_layers: None,
             flash_attention: true,
@@ -245,6 +250,7 @@ impl Default for Options {
             fuse_gate_up: true,
             fuse_norm: true,
             fuse_elementwise: true,
+            fuse_activation: true,
             fuse_loss: true,
             fuse_optimizer: true,
             recompute: Recompute::Cheap,

@@ -45,6 +45,11 @@ impl Session {
         self.run_each(index, plan, |_, _| {})
     }
 
+    /// The same with each launch as often as `times` says.
+    pub fn run_repeated(&mut self, index: usize, plan: &Plan, times: &[usize]) -> Result<(), RuntimeError> {
+        self.run_times(index, plan, |launch| times[launch], |_, _| {})
+    }
+
     /// Times every launch of these plans, in passes over all of them.
     pub(crate) fn time(&mut self, plans: &[(usize, &Plan)], passes: usize) -> Result<Samples, RuntimeError> {
         let mut samples = Samples::new(plans.iter().map(|(_, plan)| plan.launches.len()), passes);
@@ -65,6 +70,16 @@ impl Session {
         &mut self,
         index: usize,
         plan: &Plan,
+        tell: impl FnMut(usize, f64) + Send,
+    ) -> Result<(), RuntimeError> {
+        self.run_times(index, plan, |_| 1, tell)
+    }
+
+    fn run_times(
+        &mut self,
+        index: usize,
+        plan: &Plan,
+        times: impl Fn(usize) -> usize + Sync,
         mut tell: impl FnMut(usize, f64) + Send,
     ) -> Result<(), RuntimeError> {
         let (arena, threads) = (Address(self.arena.start()), self.threads);
@@ -74,8 +89,11 @@ impl Session {
                 let begun = Instant::now();
                 // SAFETY: `new` checked the launch against this arena, and `&mut self` keeps everyone else away.
                 let context = unsafe { Context::new(launch, arena.get(), threads) }.among(ranks);
-                kernel(launch, &context)
-                    .map_err(|why| RuntimeError::Launch(format!("{}: {why}", launch::describe(launch))))?;
+                for _ in 0..times(i) {
+                    kernel(launch, &context).map_err(|why| {
+                        RuntimeError::Launch(format!("{}: {why}", launch::describe(launch)))
+                    })?;
+                }
                 tell(i, begun.elapsed().as_secs_f64());
             }
             Ok(())

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use super::driver::nccl::{Communicator, Communicators};
 use super::driver::{Driver, Modules};
 use super::kernels::attention::choice::{AttentionKernel, Chosen};
 use super::kernels::attention::cudnn::Cudnn;
+use super::kernels::products::choice::ProductKernel;
 use super::kernels::products::lt::Lt;
 use super::session::tuned::Tuned;
 use super::tensor_map;
@@ -84,6 +86,8 @@ pub struct Facts {
     pub autotune: bool,
     /// The kernel attention must run on.
     pub attention: AttentionKernel,
+    /// The kernel products must run on, where it is written for them.
+    pub product: ProductKernel,
 }
 
 impl Facts {
@@ -112,6 +116,7 @@ impl Facts {
             deterministic: false,
             autotune: false,
             attention: AttentionKernel::Auto,
+            product: ProductKernel::Auto,
         }
     }
 }
@@ -146,6 +151,7 @@ pub struct Prepare<'a> {
     pub(super) stream: Stream,
     pub(super) notes: &'a RefCell<Vec<String>>,
     pub(super) chosen: &'a RefCell<Vec<Chosen>>,
+    pub(super) products: &'a RefCell<BTreeMap<&'static str, usize>>,
     pub(super) communicators: Option<&'a Communicators>,
 }
 
@@ -202,6 +208,24 @@ impl<'a> Prepare<'a> {
         if !chosen.contains(&what) {
             chosen.push(what);
         }
+    }
+
+    /// Counts a product that runs on a kernel of this name.
+    pub(super) fn multiplies_by(&self, kernel: &'static str) {
+        *self.products.borrow_mut().entry(kernel).or_default() += 1;
+    }
+
+    /// How many products are counted.
+    pub(super) fn multiplied(&self) -> usize {
+        self.products.borrow().values().sum()
+    }
+
+    pub(super) fn count_of_products(&self) -> BTreeMap<&'static str, usize> {
+        self.products.borrow().clone()
+    }
+
+    pub(super) fn set_count_of_products(&self, counts: BTreeMap<&'static str, usize>) {
+        *self.products.borrow_mut() = counts;
     }
 
     /// The group of ranks along an axis; `None` where the session was opened without others.

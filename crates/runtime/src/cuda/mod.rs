@@ -15,5 +15,6 @@ pub use context::{Arg, CudaError, Facts, Function, Kernel, Prepare, Source, Stre
 pub use driver::device::{Device, Gpu, Identity, probe, target};
 pub use driver::{device, environment, gpus, library, links, nccl, nvml, nvrtc, store, topology};
 pub use kernels::attention::choice::AttentionKernel;
+pub use kernels::products::choice::ProductKernel;
 pub use kernels::{KERNELS, attention, kernel};
 pub use session::{Autotune, Options, noise, spin};

@@ -513,9 +513,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::cuda::kernels::attention::choice::serving;
     use crate::cuda::{self, AttentionKernel, Facts};
+    use crate::verify::check;
     use crate::verify::trial::{Form, Trial};
-    use crate::verify::{check, serving};
 
     /// Both directions on the CPU.
     fn agree(add: fn(&mut Vec<Problem>)) {

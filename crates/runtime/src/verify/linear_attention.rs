@@ -10,7 +10,8 @@ use flatout_ir::ops::linear_attention::{Accumulate, Keys, LinearAttend, LinearMa
 use flatout_ir::types::{DType, TensorType};
 
 use super::Data;
-use super::cases::{FLOATS, Input, Table, rope_table, tensor, x};
+use super::cases::{FLOATS, Input, Table, tensor, x};
+use super::layers::rope_table;
 
 pub(super) fn linear_attention(table: &mut Table) {
     for dtype in FLOATS {

@@ -7,6 +7,7 @@
 mod attention;
 pub mod cases;
 pub mod collective;
+mod layers;
 mod linear_attention;
 pub mod packed;
 mod products;
@@ -18,6 +19,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::product::Compute;
 use flatout_ir::ops::quantize::Source;
 use flatout_ir::target::{KernelRow, Target};
@@ -29,7 +31,8 @@ use rayon::prelude::*;
 use crate::cpu;
 use crate::cuda::driver::nvrtc::{Nvrtc, Resources};
 use crate::cuda::kernels::attention::choice;
-use crate::cuda::{self, AttentionKernel, Facts};
+use crate::cuda::kernels::products::{choice as product_choice, hopper};
+use crate::cuda::{self, AttentionKernel, Facts, ProductKernel};
 use trial::{Form, Outputs, Trial};
 
 /// The contents of an input.
@@ -96,7 +99,7 @@ pub fn check(case: &Case) -> Result<f64, String> {
     Prepared::new(case, &Place::Cpu.target()).check_on(Place::Cpu).remove(0).1
 }
 
-/// A case with the kernel that runs it and what the oracle wants of it. Making one takes the host's time alone, so many
+/// A case with the kernel that runs it and what the oracle wants of it. Making one takes the host's time alone, so several
 /// are made side by side.
 pub struct Prepared<'a>(Result<(Trial<'a>, Vec<Vec<f64>>), String>);
 
@@ -169,37 +172,69 @@ fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: Place<'_>, way: Way)
 
 /// Which of several kernels behind one row runs; the row's own choice where there is but one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Way(AttentionKernel);
+pub(crate) struct Way {
+    attention: AttentionKernel,
+    product: ProductKernel,
+}
 
 impl Way {
+    pub(crate) fn attention(kernel: AttentionKernel) -> Way {
+        Way { attention: kernel, ..Way::default() }
+    }
+
+    fn product(kernel: ProductKernel) -> Way {
+        Way { product: kernel, ..Way::default() }
+    }
+
     /// The row's name, with the kernel's behind it.
     fn name(self, row: &str) -> String {
-        if self == Way::default() { row.into() } else { format!("{row} {}", self.0.name()) }
+        match self {
+            Way { attention: AttentionKernel::Auto, product: ProductKernel::Auto } => row.into(),
+            Way { attention: AttentionKernel::Auto, product } => format!("{row} {}", product.name()),
+            Way { attention, .. } => format!("{row} {}", attention.name()),
+        }
     }
 
     fn options(self, options: cuda::Options) -> cuda::Options {
-        cuda::Options { attention: self.0, ..options }
+        let Way { attention, product } = self;
+        cuda::Options { attention, product, ..options }
+    }
+
+    fn facts(self, facts: &Facts) -> Facts {
+        let Way { attention, product } = self;
+        Facts { attention, product, ..facts.clone() }
     }
 
     /// Rows with gaps as the kernel takes them: matrix units want them 16 bytes apart.
     fn gaps(self) -> Form {
-        match self.0 {
-            AttentionKernel::Auto | AttentionKernel::Fma => Form::Strided,
+        match self {
+            Way { product: ProductKernel::Wgmma, .. } => Form::Spaced,
+            Way { attention: AttentionKernel::Auto | AttentionKernel::Fma, .. } => Form::Strided,
             _ => Form::Spaced,
         }
     }
 
     /// Whether the kernel serves the launch in a form.
     fn takes(self, trial: &Trial<'_>, form: Form, place: Place<'_>, options: cuda::Options) -> bool {
-        self == Way::default() || place.ways(&[trial.launch(form, 256, 1).0], options).contains(&self)
+        let is_always = self == Way::default() || self.product == ProductKernel::Cublaslt;
+        is_always || place.ways(&[trial.launch(form, 256, 1).0], options).contains(&self)
     }
 }
 
-/// The kernels that an attention may be made to run on; of other operations there is but one.
-fn serving(launch: &Launch, facts: &Facts) -> Vec<AttentionKernel> {
+/// The kernels that an attention or a product may be made to run on; of other operations there is but one.
+fn serving(launch: &Launch, facts: &Facts) -> Vec<Way> {
     match launch.op.kind() {
-        OpKind::Attention | OpKind::AttentionGrad => choice::serving(launch, facts),
-        _ => vec![AttentionKernel::Auto],
+        OpKind::Attention | OpKind::AttentionGrad => {
+            choice::serving(launch, facts).into_iter().map(Way::attention).collect()
+        }
+        OpKind::Product
+        | OpKind::GatedProduct
+        | OpKind::GatedProductGrad
+        | OpKind::ActivatedProduct
+        | OpKind::ActivatedProductGrad => {
+            product_choice::serving(launch, facts).into_iter().map(Way::product).collect()
+        }
+        _ => vec![Way::default()],
     }
 }
 
@@ -208,12 +243,12 @@ impl Place<'_> {
     fn ways(self, launches: &[Launch], options: cuda::Options) -> Vec<Way> {
         let Place::Cuda(device) = self else { return vec![Way::default()] };
         let facts = device.facts(options);
-        let mut found: Option<Vec<AttentionKernel>> = None;
-        for kernels in launches.iter().map(|launch| serving(launch, &facts)) {
-            let earlier = found.unwrap_or_else(|| kernels.clone());
-            found = Some(earlier.into_iter().filter(|kernel| kernels.contains(kernel)).collect());
+        let mut found: Option<Vec<Way>> = None;
+        for ways in launches.iter().map(|launch| serving(launch, &facts)) {
+            let earlier = found.unwrap_or_else(|| ways.clone());
+            found = Some(earlier.into_iter().filter(|way| ways.contains(way)).collect());
         }
-        found.unwrap_or_else(|| vec![AttentionKernel::Auto]).into_iter().map(Way).collect()
+        found.unwrap_or_else(|| vec![Way::default()])
     }
 }
 
@@ -224,6 +259,7 @@ impl Place<'_> {
 fn chooses_anew(case: &Case, form: Form, place: Place<'_>) -> bool {
     let anew = match (&case.op, form) {
         (Op::Product { epilogue, .. }, Form::Without { .. }) => epilogue.has_gelu(),
+        (Op::ActivatedProduct { act: Act::Gelu, .. }, Form::Without { .. }) => true,
         (Op::Product { base: true, out: DType::BF16, .. }, Form::InPlace { .. }) => {
             case.ins[0].0.dtype.is_fp8()
         }
@@ -278,15 +314,18 @@ pub fn sources_of(launch: &Launch, facts: &Facts) -> Vec<cuda::Source> {
     sources_with_shared(launch, facts).into_iter().map(|(source, _)| source).collect()
 }
 
-/// As `sources_of`, each with the most dynamic shared memory in bytes that its kernels are launched with: attention's,
-/// which asks for as much as a device has. Others stay below what every block gets.
+/// As `sources_of`, each with the most dynamic shared memory in bytes that its kernels are launched with: attention's and
+/// Hopper's products', which ask for as much as a device has. Others stay below what every block gets.
 pub fn sources_with_shared(launch: &Launch, facts: &Facts) -> Vec<(cuda::Source, usize)> {
     let Some(kernel) = cuda::kernel(launch.kernel) else { return vec![] };
-    let of = |attention| {
-        let facts = Facts { attention, ..facts.clone() };
+    let of = |way: Way| {
+        let facts = way.facts(facts);
         let is_attention = matches!(launch.op.kind(), OpKind::Attention | OpKind::AttentionGrad);
         (kernel.sources)(launch, &facts).into_iter().map(move |source| {
-            let shared = if is_attention { choice::shared_bytes(launch, &facts, &source) } else { 0 };
+            let shared = match is_attention {
+                true => choice::shared_bytes(launch, &facts, &source),
+                false => hopper::shared_bytes(&source),
+            };
             (source, shared)
         })
     };
@@ -350,7 +389,7 @@ fn types_of(case: &Case) -> Vec<DType> {
     case.ins.iter().map(|(ty, _)| ty.dtype).chain(cases::output_type(&case.op)).collect()
 }
 
-/// The worst relative L2 error of the outputs. What is not finite must be so in both.
+/// The worst relative L2 error of the outputs. Elements that are not finite must be so in both.
 fn judge(case: &Case, outs: &[TensorType], got: &Outputs, wanted: &[Vec<f64>]) -> Result<f64, String> {
     let mut worst: f64 = 0.0;
     for (o, (got, want)) in got.iter().zip(wanted).enumerate() {

@@ -107,7 +107,7 @@ impl Promise {
         let options = cuda::Options { deterministic, ..Default::default() };
         let mut ways = place.ways(&[Trial::unfilled(&case, row).launch(DENSE, 256, 1).0], options);
         // cuDNN has other engines for packed sequences than for equal ones, and promises no bits between them.
-        ways.retain(|way| !deterministic || *way != Way(AttentionKernel::Cudnn));
+        ways.retain(|way| !deterministic || *way != Way::attention(AttentionKernel::Cudnn));
         let named = |way: Way, error| (way.name(row.name), error);
         match &self.kind {
             Kind::Separate(problem, grad) => {

@@ -1,6 +1,7 @@
 //! Cases of the matrix product: types, modes and layouts, at sizes the matrix units like and at odd ones.
 
 use flatout_ir::ops::epilogue::Epilogue;
+use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::product::{Compute, plain};
 use flatout_ir::types::DType;
 use flatout_ir::{Op, OpKind};
@@ -56,6 +57,63 @@ pub(super) fn products(table: &mut Table) {
     tf32(table);
     epilogues(table);
     fp8(table);
+    of_matrix_units(table);
+    gated(table);
+    activated(table);
+}
+
+/// As kernels on tiles take them: extents that fill tiles and that do not, in rows of multiples of 16 bytes, and several at once.
+fn of_matrix_units(table: &mut Table) {
+    let (bf16, compute) = (DType::BF16, Compute::Full);
+    for (ta, tb) in TRANSPOSED {
+        let op = || plain(ta, tb, bf16, compute);
+        for (m, n, k) in [(128, 64, 64), (136, 72, 200), (328, 520, 104), (1032, 136, 328)] {
+            table.add(op(), vec![x(bf16, &stored(ta, m, k)), x(bf16, &stored(tb, k, n))]);
+        }
+        let [[a0, a1], [b0, b1]] = [stored(ta, 136, 72), stored(tb, 72, 264)];
+        table.add(op(), vec![x(bf16, &[3, a0, a1]), x(bf16, &[3, b0, b1])]);
+    }
+}
+
+/// Products with gated activations behind them, and with their gradients: extents of no tile, and of several tiles.
+fn gated(table: &mut Table) {
+    let bf16 = DType::BF16;
+    let sizes = [(37, 24, 40), (130, 72, 64), (300, 136, 72), (520, 328, 200)];
+    for (m, f, k) in sizes {
+        for &act in Act::ALL {
+            let (x_mk, gate) = (x(bf16, &[m, k]), x(bf16, &[m, f]));
+            let wide = tensor(bf16, &[2 * f, k], Data::Normal(0.2));
+            table.add(Op::GatedProduct { act }, vec![x_mk.clone(), wide]);
+            let down = tensor(bf16, &[k, f], Data::Normal(0.2));
+            for again in [false, true] {
+                let ins = vec![x_mk.clone(), down.clone(), gate.clone(), x(bf16, &[m, f])];
+                table.add(Op::GatedProductGrad { act, again }, ins);
+            }
+        }
+    }
+}
+
+/// Products with activations behind them, and with their slopes: with a bias in either type and without, the weight either way.
+fn activated(table: &mut Table) {
+    let bf16 = DType::BF16;
+    let sizes = [(37, 24, 40), (130, 72, 64), (300, 136, 72), (520, 328, 200)];
+    for (m, n, k) in sizes {
+        for act in [Act::Gelu, Act::GeluExact] {
+            for tb in [true, false] {
+                let w = tensor(bf16, &stored(tb, k, n), Data::Normal(0.2));
+                let ins = vec![x(bf16, &[m, k]), w];
+                table.add(Op::ActivatedProduct { act, tb, bias: false }, ins.clone());
+                for bias in FLOATS {
+                    let ins = ins.iter().cloned().chain([x(bias, &[n])]).collect();
+                    table.add(Op::ActivatedProduct { act, tb, bias: true }, ins);
+                }
+                let ins: Vec<Input> = ins.into_iter().chain([x(bf16, &[m, n])]).collect();
+                for (again, sum) in [(false, false), (false, true), (true, false), (true, true)] {
+                    table.add(Op::ActivatedProductGrad { act, tb, again, sum }, ins.clone());
+                }
+            }
+        }
+    }
 }
 
 /// Both ways round and off alignment, where a kernel of ours runs, and as matrix units take them.

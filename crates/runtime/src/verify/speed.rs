@@ -93,6 +93,29 @@ pub fn cases() -> Vec<Case> {
     add("fill 16384x4096 f32", Op::Fill { value: 0.0, dtype: F32, dims: wide.to_vec() }, vec![]);
     add("add 16384x4096 bf16", Op::Map { f: E::Add }, vec![x(BF16, &wide), x(BF16, &wide)]);
     add("cast 16384x4096 f32 to bf16", Op::Map { f: E::Cast(BF16) }, vec![x(F32, &wide)]);
+    let (tokens, width, ffn) = (65536, 768, 2048);
+    add(
+        "gated product 65536x2x2048x768 bf16",
+        Op::GatedProduct { act: Act::Silu },
+        vec![x(BF16, &[tokens, width]), x(BF16, &[2 * ffn, width])],
+    );
+    add(
+        "gated product back 65536x2048x768 bf16",
+        Op::GatedProductGrad { act: Act::Silu, again: true },
+        vec![
+            x(BF16, &[tokens, width]),
+            x(BF16, &[width, ffn]),
+            x(BF16, &[tokens, ffn]),
+            x(BF16, &[tokens, ffn]),
+        ],
+    );
+    let act = Act::GeluExact;
+    let (tokens, ffn) = (65792, 3072);
+    let ins = vec![x(BF16, &[tokens, width]), x(BF16, &[ffn, width]), x(BF16, &[ffn])];
+    add("product, bias, GELU 65792x3072x768 bf16", Op::ActivatedProduct { act, tb: true, bias: true }, ins);
+    let ins = vec![x(BF16, &[tokens, width]), x(BF16, &[width, ffn]), x(BF16, &[tokens, ffn])];
+    let op = Op::ActivatedProductGrad { act, tb: false, again: true, sum: true };
+    add("product, slope, sum 65792x3072x768 bf16", op, ins);
     for dims in [wide, narrow] {
         let shape = format!("{}x{} bf16", dims[0], dims[1]);
         let (eps, weight) = (1e-5, NormWeight::Plain);
@@ -324,10 +347,11 @@ mod tests {
     use crate::verify::runs;
     use flatout_ir::target::KernelRow;
 
-    /// Every case is an operation with inputs it takes: a row of the CPU's lays it out.
+    /// Every case is an operation with inputs it takes: a row of the CPU's lays it out, or a GPU's where only that has one.
     #[test]
     fn cases_are_sound() {
-        let rows: Vec<KernelRow> = crate::cpu::target(1).kernels;
+        let of_gpus = crate::cuda::KERNELS.iter().copied().flatten().map(|kernel| kernel.row);
+        let rows: Vec<KernelRow> = crate::cpu::target(1).kernels.into_iter().chain(of_gpus).collect();
         for case in cases() {
             let row = rows.iter().find(|row| runs(row, &case)).copied();
             let trial = Trial::unfilled(&case, row.unwrap_or_else(|| panic!("no kernel for {}", case.name)));

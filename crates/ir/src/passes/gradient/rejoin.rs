@@ -39,7 +39,7 @@ struct Joint {
     /// The recomputed operation.
     again: NodeId,
     op: Op,
-    /// What it reads beside the gradient's inputs.
+    /// The inputs it reads beside the gradient's.
     further: Vec<Value>,
     /// The output that is its value.
     at: u8,
@@ -78,7 +78,7 @@ fn joint(g: &Graph, node: &Node, again: NodeId) -> Option<Joint> {
     match (&node.op, &of.op) {
         (&Op::GatedGrad { act, again: false, p }, Op::Gated { .. }) => {
             let is_same = of.op == Op::Gated { act, p } && of.ins[..2] == node.ins[..2];
-            // What is dropped is drawn by the key.
+            // A dropout mask is drawn by the key.
             let is_drawn_alike = p == 0.0 || of.key == node.key;
             let op = Op::GatedGrad { act, again: true, p };
             (is_same && is_drawn_alike).then_some(Joint { again, op, further: vec![], at: 2 })
@@ -96,16 +96,16 @@ fn joint(g: &Graph, node: &Node, again: NodeId) -> Option<Joint> {
 }
 
 /// Where recomputed operations are made.
-struct Made {
+pub(in crate::passes) struct Made {
     /// The first of them: nothing before it depends on any.
-    first: NodeId,
+    pub first: NodeId,
     /// The gradients that took them over.
-    at: HashMap<NodeId, NodeId>,
+    pub at: HashMap<NodeId, NodeId>,
 }
 
 impl Made {
     /// Whether `id` reads what `of` gives, or what is made of it.
-    fn depends(&self, g: &Graph, id: NodeId, of: NodeId) -> bool {
+    pub fn depends(&self, g: &Graph, id: NodeId, of: NodeId) -> bool {
         let mut seen = vec![false; g.nodes.len()];
         let mut open = vec![id];
         while let Some(at) = open.pop() {

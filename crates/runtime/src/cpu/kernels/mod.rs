@@ -7,6 +7,7 @@ pub mod linear_attention;
 pub mod elementwise {
     //! Elementwise functions, alone, in fused regions and beside what they are fused with.
 
+    pub mod dequantize;
     pub mod dropout;
     pub mod gated;
     pub mod map;
@@ -61,6 +62,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     attention::KERNELS,
     collective::KERNELS,
     movement::copy::KERNELS,
+    elementwise::dequantize::KERNELS,
     elementwise::dropout::KERNELS,
     elementwise::map::KERNELS,
     elementwise::gated::KERNELS,

@@ -18,6 +18,7 @@ use crate::cuda::KERNELS;
 use crate::cuda::context::{CudaError, Facts, Kernel, Source};
 use crate::cuda::kernels::attention::choice::{self as attention, AttentionKernel};
 use crate::cuda::kernels::attention::cudnn::Cudnn;
+use crate::cuda::kernels::products::choice::ProductKernel;
 use crate::cuda::kernels::products::lt::Lt;
 use crate::cuda::session::Options;
 use crate::rows::EVERY_TYPE;
@@ -230,6 +231,7 @@ impl Device {
             deterministic: false,
             autotune: false,
             attention: AttentionKernel::Auto,
+            product: ProductKernel::Auto,
         };
         let rates = rates(driver, device, &identity)?;
         let context_bytes = free_bytes.saturating_sub(free);
@@ -260,8 +262,8 @@ impl Device {
 
     pub fn facts(&self, options: Options) -> Facts {
         let autotune = options.candidates() > 1;
-        let Options { deterministic, attention, .. } = options;
-        Facts { deterministic, autotune, attention, ..self.0.facts.clone() }
+        let Options { deterministic, attention, product, .. } = options;
+        Facts { deterministic, autotune, attention, product, ..self.0.facts.clone() }
     }
 
     /// Why the device answers no more, if so: a kernel that touched what it may not makes every later call fail.

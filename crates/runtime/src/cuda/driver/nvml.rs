@@ -46,13 +46,14 @@ type Chosen = unsafe extern "C" fn(*mut c_void, c_int, *mut u32) -> c_int;
 const CHIP: c_int = 0;
 const MULTIPROCESSORS: c_int = 1;
 
-/// A device that is read now and then, from any thread. What its model or driver does not tell stays `None`.
+/// A device that is read now and then, from any thread. Values that its model or driver does not tell stay `None`.
 pub struct Monitor {
     device: *mut c_void,
     utilization: Option<unsafe extern "C" fn(*mut c_void, *mut [u32; 2]) -> c_int>,
     memory: Option<unsafe extern "C" fn(*mut c_void, *mut Memory) -> c_int>,
     power: Option<Number>,
     power_limit: Option<Number>,
+    energy: Option<unsafe extern "C" fn(*mut c_void, *mut u64) -> c_int>,
     temperature: Option<Chosen>,
     clock: Option<Chosen>,
     reasons: Option<unsafe extern "C" fn(*mut c_void, *mut u64) -> c_int>,
@@ -118,12 +119,20 @@ impl Monitor {
                 memory: library.symbol("nvmlDeviceGetMemoryInfo").ok(),
                 power: library.symbol("nvmlDeviceGetPowerUsage").ok(),
                 power_limit: library.symbol("nvmlDeviceGetEnforcedPowerLimit").ok(),
+                energy: library.symbol("nvmlDeviceGetTotalEnergyConsumption").ok(),
                 temperature: library.symbol("nvmlDeviceGetTemperature").ok(),
                 clock: library.symbol("nvmlDeviceGetClockInfo").ok(),
                 reasons: library.symbol("nvmlDeviceGetCurrentClocksThrottleReasons").ok(),
                 shutdown,
             })
         }
+    }
+
+    /// Millijoules that the device has used since its driver was loaded, where it counts them.
+    pub fn energy_millijoules(&self) -> Option<u64> {
+        let mut value = 0;
+        // SAFETY: the handle is valid until `drop`; the call writes one u64.
+        self.energy.filter(|call| unsafe { call(self.device, &mut value) } == 0).map(|_| value)
     }
 
     pub fn read(&self) -> Reading {

@@ -5,11 +5,13 @@ pub mod attention;
 pub mod collective;
 pub mod linear_attention;
 mod stage;
+mod timing;
 
 pub mod elementwise {
     //! Elementwise functions, alone, in fused regions and beside what they are fused with.
 
     pub mod bundle;
+    pub mod dequantize;
     pub mod dropout;
     pub mod gated;
     pub mod map;
@@ -43,10 +45,14 @@ pub mod optimizers {
 }
 
 pub mod products {
-    //! Matrix products on the GPU: through cuBLASLt, with epilogues, through adapters, and into the loss.
+    //! Matrix products on the GPU: through cuBLASLt or kernels of ours, with epilogues, through adapters, and into the loss.
 
+    pub mod activated_product;
+    pub mod choice;
     mod epilogue;
+    pub mod gated_product;
     pub mod head_loss;
+    pub mod hopper;
     pub mod lt;
     pub mod product;
     pub mod thin_product;
@@ -71,9 +77,12 @@ pub const KERNELS: &[&[Kernel]] = &[
     collective::KERNELS,
     movement::copy::KERNELS,
     norms::double_norm::KERNELS,
+    elementwise::dequantize::KERNELS,
     elementwise::dropout::KERNELS,
     elementwise::map::KERNELS,
     elementwise::gated::KERNELS,
+    products::gated_product::KERNELS,
+    products::activated_product::KERNELS,
     products::head_loss::KERNELS,
     movement::index::KERNELS,
     linear_attention::KERNELS,

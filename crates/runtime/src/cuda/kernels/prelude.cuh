@@ -1,4 +1,4 @@
-// What every kernel is written with: element types, vectors of them, sums over threads, the activations.
+// Shared by all kernels: element types, vectors of them, sums over threads, the activations.
 // Arithmetic is in f32; bf16 is rounded to nearest even. Pointers may alias exactly (in place), so nothing is
 // __restrict__: a thread reads all its elements before it writes any.
 
@@ -50,7 +50,7 @@ template <> struct As<bf16> {
 };
 
 #if __CUDA_ARCH__ >= 890
-// To nearest even; what is too large becomes the largest finite value.
+// Rounds to nearest even; values that are too large become the largest finite value.
 template <> struct As<e4m3> {
     static __device__ __forceinline__ e4m3 of(float x) {
         u16 pair;
@@ -157,7 +157,13 @@ template <int Width> __device__ __forceinline__ float lanes_sum(float x) {
 
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
 
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
+// By the hardware's exponential and reciprocal, each within 2 units of the last place.
+__device__ __forceinline__ float sigmoid(float x) {
+    float e, y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.44269504f * x));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + e));
+    return y;
+}
 
 #define GELU_INNER 0.797884560802865f
 #define GELU_CUBIC 0.044715f

@@ -13,7 +13,7 @@ mod traffic;
 pub mod tuned;
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +29,7 @@ use super::driver::nvrtc;
 use super::driver::store::Store;
 use super::driver::{DeviceMemory, Event, Graph, Module, Modules, OwnedStream};
 use super::kernels::attention::choice::{self, AttentionKernel, Chosen};
+use super::kernels::products::choice::{self as product_choice, ProductKernel};
 use crate::cpu::kernels::movement::copy;
 use crate::timing::Samples;
 use crate::{Copying, Laps, RuntimeError, launch};
@@ -74,6 +75,8 @@ pub struct Options {
     pub check_each_launch: bool,
     /// The kernel attention must run on.
     pub attention: AttentionKernel,
+    /// The kernel products must run on, where it is written for them.
+    pub product: ProductKernel,
     /// Where there are communicators, let NCCL allocate the arena and register it with them.
     pub window: bool,
 }
@@ -99,6 +102,7 @@ impl Default for Options {
             autotune: Autotune::Off,
             check_each_launch: false,
             attention: AttentionKernel::Auto,
+            product: ProductKernel::Auto,
             window: false,
         }
     }
@@ -126,6 +130,8 @@ pub struct Session {
     tuning: Tuning,
     notes: Vec<String>,
     attention: Vec<Chosen>,
+    /// How many products run on which kernel.
+    products: BTreeMap<&'static str, usize>,
     driver_bytes: u64,
     wire_bytes: u64,
     /// The time getting it ready took.
@@ -215,6 +221,7 @@ impl Session {
         }
 
         let (notes, chosen) = (RefCell::new(vec![]), RefCell::new(vec![]));
+        let products = RefCell::default();
         let prepare = Prepare {
             arena: arena.address(),
             facts: &facts,
@@ -226,6 +233,7 @@ impl Session {
             stream: stream.get(),
             notes: &notes,
             chosen: &chosen,
+            products: &products,
             communicators: communicators.as_deref(),
         };
         let launches: usize = plans.plans.iter().map(|plan| plan.launches.len()).sum();
@@ -303,6 +311,7 @@ impl Session {
             tuning,
             notes,
             attention: chosen.into_inner(),
+            products: products.into_inner(),
             driver_bytes,
             wire_bytes,
             laps,
@@ -358,6 +367,11 @@ impl Session {
     /// The kernels attention runs on, in a line; `None` where there is none.
     pub fn attention(&self) -> Option<String> {
         choice::describe(&self.attention)
+    }
+
+    /// How many products run on which kernel, in a line; `None` where there are none.
+    pub fn products(&self) -> Option<String> {
+        product_choice::describe(&self.products)
     }
 
     /// Where the kernels came from.
@@ -491,6 +505,24 @@ impl Session {
                 enqueued.map_err(|(launch, why)| named(launch)(why))
             }
         }
+    }
+
+    /// Enqueues the launches of a plan in order, each as often as `times` says, of a session without other ranks.
+    pub fn run_repeated(&mut self, index: usize, plan: &Plan, times: &[usize]) -> Result<(), RuntimeError> {
+        self.bind()?;
+        let stream = self.stream.get();
+        self.traffic.get_mut().before(&self.arena, &self.written[index], stream).map_err(late)?;
+        for ((work, launch), times) in self.works[index].iter().zip(&plan.launches).zip(times) {
+            for _ in 0..*times {
+                work.enqueue(stream).map_err(named(launch))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The device, for what is asked of it beside running plans.
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Milliseconds a run of a plan takes, over `calls` runs.

@@ -218,10 +218,10 @@ impl Race {
     pub fn run(&self, device: &cuda::Device) -> Result<Vec<Lap>, String> {
         let mut runners = vec![];
         for way in self.ways(&self.problem, device)? {
-            runners.push(self.runner(&self.problem, way.0.name().into(), way, device)?);
+            runners.push(self.runner(&self.problem, way.attention.name().into(), way, device)?);
         }
         if let Some(padded) = &self.padded {
-            let way = Way(AttentionKernel::Cudnn);
+            let way = Way::attention(AttentionKernel::Cudnn);
             if self.ways(padded, device)?.contains(&way) {
                 let mut runner = self.runner(padded, PADDED.into(), way, device)?;
                 // The work that was asked for, not what padding adds to it.

@@ -8,16 +8,11 @@ use flatout_ir::types::DType;
 use super::call::Call;
 use super::choice::{Family, is_unsupported};
 use super::{Problem, tiles};
-use crate::cuda::context::{CudaError, Prepare, Source, Work};
-use crate::cuda::driver::Event;
+use crate::cuda::context::{CudaError, Prepare, Source};
 use crate::cuda::driver::store;
+use crate::cuda::kernels::timing::median_ms;
 use crate::cuda::session::noise::{self, Noise};
 use crate::cuda::session::tuned::KernelTime;
-
-/// Timed runs of a family, after one that is not; the median counts.
-const RUNS: usize = 5;
-/// A family whose first run took this many times the best time is not run again.
-const HOPELESS: f64 = 4.0;
 
 /// The sources `times` needs beside the families' own.
 pub(super) fn sources(p: &Problem) -> Vec<Source> {
@@ -85,31 +80,4 @@ fn fill(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<(), CudaError>
         tiles::even_segments(p, &Call::of(p, launch, at), at)?.enqueue(at.stream())?;
     }
     Ok(())
-}
-
-fn median_ms(work: &dyn Work, best: f64, at: &Prepare<'_>) -> Result<f64, CudaError> {
-    let stream = at.stream();
-    let mark = || Event::new(at.driver());
-    let (begin, end) = (mark()?, mark()?);
-    work.enqueue(stream)?;
-    begin.record(stream)?;
-    work.enqueue(stream)?;
-    end.record(stream)?;
-    let first = begin.elapsed_ms(&end)?;
-    if first > HOPELESS * best {
-        return Ok(first);
-    }
-    let marks: Vec<Event> = (0..=RUNS).map(|_| mark()).collect::<Result<_, CudaError>>()?;
-    for (i, mark) in marks.iter().enumerate() {
-        mark.record(stream)?;
-        if i < RUNS {
-            work.enqueue(stream)?;
-        }
-    }
-    let mut times = vec![];
-    for pair in marks.windows(2) {
-        times.push(pair[0].elapsed_ms(&pair[1])?);
-    }
-    times.sort_by(f64::total_cmp);
-    Ok(times[RUNS / 2])
 }

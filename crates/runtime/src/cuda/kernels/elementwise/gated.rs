@@ -18,7 +18,7 @@ pub const KERNELS: &[Kernel] = &[
 ];
 
 /// The activation by which sources are told apart, and its text.
-pub(super) fn code(act: Act) -> u8 {
+pub(in crate::cuda::kernels) fn code(act: Act) -> u8 {
     match act {
         Act::Silu => 0,
         Act::Gelu => 1,
@@ -28,7 +28,7 @@ pub(super) fn code(act: Act) -> u8 {
 }
 pub(super) const ACTIVATION: &str = include_str!("activation.cuh");
 
-fn stages(launch: &Launch) -> Stages {
+pub(in crate::cuda::kernels) fn stages(launch: &Launch) -> Stages {
     let (act, p, is_grad) = match launch.op {
         Op::Gated { act, p } => (act, p, false),
         Op::GatedGrad { act, p, .. } => (act, p, true),

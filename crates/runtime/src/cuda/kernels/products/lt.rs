@@ -178,7 +178,7 @@ pub struct Matrices {
 
 impl Matrices {
     /// The largest power of two every row of every matrix starts at a multiple of, at most 256.
-    fn alignment(&self, count: usize) -> u32 {
+    pub fn alignment(&self, count: usize) -> u32 {
         let bytes = self.dtype.bytes() as u64;
         let steps = if count > 1 { self.step as u64 * bytes } else { 0 };
         1 << (self.at | steps | 256).trailing_zeros()
@@ -287,6 +287,11 @@ impl Multiply {
             fusion: self.fusion.anywhere(),
             workspace_bytes: self.workspace.1,
         }
+    }
+
+    /// All that its time depends on beside the device.
+    pub fn name(&self) -> String {
+        format!("{:?}", self.problem())
     }
 
     /// Makes the descriptors and chooses an algorithm: the library's first or, with `autotune` where bits need not be

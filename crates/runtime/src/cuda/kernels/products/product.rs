@@ -1,10 +1,11 @@
-//! Matrix products: cuBLASLt where it can express the operands, a plain kernel of ours where it cannot.
+//! Matrix products: cuBLASLt where it can express the operands, unless a kernel of ours is faster, and a plain kernel of ours
+//! where it cannot.
 //!
 //! An operand is a stack of matrices: the last two axes, over the leading ones. cuBLASLt takes matrices whose rows or
 //! columns have no gaps, at one distance from each other; leading axes that are not evenly spaced become several
 //! calls. It multiplies bf16 to bf16 or f32, and f32 to f32: in full precision or, where the
 //! product says so, in TF32. 8-bit operands it multiplies to bf16 or f32 where both lie along the inner extent, everything
-//! is a multiple of 16 bytes, the places of scales too, and not both are E5M2. What our kernel multiplies is in full precision always.
+//! is a multiple of 16 bytes, the places of scales too, and not both are E5M2. Our kernel always multiplies in full precision.
 
 use std::borrow::Cow;
 
@@ -13,7 +14,9 @@ use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
+use super::choice::{self, ProductKernel, Untimed};
 use super::epilogue::Parts;
+use super::hopper;
 use super::lt::{Fusion, Matrices, Multiply};
 use crate::cuda::context::{
     Arg, CudaError, Facts, Kernel, Prepare, Source, Work, launch as kernel_launch, sequence,
@@ -58,7 +61,7 @@ fn even_step(dims: &[usize], strides: &[usize]) -> Option<usize> {
 }
 
 /// A view's matrices of m rows and n columns as cuBLASLt takes them, or `None`.
-fn expressible(view: &View, address: u64, step: usize, transposed: bool) -> Option<Matrices> {
+pub(super) fn expressible(view: &View, address: u64, step: usize, transposed: bool) -> Option<Matrices> {
     let rank = view.dims.len();
     let (m, n) = (view.dims[rank - 2], view.dims[rank - 1]);
     let (row, column) = (view.strides[rank - 2], view.strides[rank - 1]);
@@ -175,6 +178,22 @@ impl<'a> Cut<'a> {
             && self.base.is_none_or(is_row)
     }
 
+    /// Whether types, layouts and extents are those that our kernel for Hopper is written for: products that keep a device busy.
+    fn is_for_hopper(&self, launch: &Launch) -> bool {
+        let [m, n, k] = self.extents();
+        let is_bf16 = [self.a, self.b, self.out].iter().all(|view| view.dtype == DType::BF16);
+        let is_large = m * self.count >= 128 && n >= 64 && k >= 64;
+        is_bf16 && is_large && self.base.is_none() && Parts::of(launch).is_none() && self.is_for_library()
+    }
+
+    /// Whether a lies with M contiguous, and b with N.
+    fn hopper_layout(&self) -> [bool; 2] {
+        let turned = |view: &View, transposed| {
+            expressible(view, 0, 0, transposed).is_some_and(|matrices| matrices.is_transposed)
+        };
+        [turned(self.a, self.ta), !turned(self.b, self.tb)]
+    }
+
     /// Whether cuBLASLt can read the base where it lies.
     fn is_base_direct(&self) -> bool {
         self.base.is_none_or(|base| base.dtype == self.out.dtype && is_rows(base))
@@ -203,11 +222,23 @@ fn is_rows(view: &View) -> bool {
     expressible(view, 0, 0, false).is_some_and(|m| !m.is_transposed)
 }
 
-fn sources(launch: &Launch, _: &Facts) -> Vec<Source> {
+fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
     let is_ours = |cut: &Cut<'_>| !cut.is_for_library() || !cut.is_base_direct() || cut.scales.is_some();
     let own = Cut::of(launch).filter(is_ours);
     let own = own.map(|cut| cut.source());
-    own.into_iter().chain(Parts::of(launch).map(|parts| parts.source())).collect()
+    let mut sources: Vec<Source> =
+        own.into_iter().chain(Parts::of(launch).map(|parts| parts.source())).collect();
+    if let Some(cut) = Cut::of(launch).filter(|cut| cut.is_for_hopper(launch) && is_timed_or_asked(facts)) {
+        let epilogue = hopper::Epilogue::Plain;
+        let forms = choice::forms(epilogue.forms(), facts);
+        sources.extend(forms.iter().map(|form| form.source(cut.hopper_layout(), epilogue)));
+    }
+    sources
+}
+
+/// Whether a plain product may run on a kernel of ours: it is faster than the library, or asked for.
+fn is_timed_or_asked(facts: &Facts) -> bool {
+    facts.autotune || facts.product == ProductKernel::Wgmma
 }
 
 fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
@@ -264,13 +295,50 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
                 Some(work) => work,
                 None => plain(&cut, [a[i], b[i], base.unwrap_or(0), out[i]], p)?,
             }),
+            None if cut.is_for_hopper(launch) => {
+                let call = own_call(cut.count, [multiply.a, multiply.b, multiply.d]);
+                let library = || multiply.prepare(p);
+                works.push(choice::fastest(
+                    &multiply.name(),
+                    library,
+                    &call,
+                    &|| Ok(None),
+                    Untimed::Library,
+                    p,
+                )?);
+            }
             None => {
+                p.multiplies_by(choice::LIBRARY);
                 works.push(multiply.prepare(p)?);
                 works.extend(finish(&parts, cut.out, p)?);
             }
         }
     }
     Ok(sequence(works))
+}
+
+/// As our kernel takes it.
+fn own_call(count: usize, [a, b, d]: [Matrices; 3]) -> hopper::Call {
+    let epilogue = hopper::Epilogue::Plain;
+    let outs = [Some(d), None, None];
+    hopper::Call { count, a, b, b2: None, outs, sides: [None; 2], bias: 0, partial: 0, epilogue }
+}
+
+/// Whether our kernel for Hopper runs a launch, the arena being aligned.
+pub(super) fn is_served(launch: &Launch) -> bool {
+    let Some(cut) = Cut::of(launch).filter(|cut| cut.is_for_hopper(launch)) else { return false };
+    let is_served = |starts: [usize; 3]| {
+        let operands = [(cut.a, cut.ta), (cut.b, cut.tb), (cut.out, false)];
+        let matrices = [0, 1, 2].map(|i| {
+            let (view, transposed) = operands[i];
+            let at = view.offset + starts[i] * view.dtype.bytes();
+            expressible(view, at as u64, cut.step(view), transposed)
+        });
+        let [Some(a), Some(b), Some(d)] = matrices else { return false };
+        own_call(cut.count, [a, b, d]).is_served()
+    };
+    let [a, b, out] = [cut.a, cut.b, cut.out].map(|view| cut.starts(view));
+    (0..out.len()).all(|i| is_served([a[i], b[i], out[i]]))
 }
 
 /// Our epilogue kernel on a plain product. An epilogue is of one matrix, so there is one call.

@@ -171,7 +171,7 @@ fn source(p: &Problem, facts: &Facts) -> Source {
     let code = concat!(
         include_str!("../../prelude.cuh"),
         include_str!("../call.cuh"),
-        include_str!("wgmma.cuh"),
+        include_str!("../../wgmma.cuh"),
         include_str!("forward.cu")
     );
     let defines = numbers.chain(call::defines(p)).collect();

@@ -6,7 +6,7 @@ macro_rules! backward_source {
         concat!(
             include_str!("../../prelude.cuh"),
             include_str!("../call.cuh"),
-            include_str!("wgmma.cuh"),
+            include_str!("../../wgmma.cuh"),
             include_str!("backward.cuh"),
             $(include_str!($file)),+
         )

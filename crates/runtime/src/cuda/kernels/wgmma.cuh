@@ -1,20 +1,20 @@
-// Hopper's own instructions, sm_90a: barriers in shared memory, the bulk copy engine, products of a warpgroup.
+// Hopper's own instructions, sm_90a: mbarriers in shared memory, TMA copies, wgmma products of a warpgroup.
 //
-// A tile in shared memory is a row of panels; a panel is [rows, 64] bf16 with 128 bytes a row, its 16-byte pieces
-// swizzled (piece p of row r lies at p ^ (r % 8)), as the copy engine writes it and the tensor cores read it. Panels
-// start at multiples of 1024 bytes. Element (r, c) of a tile is in panel c / 64.
+// A tile in shared memory is a row of panels; a panel is [rows, 64] bf16 with 128 bytes a row, its 16-byte pieces swizzled
+// (piece p of row r lies at p ^ (r % 8)), as TMA writes it and the tensor cores read it. Panels start at multiples of 1024
+// bytes. Element (r, c) of a tile is in panel c / 64.
 //
 // A product's accumulator is float d[N / 2]: thread t of the warpgroup, warp w = t / 32, lane l = t % 32, holds at
 // d[4 j + 2 i + e] row 16 w + l / 4 + 8 i, column 8 j + 2 (l % 4) + e. Rounded to bf16 in pairs, d[8 k ..] is the A
 // operand of columns [16 k, 16 k + 16) of a next product: `operand`.
-// Products are asynchronous: `arrive` before the first after registers or shared memory changed, `commit` closes a
-// group, `wait<n>` returns when at most n groups are under way; `hold` keeps the compiler from moving uses of an
-// accumulator across. The assembler still moves a wait up over arithmetic that does not need it, as far as the last
-// branch: what shall run beside a product belongs before a branch (a loop's end), its wait behind it.
-// Registers handed over by `registers_up` count only where each role is one side of one branch and nothing in it traps;
-// otherwise the compiler spills.
+// Products are asynchronous: `arrive` before the first after registers or shared memory changed, `commit` closes a group,
+// `wait<n>` returns when at most n groups are in flight; `hold` keeps the compiler from moving uses of an accumulator
+// across. The assembler still moves a wait up over arithmetic that does not need it, as far as the last branch: what shall
+// overlap a product belongs before a branch (a loop's end), its wait behind it.
+// Registers handed over by `registers_up` (setmaxnreg) count only where each role is one side of one branch and nothing in
+// it traps; otherwise the compiler spills.
 //
-// Defines: SPIN_LIMIT (optional, to find a deadlock) ends a wait after so many polls.
+// Defines: SPIN_LIMIT (optional, to find a deadlock) ends a wait after that many polls.
 
 struct alignas(64) TensorMap {
     u64 opaque[16];
@@ -22,19 +22,27 @@ struct alignas(64) TensorMap {
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// Barriers: `arrivals` arrivals and all announced bytes complete a phase; phases alternate in parity, the first is 0.
+// mbarriers: `arrivals` arrivals and all announced bytes complete a phase; phases alternate in parity, the first is 0.
 
 __device__ __forceinline__ void barrier_init(u64* bar, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals) : "memory");
 }
-// After the inits, before any other thread or the copy engine uses the barriers; then __syncthreads.
+// After the inits, before any other thread or TMA uses the barriers; then __syncthreads.
 __device__ __forceinline__ void barrier_init_done() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void barrier_arrive(u64* bar) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
-// Arrives, and announces bytes that the copy engine will bring.
+// At the barrier in the same place of another block of the cluster. Without a scope of memory: what it orders are products'
+// reads, which have ended, and a fence of the cluster's scope costs a microsecond.
+__device__ __forceinline__ void barrier_arrive_at(u64* bar, u32 rank) {
+    asm volatile("{ .reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [at]; }" ::"r"(
+                     shared_address(bar)),
+                 "r"(rank)
+                 : "memory");
+}
+// Arrives, and announces bytes that TMA will bring.
 __device__ __forceinline__ void barrier_expect(u64* bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
                  "r"(bytes)
@@ -66,12 +74,22 @@ __device__ __forceinline__ void barrier_wait(u64* bar, u32 parity) {
 #endif
 }
 
-// Hardware barriers 1 to 15 among `threads` threads; 0 is __syncthreads.
+// Named barriers 1 to 15 among `threads` threads; 0 is __syncthreads.
 __device__ __forceinline__ void named_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 __device__ __forceinline__ void named_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// This block's number in its cluster, and a barrier of all its threads.
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // Registers a thread of this warpgroup holds from here on; all four warps do it, the block's sum must fit.
@@ -82,16 +100,16 @@ template <int Count> __device__ __forceinline__ void registers_down() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
-// Ordinary writes to shared memory before this are seen by products and bulk copies after it.
+// Orders generic writes to shared memory before this ahead of products and TMA copies after it.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Bulk copies.
+// TMA copies.
 
 __device__ __forceinline__ void map_prefetch(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// The map's box from these coordinates (innermost first) into shared memory; what lies outside the tensor is zero.
-// The barrier is told the bytes of the whole box.
+// TMA load of the map's box from these coordinates (innermost first) into shared memory; what lies outside the tensor is
+// zero. The barrier is told the bytes of the whole box.
 __device__ __forceinline__ void bulk_load(void* to, const TensorMap* map, u64* bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
                  "%5}], [%2];" ::"r"(shared_address(to)),
@@ -104,14 +122,27 @@ __device__ __forceinline__ void bulk_load(void* to, const TensorMap* map, u64* b
                  "l"(map), "r"(shared_address(bar)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
 }
-// A run of bytes (a multiple of 16, aligned to 16) without a map.
+// The same, multicast into these blocks of the cluster, a bit each; the barrier in the same place of each is told.
+__device__ __forceinline__ void bulk_load_all(void* to, const TensorMap* map, u64* bar, int c0, int c1, int c2, u32 blocks) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(bar)), "r"(c0), "r"(c1), "r"(c2), "h"((u16)blocks)
+                 : "memory");
+}
+// TMA store from shared memory to the map's box; what lies outside the tensor is not written.
+__device__ __forceinline__ void bulk_store(const TensorMap* map, const void* from, int c0, int c1, int c2) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                 "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2)
+                 : "memory");
+}
+// Bulk copy of a run of bytes (a multiple of 16, aligned to 16) without a map.
 __device__ __forceinline__ void bulk_load_run(void* to, const void* from, u64* bar, u32 bytes) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),
                  "l"(from), "r"(bytes), "r"(shared_address(bar))
                  : "memory");
 }
-// Adds a run of f32 in shared memory to device memory; the order of additions is not fixed.
+// Bulk reduction: adds a run of f32 in shared memory to device memory; the order of additions is not fixed.
 __device__ __forceinline__ void bulk_add_run(float* to, const void* from, u32 bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
                  "r"(shared_address(from)), "r"(bytes)

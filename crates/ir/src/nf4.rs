@@ -1,0 +1,331 @@
+//! NF4: weights in four bits, as bitsandbytes keeps them, to the bit.
+//!
+//! 64 neighbours of the flattened, row-major weight are a block: its largest magnitude, the `absmax`, and a code of four bits
+//! for every value, the nearest of 16 quantiles of the normal distribution times that. Two codes are a byte, the first in its
+//! upper half. Magnitudes are kept in eight bits in turn (`Magnitudes`): their mean taken off, 256 of them share a largest
+//! magnitude in f32, and each is the nearest of the 256 values of the signed dynamic map. So a value takes
+//! 4 + 8 / 64 + 32 / (64 * 256) = 4.127 bits.
+//!
+//! All arithmetic is f32, no product joined with its sum, and a value is rounded to bf16 once, at the end. The mean is summed in
+//! the order in which PyTorch sums a vector on one thread of a CPU, eight lanes wide, and magnitudes are coded as by bitsandbytes'
+//! kernel for CPUs. On several threads and on GPUs the last bits of the mean are others, and a magnitude that lies in the middle
+//! of two values may have the other one's code; weights that were quantised so keep theirs.
+
+/// Values that share a magnitude.
+pub const BLOCK: usize = 64;
+
+/// Magnitudes that share a largest one.
+pub const NESTED: usize = 256;
+
+/// The values of the codes.
+pub const CODES: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+
+/// Between neighbouring codes; what lies on one belongs to the lower.
+const BOUNDS: [f32; 15] = {
+    let mut bounds = [0.0; 15];
+    let mut i = 0;
+    while i < 15 {
+        bounds[i] = (CODES[i] + CODES[i + 1]) / 2.0;
+        i += 1;
+    }
+    bounds
+};
+
+/// The code of a block of zeros, and of what fills the last byte.
+const ZERO: u8 = 7;
+
+/// The number of blocks that hold a count of values.
+pub fn blocks(values: usize) -> usize {
+    values.div_ceil(BLOCK)
+}
+
+/// Codes and magnitudes of values that begin with a block: a whole tensor, or a part of it that is cut between blocks and at
+/// even places. Fills `values.len()` / 2 bytes, rounded up, and a magnitude a block. All values are finite.
+pub fn quantize(values: &[f32], codes: &mut [u8], absmax: &mut [f32]) {
+    assert_eq!((codes.len(), absmax.len()), (values.len().div_ceil(2), blocks(values.len())));
+    for ((block, codes), absmax) in values.chunks(BLOCK).zip(codes.chunks_mut(BLOCK / 2)).zip(absmax) {
+        // A block of zeros is divided by this, and a last block that is not full has it for its magnitude.
+        const LEAST: f32 = 1e-38;
+        let largest = block.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+        let mut scaled = [0.0; BLOCK];
+        if let Ok(block) = <&[f32; BLOCK]>::try_from(block) {
+            *absmax = largest;
+            let inverse = 1.0 / largest.max(LEAST);
+            scaled.iter_mut().zip(block).for_each(|(to, x)| *to = x * inverse);
+        } else {
+            *absmax = largest.max(LEAST);
+            scaled.iter_mut().zip(block).for_each(|(to, x)| *to = x / *absmax);
+        }
+        let mut single = [ZERO; BLOCK];
+        for (code, x) in single.iter_mut().zip(scaled) {
+            *code = BOUNDS.iter().map(|bound| (*bound < x) as u8).sum();
+        }
+        for (byte, pair) in codes.iter_mut().zip(single.as_chunks::<2>().0) {
+            *byte = pair[0] << 4 | pair[1];
+        }
+    }
+}
+
+/// The magnitudes of a tensor's blocks in eight bits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Magnitudes {
+    pub codes: Vec<u8>,
+    /// The largest of every 256, less the mean.
+    pub nested: Vec<f32>,
+    /// The mean, which was taken off.
+    pub offset: f32,
+}
+
+impl Magnitudes {
+    pub fn of(absmax: &[f32]) -> Magnitudes {
+        let (map, offset) = (dynamic_map(), mean(absmax));
+        let mut codes = Vec::with_capacity(absmax.len());
+        let mut nested = Vec::with_capacity(absmax.len().div_ceil(NESTED));
+        for block in absmax.chunks(NESTED) {
+            let rest: Vec<f32> = block.iter().map(|x| x - offset).collect();
+            let largest = rest.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+            nested.push(largest);
+            let inverse = 1.0 / largest;
+            let code = |x: &f32| if largest == 0.0 { 0 } else { nearest(&map, x * inverse) };
+            codes.extend(rest.iter().map(code));
+        }
+        Magnitudes { codes, nested, offset }
+    }
+
+    /// The magnitude of a block.
+    pub fn get(&self, map: &[f32; 256], block: usize) -> f32 {
+        magnitude(map[self.codes[block] as usize], self.nested[block / NESTED], self.offset)
+    }
+}
+
+/// A magnitude from the value of its code, the largest of its 256 and the mean.
+#[inline(always)]
+pub fn magnitude(value: f32, nested: f32, offset: f32) -> f32 {
+    value * nested + offset
+}
+
+/// The code at a place among those that are packed.
+pub fn code_at(codes: &[u8], place: usize) -> u8 {
+    if place.is_multiple_of(2) { codes[place / 2] >> 4 } else { codes[place / 2] & 15 }
+}
+
+/// The values of a tensor from an element on, by its codes and the magnitudes of its blocks, each rounded by `to`.
+pub fn dequantize<T: Copy>(
+    codes: &[u8],
+    magnitude: impl Fn(usize) -> f32,
+    to: impl Fn(f32) -> T,
+    first: usize,
+    values: &mut [T],
+) {
+    let (mut at, mut rest) = (first, values);
+    while !rest.is_empty() {
+        let (some, after) = rest.split_at_mut((BLOCK - at % BLOCK).min(rest.len()));
+        let magnitude = magnitude(at / BLOCK);
+        let table = CODES.map(|code| to(code * magnitude));
+        for (value, place) in some.iter_mut().zip(at..) {
+            *value = table[code_at(codes, place) as usize];
+        }
+        (at, rest) = (at + some.len(), after);
+    }
+}
+
+/// The index of the value of a sorted map that is nearest to x, x being taken to the nearest of 65,536 even steps first:
+/// bitsandbytes looks it up in a table of these.
+fn nearest(map: &[f32; 256], x: f32) -> u8 {
+    const STEPS: f32 = 65_535.0;
+    let step = ((x.clamp(-1.0, 1.0) + 1.0) * 0.5).mul_add(STEPS, 0.5) as u32;
+    let x = 2.0 * step as f32 / STEPS - 1.0;
+    let (mut low, mut high) = (0, 255);
+    while low < high {
+        let middle = (low + high) / 2;
+        let bound = (map[middle] + map[middle + 1]) * 0.5;
+        if bound < x {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low as u8
+}
+
+/// The signed dynamic map: 0, 1, and seven decades of both signs up to 1, each with twice as many even steps as the one below
+/// it, of which the map has the middles. PyTorch makes it with fused multiplications and additions where the CPU has them, and
+/// with other last bits where it has none; so a checkpoint brings the map that its magnitudes were coded by.
+pub fn dynamic_map() -> [f32; 256] {
+    let mut map = vec![0.0, 1.0];
+    for decade in 0..7 {
+        let steps = 1 << decade;
+        let size = 10f64.powi(decade - 6) as f32;
+        let bounds = even_steps(steps);
+        for pair in bounds.windows(2) {
+            let middle = (pair[0] + pair[1]) / 2.0;
+            map.extend([size * middle, -size * middle]);
+        }
+    }
+    map.sort_unstable_by(f32::total_cmp);
+    map.try_into().expect("2 and 2 times 1 + 2 + 4 and so on up to 64")
+}
+
+/// The ends of so many even steps from a tenth to 1, counted from the nearer end.
+fn even_steps(steps: usize) -> Vec<f32> {
+    let (from, to) = (0.1f32, 1.0f32);
+    let step = (to - from) / steps as f32;
+    let halfway = steps.div_ceil(2);
+    let at = |i: usize| match i < halfway {
+        true => step.mul_add(i as f32, from),
+        false => (-step).mul_add((steps - i) as f32, to),
+    };
+    (0..=steps).map(at).collect()
+}
+
+/// The mean in PyTorch's order: see `sum`.
+fn mean(values: &[f32]) -> f32 {
+    sum(values) / values.len() as f32
+}
+
+/// Lanes of a vector of PyTorch's sums, and sums that run side by side.
+const LANES: usize = 8;
+const ROWS: usize = 4;
+
+/// The sum in PyTorch's order: vectors of eight lanes in four running sums, each a cascade of four levels, so that no level
+/// adds more terms than about a fourth root of all; then the four one after the other, then what does not fill a vector and the
+/// lanes.
+fn sum(values: &[f32]) -> f32 {
+    const LEVELS: usize = 4;
+    type Vector = [f32; LANES];
+    let (vectors, rest) = values.as_chunks::<LANES>();
+    let add = |to: &mut Vector, x: &Vector| to.iter_mut().zip(x).for_each(|(to, x)| *to += x);
+    let (groups, single) = vectors.as_chunks::<ROWS>();
+    // As many terms a level as a power of two holds.
+    let log = groups.len().next_power_of_two().trailing_zeros() as usize;
+    let power = (log / LEVELS).max(4);
+    let step = 1 << power;
+    let mut sums = [[[0.0; LANES]; ROWS]; LEVELS];
+    for (i, group) in groups.iter().enumerate() {
+        (0..ROWS).for_each(|row| add(&mut sums[0][row], &group[row]));
+        let done = i + 1;
+        if !done.is_multiple_of(step) {
+            continue;
+        }
+        for level in 1..LEVELS {
+            let (below, above) = sums.split_at_mut(level);
+            for (to, from) in above[0].iter_mut().zip(&mut below[level - 1]) {
+                add(to, from);
+                *from = [0.0; LANES];
+            }
+            if done & ((step - 1) << (level * power)) != 0 {
+                break;
+            }
+        }
+    }
+    let [mut total, above @ ..] = sums;
+    for level in above {
+        total.iter_mut().zip(&level).for_each(|(to, x)| add(to, x));
+    }
+    let [mut first, others @ ..] = total;
+    single.iter().for_each(|x| add(&mut first, x));
+    others.iter().for_each(|x| add(&mut first, x));
+    let tail: f32 = rest.iter().fold(0.0, |sum, x| sum + x);
+    first.iter().fold(tail, |sum, x| sum + x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::bf16_from_f32;
+
+    /// Numbers that bitsandbytes wrote, one behind the other: `tests/golden/make_nf4.py` says which.
+    struct Golden(&'static [u8]);
+
+    impl Golden {
+        fn bytes(&mut self, count: usize) -> &'static [u8] {
+            let (taken, rest) = self.0.split_at(count);
+            self.0 = rest;
+            taken
+        }
+        fn count(&mut self) -> usize {
+            u32::from_le_bytes(self.bytes(4).try_into().unwrap()) as usize
+        }
+        fn f32s(&mut self, count: usize) -> Vec<f32> {
+            self.bytes(4 * count).as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
+        }
+        fn u16s(&mut self, count: usize) -> Vec<u16> {
+            self.bytes(2 * count).as_chunks::<2>().0.iter().map(|half| u16::from_le_bytes(*half)).collect()
+        }
+    }
+
+    fn bits(values: &[f32]) -> Vec<u32> {
+        values.iter().map(|x| x.to_bits()).collect()
+    }
+
+    #[test]
+    fn every_bit_is_that_of_bitsandbytes() {
+        let mut golden = Golden(include_bytes!("../tests/golden/nf4.bin"));
+        assert_eq!(bits(&CODES), bits(&golden.f32s(16)));
+        let map = dynamic_map();
+        assert_eq!(bits(&map), bits(&golden.f32s(256)));
+        for case in 0..golden.count() {
+            let n = golden.count();
+            let values = golden.f32s(n);
+            let (mut codes, mut absmax) = (vec![0; n.div_ceil(2)], vec![0.0; blocks(n)]);
+            quantize(&values, &mut codes, &mut absmax);
+            assert_eq!(codes, golden.bytes(codes.len()), "case {case}: codes");
+            assert_eq!(bits(&absmax), bits(&golden.f32s(blocks(n))), "case {case}: magnitudes");
+            let small = Magnitudes::of(&absmax);
+            assert_eq!(small.offset.to_bits(), golden.f32s(1)[0].to_bits(), "case {case}: mean");
+            assert_eq!(bits(&small.nested), bits(&golden.f32s(small.nested.len())), "case {case}: nested");
+            assert_eq!(small.codes, golden.bytes(blocks(n)), "case {case}: codes of magnitudes");
+            let (mut wide, mut narrow) = (vec![0.0; n], vec![0; n]);
+            let of_block = |block: usize| small.get(&map, block);
+            dequantize(&codes, of_block, |x| x, 0, &mut wide);
+            assert_eq!(bits(&wide), bits(&golden.f32s(n)), "case {case}: f32");
+            dequantize(&codes, of_block, bf16_from_f32, 0, &mut narrow);
+            assert_eq!(narrow, golden.u16s(n), "case {case}: bf16");
+            for first in [1, 63, 64, 100].into_iter().filter(|first| *first < n) {
+                let mut rest = vec![0.0; n - first];
+                dequantize(&codes, of_block, |x| x, first, &mut rest);
+                assert_eq!(bits(&rest), bits(&wide[first..]), "case {case}: from {first} on");
+            }
+            // A part that begins with a block has the codes of the whole.
+            let half = n / 2 / BLOCK * BLOCK;
+            let (mut part, mut of_part) = (vec![0; (n - half).div_ceil(2)], vec![0.0; blocks(n - half)]);
+            quantize(&values[half..], &mut part, &mut of_part);
+            assert_eq!((&part[..], &of_part[..]), (&codes[half / 2..], &absmax[half / BLOCK..]));
+        }
+        // Means of magnitudes of larger weights.
+        for _ in 0..golden.count() {
+            let n = golden.count();
+            let drawn = |i: usize| (i as u32).wrapping_mul(2_654_435_761) >> 8;
+            let values: Vec<f32> = (0..n).map(|i| drawn(i) as f32 / (1 << 24) as f32).collect();
+            assert_eq!(mean(&values).to_bits(), golden.f32s(1)[0].to_bits(), "the mean of {n}");
+        }
+        assert!(golden.0.is_empty(), "{} bytes are left", golden.0.len());
+    }
+
+    #[test]
+    fn values_of_codes_become_these_codes_again() {
+        let codes: Vec<u8> = (0..BLOCK as u8 / 2).map(|i| i.wrapping_mul(0x23) ^ 0xf0).collect();
+        let mut values = [0.0; BLOCK];
+        dequantize(&codes, |_| 0.37, |x| x, 0, &mut values);
+        let (mut again, mut absmax) = (vec![0; BLOCK / 2], [0.0]);
+        quantize(&values, &mut again, &mut absmax);
+        assert_eq!((again, absmax), (codes, [0.37]));
+    }
+}

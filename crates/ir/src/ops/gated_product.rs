@@ -1,0 +1,50 @@
+//! Products with the gated activation behind them, or with its gradient.
+//!
+//! Forward, one product gives gate and up side by side, and the activation of both is made as they are written. Backward,
+//! the gradient of the activation's value is a product too, which is never there: what is written is the gradients of gate and up.
+//! They are made of products, slices and gated activations behind autodiff (`passes/fuse/gated_products.rs`).
+
+use super::{arity, expect, gated};
+use crate::builder::{Builder, Tensor};
+use crate::ops::Op;
+use crate::ops::epilogue::Epilogue;
+use crate::ops::gated::Act;
+use crate::ops::product::{self, Compute, plain};
+use crate::types::TensorType;
+
+/// x [M, K] and w [2 F, K] -> x w^T, whose first F columns are the gate, and act(gate) * up [M, F].
+pub fn infer(ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+    arity(ins, 2)?;
+    let wide = product::infer(false, true, ins[0].dtype, false, Epilogue::None, ins)?.remove(0);
+    let &[rows, columns] = &wide.dims[..] else { return Err(format!("{wide} is not one matrix")) };
+    if !columns.is_multiple_of(2) {
+        return Err(format!("{wide} has no two halves: {columns} columns"));
+    }
+    let value = TensorType::new(wide.dtype, [rows, columns / 2]);
+    Ok(vec![wide, value])
+}
+
+/// d [M, K], w [K, F], gate and up [M, F] -> d gate, d up, and with `again` act(gate) * up.
+pub fn infer_grad(again: bool, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+    arity(ins, 4)?;
+    let dy = product::infer(false, false, ins[0].dtype, false, Epilogue::None, &ins[..2])?.remove(0);
+    expect("the gate", ins[2], dy.dtype, &dy.dims)?;
+    gated::infer_grad(again, 0.0, &[ins[2], ins[3], &dy])
+}
+
+pub fn expand<'g>(b: &'g Builder, act: Act, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+    let wide = b.op(plain(false, true, ins[0].dtype(), Compute::Full), ins);
+    let half = wide.dims()[1] / 2;
+    let value = b.op(Op::Gated { act, p: 0.0 }, &[wide.slice(1, 0, half), wide.slice(1, half, half)]);
+    vec![wide, value]
+}
+
+pub fn expand_grad<'g>(b: &'g Builder, act: Act, again: bool, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+    let dy = b.op(plain(false, false, ins[0].dtype(), Compute::Full), &ins[..2]);
+    b.ops(Op::GatedGrad { act, again, p: 0.0 }, &[ins[2], ins[3], dy])
+}
+
+/// Arithmetic: the product, and of each element of the activation's value as much as `Gated` or its gradient has.
+pub fn flops(ins: &[&TensorType], product_columns: usize, of_gated: usize) -> usize {
+    2 * ins[0].elements() * product_columns + of_gated
+}

@@ -1,0 +1,240 @@
+//! Products with an activation behind them, or with its slope: one kernel of ours where it is the fastest, else the library's
+//! product, with the epilogues it has, and the kernels that do the rest.
+//!
+//! Our kernel leaves the sums over blocks of 64 rows in the workspace, where `partial_sums` adds them. The first output of a gradient
+//! is always stored: the pass makes none that is only summed.
+
+use flatout_ir::ops::activated_product::{self, sum_at};
+use flatout_ir::ops::epilogue::Epilogue as LibraryEpilogue;
+use flatout_ir::ops::gated::Act;
+use flatout_ir::ops::product::Compute;
+use flatout_ir::ops::reduce::Fold;
+use flatout_ir::target::{KernelRow, Layout, Shapes};
+use flatout_ir::types::{DType, TensorType};
+use flatout_ir::{Launch, Op, OpKind, View};
+
+use super::choice::{self, Untimed};
+use super::hopper::{self, Epilogue, SUMMED};
+use super::product::{expressible, library_workspace};
+use crate::cuda::context::{CudaError, Facts, Kernel, Prepare, Prepared, Source, sequence};
+use crate::cuda::kernels::reductions::partial_sums::partial_sums;
+use crate::cuda::kernels::stage;
+use crate::rows::kernel_row;
+
+pub const KERNELS: &[Kernel] = &[
+    Kernel { row: row("cuda.activated_product", OpKind::ActivatedProduct), sources, prepare },
+    Kernel { row: row("cuda.activated_product_grad", OpKind::ActivatedProductGrad), sources, prepare },
+];
+
+const fn row(name: &'static str, op: OpKind) -> KernelRow {
+    KernelRow { workspace, ..kernel_row(name, op, &[DType::BF16], Layout::Rows) }
+}
+
+/// As much as the library gets, or as partial sums take: ours over blocks of 64 rows, of which others make no more.
+fn workspace(shapes: &Shapes<'_>) -> usize {
+    let out = &shapes.outs[0];
+    let has_sum = matches!(shapes.node.op, Op::ActivatedProductGrad { sum: true, .. });
+    let partial = if has_sum { out.dims[0].div_ceil(SUMMED) * out.dims[1] * 4 } else { 0 };
+    library_workspace(out.elements()).max(partial)
+}
+
+/// A launch, forward or backward.
+struct Problem<'a> {
+    launch: &'a Launch,
+    act: Act,
+    tb: bool,
+    epilogue: Epilogue,
+}
+
+impl<'a> Problem<'a> {
+    /// `None` where there is nothing to compute.
+    fn of(launch: &'a Launch) -> Option<Problem<'a>> {
+        let is_wanted = |out: usize| launch.outs.get(out).is_some_and(Option::is_some);
+        let (act, tb, epilogue) = match launch.op {
+            Op::ActivatedProduct { act, tb, bias } => {
+                let bias = bias.then(|| launch.ins[2].dtype);
+                (act, tb, Epilogue::Activated { act, keep: is_wanted(0), bias })
+            }
+            Op::ActivatedProductGrad { act, tb, again, sum } => {
+                let sum = sum_at(again, sum).is_some_and(is_wanted);
+                (act, tb, Epilogue::ActivatedGrad { act, keep: again && is_wanted(1), sum })
+            }
+            _ => unreachable!("the rows are for activated products"),
+        };
+        let is_wanted = launch.outs.iter().flatten().any(|out| out.elements() > 0);
+        is_wanted.then_some(Problem { launch, act, tb, epilogue })
+    }
+
+    fn out(&self, output: usize) -> Option<&'a View> {
+        self.launch.outs.get(output).and_then(Option::as_ref)
+    }
+
+    /// The activation's value and the sum, of a gradient.
+    fn beside(&self) -> [Option<&'a View>; 2] {
+        let Op::ActivatedProductGrad { again, sum, .. } = self.launch.op else { return [None; 2] };
+        [again.then_some(1), sum_at(again, sum)].map(|at| at.and_then(|at| self.out(at)))
+    }
+
+    /// As our kernel takes it; `None` where an output that it always gives is not asked for, or operands are no rows.
+    fn call(&self, address: impl Fn(&View) -> u64) -> Option<hopper::Call> {
+        let matrices = |view: &View, transposed: bool| {
+            expressible(view, address(view), 0, transposed).filter(|m| m.is_transposed == transposed)
+        };
+        let ins = &self.launch.ins;
+        let wanted = |view: Option<&View>| match view {
+            Some(view) => matrices(view, false).map(Some),
+            None => Some(None),
+        };
+        let is_bf16 = ins[..2].iter().all(|view| view.dtype == DType::BF16);
+        let is_contiguous = |view: &View| view.strides.last().is_none_or(|stride| *stride == 1);
+        let (outs, side, bias, partial) = match self.epilogue {
+            Epilogue::Activated { bias, .. } => {
+                let value = matrices(self.out(1)?, false)?;
+                let bias =
+                    if bias.is_some() { Some(&ins[2]).filter(|view| is_contiguous(view))? } else { &ins[0] };
+                ([wanted(self.out(0))?, None, Some(value)], None, address(bias), 0)
+            }
+            _ => {
+                let dh = matrices(self.out(0)?, false)?;
+                let [again, _] = self.beside();
+                let partial = self.launch.workspace.as_ref().map_or(0, &address);
+                ([Some(dh), None, wanted(again)?], Some(matrices(&ins[2], false)?), 0, partial)
+            }
+        };
+        is_bf16.then_some(hopper::Call {
+            count: 1,
+            a: matrices(&ins[0], false)?,
+            b: matrices(&ins[1], self.tb)?,
+            b2: None,
+            outs,
+            sides: [side, None],
+            bias,
+            partial,
+            epilogue: self.epilogue,
+        })
+    }
+
+    /// The layout of b in our kernel, where a lies along K.
+    fn layout(&self) -> [bool; 2] {
+        [false, !self.tb]
+    }
+
+    /// A launch of another operation in the place of this one.
+    fn instead(&self, op: Op, ins: Vec<View>, outs: Vec<Option<View>>) -> Launch {
+        Launch { op, ins, outs, ..self.launch.clone() }
+    }
+
+    fn product(&self, epilogue: LibraryEpilogue, ins: Vec<View>, outs: Vec<Option<View>>) -> Launch {
+        let (out, compute) = (self.launch.ins[0].dtype, Compute::Full);
+        self.instead(Op::Product { ta: false, tb: self.tb, out, base: false, compute, epilogue }, ins, outs)
+    }
+
+    /// How the library's product and other kernels do it.
+    fn apart(&self) -> Vec<Launch> {
+        match self.launch.op {
+            Op::ActivatedProduct { bias, .. } => self.forward_apart(bias),
+            _ => self.backward_apart(),
+        }
+    }
+
+    fn forward_apart(&self, bias: bool) -> Vec<Launch> {
+        let ins = self.launch.ins.clone();
+        let [h, value] = [0, 1].map(|out| self.out(out).cloned());
+        if self.act == Act::Gelu {
+            let epilogue = if bias { LibraryEpilogue::BiasGelu } else { LibraryEpilogue::Gelu };
+            return vec![self.product(epilogue, ins, vec![value, h])];
+        }
+        let epilogue = if bias { LibraryEpilogue::Bias } else { LibraryEpilogue::None };
+        // A value that nobody reads again is activated in place.
+        let Some(to) = h.or(value.clone()) else { return vec![] };
+        let product = self.product(epilogue, ins, vec![Some(to.clone())]);
+        let map = Op::Map { f: self.act.elementwise() };
+        let activate = value.map(|value| self.instead(map, vec![to], vec![Some(value)]));
+        [product].into_iter().chain(activate).collect()
+    }
+
+    fn backward_apart(&self) -> Vec<Launch> {
+        let h = self.launch.ins[2].clone();
+        let [again, sum] = self.beside().map(Option::<&View>::cloned);
+        let dh = self.out(0).cloned().expect("the pass joins no gradient that is only summed");
+        if self.act == Act::Gelu {
+            let product =
+                self.product(LibraryEpilogue::GeluGrad, self.launch.ins.clone(), vec![Some(dh.clone())]);
+            let map = Op::Map { f: self.act.elementwise() };
+            let again = again.map(|again| self.instead(map, vec![h], vec![Some(again)]));
+            let fold = Op::Reduce { axis: 0, by: Fold::Sum };
+            let sum = sum.map(|sum| self.instead(fold, vec![dh], vec![Some(sum)]));
+            return [product].into_iter().chain(again).chain(sum).collect();
+        }
+        let ins = self.launch.ins[..2].to_vec();
+        let product = self.product(LibraryEpilogue::None, ins, vec![Some(dh.clone())]);
+        let ty = TensorType::new(dh.dtype, dh.dims.clone());
+        let body = activated_product::region(self.act, again.is_some(), sum.is_some(), &ty);
+        let outs =
+            [Some(dh.clone())].into_iter().chain([again, sum].into_iter().filter(Option::is_some)).collect();
+        vec![product, self.instead(Op::Region { body: Box::new(body) }, vec![dh, h], outs)]
+    }
+
+    fn library(&self, p: &Prepare<'_>) -> Prepared {
+        let works = self.apart().into_iter().map(|launch| (kernel_of(&launch).prepare)(&launch, p));
+        Ok(sequence(works.collect::<Result<_, CudaError>>()?))
+    }
+
+    /// Our kernel does not add the partial sums up.
+    fn finish(&self, p: &Prepare<'_>) -> Prepared {
+        let scratch = self.launch.workspace.as_ref().map_or(0, |view| view.offset);
+        stage::prepare(self.sums(scratch), p)
+    }
+
+    fn sums(&self, scratch: usize) -> stage::Stages {
+        let [rows, columns] = [0, 1].map(|axis| self.launch.ins[2].dims[axis]);
+        match self.beside() {
+            [_, Some(sum)] => partial_sums(scratch, rows.div_ceil(SUMMED), columns, &[sum]),
+            _ => Ok(vec![]),
+        }
+    }
+
+    /// All that its time depends on, beside the device and our sources.
+    fn name(&self) -> String {
+        let views = self.launch.ins.iter().chain(self.launch.outs.iter().flatten());
+        let shapes: Vec<_> = views.map(|view| (view.dtype, &view.dims, &view.strides)).collect();
+        format!("{:?} of {shapes:?}", self.launch.op)
+    }
+}
+
+/// The kernel that does another operation than ours.
+fn kernel_of(launch: &Launch) -> &'static Kernel {
+    let kind = launch.op.kind();
+    let kernels = crate::cuda::KERNELS.iter().copied().flatten();
+    kernels.into_iter().find(|kernel| kernel.row.op == kind).expect("every operation of these has a kernel")
+}
+
+/// Whether our kernel runs a launch, the arena being aligned.
+pub(super) fn is_served(launch: &Launch) -> bool {
+    let call = Problem::of(launch).and_then(|problem| problem.call(|view| view.offset as u64));
+    call.is_some_and(|call| call.is_served())
+}
+
+fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
+    let Some(problem) = Problem::of(launch) else { return vec![] };
+    let apart = problem.apart();
+    let mut sources: Vec<Source> =
+        apart.iter().flat_map(|launch| (kernel_of(launch).sources)(launch, facts)).collect();
+    let own = choice::forms(problem.epilogue.forms(), facts);
+    sources.extend(own.iter().map(|form| form.source(problem.layout(), problem.epilogue)));
+    if !own.is_empty() && !matches!(problem.epilogue, Epilogue::Activated { .. }) {
+        sources.extend(stage::sources(problem.sums(0)));
+    }
+    sources
+}
+
+fn prepare(launch: &Launch, p: &Prepare<'_>) -> Prepared {
+    let Some(problem) = Problem::of(launch) else { return Ok(sequence(vec![])) };
+    let library = || problem.library(p);
+    let Some(call) = problem.call(|view| p.address(view)) else { return library() };
+    let rest = || match problem.epilogue {
+        Epilogue::ActivatedGrad { sum: true, .. } => problem.finish(p).map(Some),
+        _ => Ok(None),
+    };
+    choice::fastest(&problem.name(), library, &call, &rest, Untimed::Own, p)
+}

@@ -1,0 +1,165 @@
+//! The choice of a kernel for a matrix product: cuBLASLt, or one of ours.
+//!
+//! `autotune` takes the fastest on this device and remembers it. Without it a plain product runs on the library, and one that
+//! does more than the library can on ours where it is written for the problem.
+
+use std::collections::BTreeMap;
+
+use flatout_ir::{Launch, OpKind};
+
+use super::hopper::{Call, Form};
+use super::{activated_product, gated_product, product};
+use crate::cuda::context::{CudaError, Facts, Prepare, Prepared, Work, sequence};
+use crate::cuda::driver::store;
+use crate::cuda::kernels::timing;
+use crate::cuda::session::tuned::KernelTime;
+
+/// The kernels that a run may ask products to run on. A product that a kernel is not written for runs on the library.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ProductKernel {
+    #[default]
+    Auto,
+    Cublaslt,
+    Wgmma,
+}
+
+impl ProductKernel {
+    pub const ALL: &[ProductKernel] = &[ProductKernel::Auto, ProductKernel::Cublaslt, ProductKernel::Wgmma];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            ProductKernel::Auto => "auto",
+            ProductKernel::Cublaslt => "cublaslt",
+            ProductKernel::Wgmma => "wgmma",
+        }
+    }
+
+    /// Whether products may run on kernels of ours on such a device.
+    pub fn has_own(self, facts: &Facts) -> bool {
+        self != ProductKernel::Cublaslt && (facts.major, facts.minor) == (9, 0)
+    }
+}
+
+/// The kernels that a launch may be made to run on: each is checked by itself.
+pub fn serving(launch: &Launch, facts: &Facts) -> Vec<ProductKernel> {
+    let is_served = match launch.op.kind() {
+        OpKind::Product => product::is_served(launch),
+        OpKind::GatedProduct | OpKind::GatedProductGrad => gated_product::is_served(launch),
+        OpKind::ActivatedProduct | OpKind::ActivatedProductGrad => activated_product::is_served(launch),
+        _ => false,
+    };
+    match is_served && facts.product.has_own(facts) {
+        true => vec![ProductKernel::Cublaslt, ProductKernel::Wgmma],
+        false => vec![ProductKernel::Auto],
+    }
+}
+
+/// The kernel to run where nothing is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Untimed {
+    Library,
+    Own,
+}
+
+pub(super) const LIBRARY: &str = "cublaslt";
+
+/// The part of a product that a kernel of ours leaves to others.
+pub(super) type Rest<'a> = &'a dyn Fn() -> Result<Option<Box<dyn Work>>, CudaError>;
+
+/// The work of a product that the library does by `prepare_library` and a kernel of ours by `call`, with `rest` behind it. `name` is
+/// all that the library's time depends on.
+pub(super) fn fastest(
+    name: &str,
+    prepare_library: impl Fn() -> Prepared,
+    call: &Call,
+    rest: Rest<'_>,
+    untimed: Untimed,
+    p: &Prepare<'_>,
+) -> Prepared {
+    let facts = p.facts();
+    let forms = call.epilogue.forms();
+    let own = |form: &Form| {
+        p.multiplies_by(form.name);
+        whole(call, form, rest, p)
+    };
+    let library = || {
+        let counted = p.multiplied();
+        let work = prepare_library()?;
+        // Where it is made of launches that are chosen by themselves, they are counted.
+        if p.multiplied() == counted {
+            p.multiplies_by(LIBRARY);
+        }
+        Ok(work)
+    };
+    if !facts.product.has_own(facts) || !call.is_served() {
+        return library();
+    }
+    if facts.product == ProductKernel::Wgmma {
+        return own(&forms[0]);
+    }
+    if p.tuned().candidates() <= 1 {
+        return if untimed == Untimed::Own { own(&forms[0]) } else { library() };
+    }
+    let times = times(name, call, &prepare_library, rest, p)?;
+    match forms.iter().find(|form| times.first().is_some_and(|best| best.name == form.name)) {
+        Some(form) => own(form),
+        None => library(),
+    }
+}
+
+fn whole(call: &Call, form: &Form, rest: Rest<'_>, p: &Prepare<'_>) -> Prepared {
+    let first = call.prepare(form, p)?;
+    Ok(match rest()? {
+        Some(rest) => sequence(vec![first, rest]),
+        None => first,
+    })
+}
+
+/// Times of the library and of every form of our kernel, fastest first: remembered, or taken now.
+fn times(
+    name: &str,
+    call: &Call,
+    library: impl Fn() -> Prepared,
+    rest: Rest<'_>,
+    p: &Prepare<'_>,
+) -> Result<Vec<KernelTime>, CudaError> {
+    let forms = call.epilogue.forms();
+    let sources = forms.iter().map(|form| call.source(form));
+    let texts: Vec<String> = sources.map(|source| format!("{source}{}", source.code)).collect();
+    let problem = format!("{name} or {}", store::name(texts.iter().map(String::as_str)));
+    if let Some(known) = p.tuned().recall_kernels(&problem) {
+        return Ok(known);
+    }
+    let mut times: Vec<KernelTime> = vec![];
+    // Products that are only timed do not count.
+    let counted = p.count_of_products();
+    let own = forms.iter().map(|form| (form.name, whole(call, form, rest, p)));
+    let works = [(LIBRARY, library())].into_iter().chain(own);
+    for (name, work) in works {
+        let best = times.iter().map(|time| time.ms).fold(f64::INFINITY, f64::min);
+        times.push(KernelTime { name: name.into(), ms: timing::median_ms(&*work?, best, p)? });
+    }
+    p.set_count_of_products(counted);
+    // A stable sort: of equal times the library's stays in front.
+    times.sort_by(|a, b| a.ms.total_cmp(&b.ms));
+    p.tuned().remember_kernels(&problem, &times);
+    Ok(times)
+}
+
+/// How many products run on which kernel, in a line; `None` where there are none.
+pub fn describe(products: &BTreeMap<&'static str, usize>) -> Option<String> {
+    let mut counts: Vec<(&str, usize)> = products.iter().map(|(name, count)| (*name, *count)).collect();
+    counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let words: Vec<String> = counts.iter().map(|(name, count)| format!("{count} on {name}")).collect();
+    (!words.is_empty()).then(|| words.join(", "))
+}
+
+/// The sources of ours that a product may run on.
+pub(super) fn forms(call_forms: &'static [Form], facts: &Facts) -> &'static [Form] {
+    if facts.product.has_own(facts) { call_forms } else { &[] }
+}
+
+/// Says that extents are more than a kernel counts.
+pub(super) fn too_large(what: &str, n: usize) -> CudaError {
+    CudaError::new(format!("{n} {what} are more than the product kernel counts"))
+}
