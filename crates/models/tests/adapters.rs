@@ -2,12 +2,12 @@
 //! V = W + s B A and g = m / ||V|| by rows, a gradient dW of the plain weight g V gives dV = g dW, dA = s B^T dV,
 //! dB = s dV A^T and dm = sum(dW V) / ||V||, the norm being a constant.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use flatout_ir::cost::cost;
 use flatout_ir::interpreter::Interpreter;
 use flatout_ir::passes::differentiate::{differentiate, gradient_path};
-use flatout_ir::passes::input_path;
+use flatout_ir::passes::{input_path, nf4};
 use flatout_ir::target::paper;
 use flatout_ir::{
     Adapter, Class, Graph, Init, OpKind, Options, PlanSet, Precision, Program, Recompute, Role, compile,
@@ -21,7 +21,7 @@ use crate::small;
 
 const LOSS: Form = loss(2);
 
-/// So many rows of 5 tokens.
+/// `rows` rows of 5 tokens.
 const fn loss(rows: usize) -> Form {
     Form::Loss(LossForm { dropout: true, ..LossForm::rows(rows, 5) })
 }
@@ -148,12 +148,17 @@ fn magnitude(adapter: &Adapter, out: usize) -> Vec<f64> {
     drawn(&adapter.magnitude(), out, 0.2).into_iter().map(|x| 1.0 + x).collect()
 }
 
-fn frozen(g: &Graph) -> std::collections::BTreeSet<String> {
+fn frozen(g: &Graph) -> BTreeSet<String> {
     g.slots.iter().filter(|s| s.class == Class::Weight).map(|s| s.path.clone()).collect()
 }
 
 /// Compiled plans with all values, the norms derived.
 fn compiled(g: &Graph, options: &Options) -> Interpreter {
+    compiled_with(g, options, &values(g))
+}
+
+/// The same with these values of the plain graph.
+fn compiled_with(g: &Graph, options: &Options, values: &HashMap<String, Vec<f64>>) -> Interpreter {
     let program = Program { role: Role::GRAD, graph: g.clone() };
     let mut run = Interpreter::new(compile(&[program], &paper(), options).expect("plans"));
     let inputs: Vec<_> = run.plans.slots.iter().filter(|s| s.class == Class::Input).cloned().collect();
@@ -163,9 +168,9 @@ fn compiled(g: &Graph, options: &Options) -> Interpreter {
             run.set(&slot.path, &self::inputs(name, slot.ty.elements()));
         }
     }
-    for (path, value) in values(g) {
-        if g.slot(g.find_slot(&path).expect("a slot")).class != Class::Input {
-            run.set(&path, &value);
+    for (path, value) in values {
+        if g.slot(g.find_slot(path).expect("a slot")).class != Class::Input {
+            run.set_tensor(path, value);
         }
     }
     for adapter in &options.adapters {
@@ -382,7 +387,7 @@ fn with_many_rows_what_adapters_add_is_part_of_the_product() {
     }
 }
 
-/// What is dropped does not depend on what was merged, and a share of it is.
+/// The dropout mask does not depend on what was merged, and drops its share.
 #[test]
 fn dropout_draws_the_same_however_products_are_merged() {
     let g = build(&small::decoder(), LOSS);
@@ -529,4 +534,90 @@ fn dora_moves_and_keeps_little_more_than_lora() {
     let kept = kept_by_dora as f64 - kept_by_lora as f64;
     let outputs = (4 * TOKENS * last * 2) as f64;
     assert!(kept < 1.3 * outputs, "{kept} bytes more are kept, and the last outputs are {outputs}");
+}
+
+/// A base in NF4 has the losses, gradients and updates of a base of its values, to the bit: in every form of the plans, beside LoRA
+/// and DoRA, and with nothing beside it but a norm that is trained.
+#[test]
+fn a_base_in_four_bits_computes_as_its_values_do() {
+    let g = build(&small::decoder(), LOSS);
+    let narrow = Options { precision: Precision::BF16, ..Options::default() };
+    let choices = || {
+        choices()
+            .into_iter()
+            .chain([narrow.clone(), Options { recompute: Recompute::Full, ..narrow.clone() }])
+    };
+    let sets = [false, true].into_iter().flat_map(cases).chain([vec![]]);
+    for adapters in sets {
+        for options in choices() {
+            let mut freeze = frozen(&g);
+            if adapters.is_empty() {
+                freeze.retain(|path| !path.contains("norm"));
+            }
+            let options = Options { adapters: adapters.clone(), freeze, nf4: nf4::linear(&g), ..options };
+            let mut small = compiled(&g, &options);
+            let quantised: Vec<String> =
+                small.plans.held(0).into_iter().filter(|p| p.is_nf4()).map(|p| p.path).collect();
+            assert_eq!(quantised.len(), 14, "seven weights a layer: {quantised:?}");
+            assert!(quantised.iter().all(|path| path.starts_with("layers.")));
+            let mut made = values(&g);
+            for path in &quantised {
+                let (values, drawn) = (small.tensor(path), &made[path]);
+                assert!(relative(&values, drawn) < 0.2, "{path}");
+                assert_ne!(&values, drawn, "{path}");
+                made.insert(path.clone(), values);
+            }
+            let options = Options { nf4: BTreeSet::new(), ..options };
+            let mut plain = compiled_with(&g, &options, &made);
+            for run in [&mut small, &mut plain] {
+                run.run(Role::GRAD);
+            }
+            let sums = |run: &Interpreter| -> HashMap<String, Vec<f64>> {
+                let carried = run.plans.slots.iter().filter(|s| s.class == Class::Carry);
+                carried.map(|s| (s.path.clone(), run.get(&s.path))).collect()
+            };
+            assert!(sums(&small).len() > 2 && sums(&small) == sums(&plain), "{options:?}");
+            for run in [&mut small, &mut plain] {
+                run.set("apply.lr", &[1e-2]);
+                run.run(Role::Apply);
+                run.run(Role::GRAD);
+            }
+            assert!(sums(&small) == sums(&plain), "after an update: {options:?}");
+        }
+    }
+}
+
+/// No more than one weight is there as numbers at a time, and none of them between the passes.
+#[test]
+fn a_base_in_four_bits_leaves_no_copy() {
+    let config = DecoderConfig { layers: 6, width: 64, ffn: 192, ..small::decoder() };
+    let g = build(&config, LOSS);
+    for precision in [Precision::F32, Precision::BF16] {
+        let plans = |nf4: BTreeSet<String>| {
+            let adapters = vec![adapter("layers.0.attn.wq", 2, false)];
+            let recompute = Recompute::Full;
+            let options =
+                Options { nf4, precision, recompute, adapters, freeze: frozen(&g), ..Options::default() };
+            compile(&[Program { role: Role::GRAD, graph: g.clone() }], &paper(), &options).expect("plans")
+        };
+        let (small, plain) = (plans(nf4::linear(&g)), plans(BTreeSet::new()));
+        let made: Vec<_> = small.plan(Role::GRAD).expect("gradients").launches.iter().enumerate().collect();
+        let panels = made.iter().filter(|(_, l)| l.op.kind() == OpKind::Dequantize);
+        let mut largest = 0;
+        for (at, launch) in panels {
+            let view = launch.outs[0].as_ref().expect("somebody reads it");
+            largest = largest.max(view.span_bytes());
+            // Who reads it is the next launch.
+            let reads = |l: &flatout_ir::Launch| l.ins.iter().any(|input| input.offset == view.offset);
+            assert!(reads(made[at + 1].1), "{}", launch.path);
+        }
+        let bytes = if precision == Precision::F32 { 4 } else { 2 };
+        assert_eq!(largest, 2 * 192 * 64 * bytes, "gate and up are read as one");
+        assert!(small.transient_bytes <= plain.transient_bytes + largest);
+        let linear: usize = small.held(0).iter().filter(|p| p.is_nf4()).map(|p| p.elements()).sum();
+        let [small, plain] = [&small, &plain].map(|plans| plans.categories()["frozen"]);
+        let saved = linear * bytes - linear * 33 / 64;
+        // Slots begin at multiples of 64 bytes, of which there are five more a weight.
+        assert!(plain - small <= saved && plain - small > saved - 42 * 5 * 64 - 2048, "{small} of {plain}");
+    }
 }

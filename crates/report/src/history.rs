@@ -33,7 +33,7 @@ choice! {
 }
 
 choice! {
-    /// What a curve is drawn over.
+    /// The horizontal axis of a curve.
     pub enum Axis {
         Step = "step",
         Tokens = "tokens",
@@ -91,7 +91,7 @@ pub struct Summary {
     pub samples_per_second: Option<f64>,
     /// Seconds since 1970 when it began.
     pub started: Option<f64>,
-    /// What training took so far.
+    /// Training time so far.
     pub seconds: f64,
 }
 
@@ -113,7 +113,7 @@ impl History {
     }
 
     /// From events alone, taking for granted that no process is at work.
-    pub(crate) fn of(dir: &Path, config: Config, events: &[Event]) -> History {
+    pub fn of(dir: &Path, config: Config, events: &[Event]) -> History {
         let mut history = History {
             dir: dir.to_path_buf(),
             config,

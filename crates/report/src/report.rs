@@ -367,6 +367,9 @@ fn machine(start: &Start) -> Rows {
     if let Some(attention) = &start.attention {
         rows.push(("attention", attention.clone()));
     }
+    if let Some(products) = &start.products {
+        rows.push(("products", products.clone()));
+    }
     if !start.not_deterministic.is_empty() {
         rows.push(("not deterministic", start.not_deterministic.join(", ")));
     }
@@ -401,11 +404,11 @@ fn memory(start: &Start) -> String {
     out
 }
 
-/// What was active, and whose choice it was.
+/// The active switches, and whose choice each was.
 fn switches(history: &History, start: &Start) -> String {
     let mut out = String::from("## Switches\n\n| switch | active | why |\n|---|---|---|\n");
     let (set, defaults) = (&history.config.switches, Switches::default());
-    // What `auto` chose by the memory there was is fixed from then on: the reason is that of the first start.
+    // A value that `auto` chose by the memory there was is fixed from then on: the reason is that of the first start.
     let chosen = |name: &str| start.auto.get(name).or_else(|| history.first.as_ref()?.auto.get(name));
     for (name, state) in &start.switches {
         let row = TABLE.iter().find(|row| row.name == name);

@@ -49,6 +49,7 @@ const RECIPES: &[Embedded] = &[
     Embedded { name: "vision-tiny", text: include_str!("../../../recipes/vision-tiny.toml") },
     Embedded { name: "smollm2-135m-sft", text: include_str!("../../../recipes/smollm2-135m-sft.toml") },
     Embedded { name: "qwen3-0.6b-sft", text: include_str!("../../../recipes/qwen3-0.6b-sft.toml") },
+    Embedded { name: "qwen3-8b-lora", text: include_str!("../../../recipes/qwen3-8b-lora.toml") },
     Embedded { name: "qwen3-0.6b-dpo", text: include_str!("../../../recipes/qwen3-0.6b-dpo.toml") },
     Embedded { name: "preference-tiny", text: include_str!("../../../recipes/preference-tiny.toml") },
     Embedded { name: "bdh-cifar10", text: include_str!("../../../recipes/bdh-cifar10.toml") },
@@ -57,7 +58,7 @@ const RECIPES: &[Embedded] = &[
     Embedded { name: "dinov2-b-classify", text: include_str!("../../../recipes/dinov2-b-classify.toml") },
 ];
 
-/// What is laid for a GPU; which one it is changes only the description.
+/// The preset that is laid for a GPU; which one it is changes only the description.
 const GPU: &str = include_str!("../../../recipes/presets/gpu.toml");
 
 /// The layers over a recipe, in sentences.
@@ -267,7 +268,10 @@ fn find(name: &str, folder: Option<&Path>, what: &str, embedded: &[Embedded]) ->
     if !path.is_file() {
         let names: Vec<_> = embedded.iter().map(|known| known.name).collect();
         if written_as_path {
-            refuse!("there is no file {}; embedded {what}s are {}", path.display(), names.join(", "));
+            refuse!(
+                "there is no file {}; `flatout recipes` lists the {what}s that need none",
+                path.display()
+            );
         }
         let all = names.join(", ");
         if let Some(why) = gpus::absent(name).filter(|_| what == PRESET) {
@@ -275,7 +279,9 @@ fn find(name: &str, folder: Option<&Path>, what: &str, embedded: &[Embedded]) ->
         }
         match suggestion(name, &names) {
             Some(meant) => refuse!("there is no {what} `{name}`; {meant}"),
-            None => refuse!("there is no {what} `{name}` and no such file; there is {all}"),
+            None => {
+                refuse!("there is no {what} `{name}` and no such file; `flatout recipes` lists the {what}s")
+            }
         }
     }
     let text = match std::fs::read_to_string(&path) {
@@ -390,6 +396,7 @@ mod tests {
             ("gemma3-4b-pairs", 3_880_263_168 + 2 * 2560, 8 * 512),
             ("smollm2-135m-sft", 134_515_008, 32 * 2048),
             ("qwen3-0.6b-sft", 596_049_920, 32 * 2048),
+            ("qwen3-8b-lora", 8_190_735_360, 16 * 2048),
             ("text-classify", 134_515_008 + 2 * 576, 32 * 512),
             ("qwen3-vl-8b-vqa", 8_767_123_696, 16 * 8192),
             ("qwen3-vl-4b-vqa", 4_437_815_808, 16 * 8192),
@@ -602,7 +609,7 @@ mod tests {
         assert_eq!(refused("tinny", &[]), "there is no recipe `tinny`; did you mean `tiny`?");
         assert!(
             refused("llama", &[])
-                .contains("there is no recipe `llama` and no such file; there is tiny, pretrain-226m")
+                .contains("there is no recipe `llama` and no such file; `flatout recipes` lists the recipes")
         );
         assert_eq!(refused("gpt", &[]), "there is no recipe `gpt`; did you mean `gpt2-124m`?");
         assert_eq!(

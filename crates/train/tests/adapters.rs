@@ -306,7 +306,7 @@ fn a_config_that_contradicts_its_tensors_is_refused() {
 }
 
 /// The logits of rows of a run or a folder.
-fn computed(model: &Path) -> Vec<f32> {
+pub fn computed(model: &Path) -> Vec<f32> {
     let out = tempfile::tempdir().expect("a folder");
     let path = out.path().join("logits.safetensors");
     let mut loaded = Loaded::open(model, &[]).expect("a model");

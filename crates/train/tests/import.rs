@@ -22,7 +22,7 @@ use flatout_train::weights::pretrained;
 use crate::distance::relative;
 use crate::small_run::{self, train_in};
 
-fn folder(name: &str) -> PathBuf {
+pub fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden/checkpoints").join(name)
 }
 
@@ -33,7 +33,7 @@ fn bytes(file: &mut TensorFile, name: &str) -> Vec<[u8; 4]> {
     bytes.as_chunks::<4>().0.to_vec()
 }
 
-fn f32s(file: &mut TensorFile, name: &str) -> Vec<f32> {
+pub fn f32s(file: &mut TensorFile, name: &str) -> Vec<f32> {
     bytes(file, name).into_iter().map(f32::from_le_bytes).collect()
 }
 
@@ -41,7 +41,7 @@ fn i32s(file: &mut TensorFile, name: &str) -> Vec<i32> {
     bytes(file, name).into_iter().map(i32::from_le_bytes).collect()
 }
 
-/// What `logits` writes for rows of a model.
+/// The logits that `logits` writes for rows of a model.
 pub fn computed(model: &Path, rows: &[Vec<u32>]) -> Vec<f32> {
     let out = tempfile::tempdir().expect("a folder");
     let path = out.path().join("logits.safetensors");
@@ -57,7 +57,7 @@ fn rows(ids: &[i32], len: usize) -> Vec<Vec<u32>> {
 /// Rows of the fixtures.
 const ROWS: usize = 2;
 
-fn has_the_references_logits(name: &str) {
+pub fn has_the_references_logits(name: &str) {
     let mut expected = TensorFile::open(&folder(name).join("expected.safetensors")).expect("a file");
     let ids = i32s(&mut expected, "input_ids");
     let wanted = f32s(&mut expected, "logits");
@@ -184,7 +184,7 @@ fn steps_as_pytorch_does(name: &str) {
     let shapes = pretrained::parameters(&config.model);
     let mut names =
         huggingface::stored(config.model.decoder(), |path| shapes[path].0.dims.clone()).expect("names");
-    // What is added to every key alike changes no probability: where nothing rotates, its gradient is rounding alone.
+    // A value added to every key alike changes no probability: where nothing rotates, its gradient is rounding alone.
     names.retain(|stored| !(name == "gpt2" && stored.ours.ends_with("attn.wk_bias")));
     let check = |what: &str, got: &[f32], wanted: Vec<f32>, bound: f64| {
         let off = relative(got, &wanted);

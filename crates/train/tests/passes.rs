@@ -1,4 +1,4 @@
-//! What switches and passes do to numbers, memory and reports: fifty losses with every value of every switch, a pass
+//! Effects of switches and passes on numbers, memory and reports: fifty losses with every value of every switch, a pass
 //! left out that the report of what is active must notice, and regions whose insides own no memory.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,7 +46,7 @@ fn losses(setting: Option<&str>) -> Vec<f32> {
     steps.iter().map(|step| step.loss).collect()
 }
 
-/// What is active with a setting; `None` where it cannot run here.
+/// The active switches with a setting; `None` where it cannot run here.
 fn compiled(setting: Option<&str>) -> Option<BTreeMap<String, String>> {
     let overrides: Vec<&str> = MODEL.into_iter().chain(setting).collect();
     let compiled = compile::compile(&config(&overrides), &compile::target()).ok()?;
@@ -69,7 +69,7 @@ fn every_switch_keeps_fifty_losses_as_its_class_says() {
         let Switch { name, class, .. } = switch;
         for value in switch.values() {
             let setting = format!("switches.{name}={value}");
-            // What cannot run or changes nothing that is compiled has no numbers of its own.
+            // A setting that cannot run or changes nothing that is compiled has no numbers of its own.
             if compiled(Some(&setting)).is_none_or(|active| active == default) {
                 continue;
             }
@@ -120,6 +120,7 @@ const NOT_PREPARED: active::Prepared = active::Prepared {
     autotune: Autotune::Off,
     window: false,
     attention_kernel: AttentionKernel::Auto,
+    product_kernel: flatout_train::switches::ProductKernel::Auto,
     visual_tokens: VisualTokens::All,
     lengths: None,
     decoded: false,

@@ -51,6 +51,14 @@ fn with_dora_in_bf16() {
     goes_on_exactly(&["adapter.kind=dora", "precision=bf16", "eval.rows=4", "adapter.also_train=norm"]);
 }
 
+/// The base is quantised again, from what it was made of, to the same codes.
+#[test]
+fn with_lora_and_dora_beside_a_base_in_four_bits() {
+    goes_on_exactly(&["adapter.kind=lora", "base=nf4", "adapter.dropout=0.1", "train.micro_batch=2"]);
+    goes_on_exactly(&["adapter.kind=dora", "base=nf4", "precision=bf16", "eval.rows=4", "recompute=full"]);
+    goes_on_exactly(&["train.freeze=[layers.0]", "base=nf4", "train.ema=0.9"]);
+}
+
 #[test]
 fn with_dora_beside_weights_in_8_bits() {
     goes_on_exactly(&["adapter.kind=dora", "adapter.rank=16", "precision=fp8", "train.micro_batch=4"]);

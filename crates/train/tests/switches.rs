@@ -13,7 +13,7 @@ use flatout_train::switches::{Class, Switch, TABLE};
 
 use crate::small_recipe::{different, small, target};
 
-/// What a value came to.
+/// A value of a switch and the plans it came to.
 struct Came {
     value: &'static str,
     compiled: Rc<Result<Compiled, Failure>>,
@@ -52,8 +52,9 @@ fn came(config: &Config, base: &Rc<Result<Compiled, Failure>>, switch: &Switch, 
     values.map(attempt).collect()
 }
 
-/// What a session prepares beside the launches, or does inside a kernel: plans do not show it.
-const OF_THE_SESSION: [&str; 4] = ["cuda_graphs", "autotune", "attention_kernel", "deterministic"];
+/// Switches of what a session prepares beside the launches, or does inside a kernel: plans do not show it.
+const OF_THE_SESSION: [&str; 5] =
+    ["cuda_graphs", "autotune", "attention_kernel", "product_kernel", "deterministic"];
 
 #[test]
 fn what_is_reported_is_what_the_plans_hold() {
@@ -77,6 +78,8 @@ fn what_is_reported_is_what_the_plans_hold() {
                     (Err(Failure::User(said)), Ok(())) => assert!(
                         said.0.starts_with("`rope_cache=on` has nothing to cache")
                             || said.0.starts_with("`image_table=on` has nothing to keep")
+                            || said.0.starts_with("`base=nf4` is for weights of layers that nothing trains")
+                            || said.0.starts_with("`base=nf4` cannot run with `precision=fp8`")
                             || said.0.starts_with("`recompute=wide` has nothing to run again")
                             || (switch.name == "compile"
                                 && said.0.starts_with("`cuda_graphs=on` cannot run")),

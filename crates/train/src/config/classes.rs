@@ -1,4 +1,4 @@
-//! What goes together where classes are learned, and where runs are judged by an evaluation.
+//! Values that go together where classes are learned, and where runs are judged by an evaluation.
 
 use flatout_models::config::{Attention, Head, Model, Vision};
 
@@ -83,10 +83,18 @@ impl Config {
                 );
             }
         }
+        let has_evaluations = eval.rows > 0 && (eval.every > 0 || eval.every_epochs.is_some());
+        match eval.goal {
+            Some(goal) if !goal.is_finite() => refuse!("`eval.goal` is {goal} and must be a number"),
+            Some(_) if !has_evaluations => refuse!(
+                "`eval.goal` is compared with evaluations and there are none on the way: give eval.every and eval.rows"
+            ),
+            _ => {}
+        }
         match train.patience {
             None => Ok(()),
             Some(0) => refuse!("`train.patience` is 0 and must be at least 1"),
-            Some(_) if eval.rows == 0 || (eval.every == 0 && eval.every_epochs.is_none()) => refuse!(
+            Some(_) if !has_evaluations => refuse!(
                 "`train.patience` counts evaluations and there are none on the way: give eval.every and eval.rows"
             ),
             Some(_) => Ok(()),
@@ -154,7 +162,7 @@ impl Config {
         self.checkpoint.best || self.train.patience.is_some()
     }
 
-    /// Updates between evaluations of a run of so many; 0 for none on the way.
+    /// Updates between evaluations of a run of `steps` updates; 0 for none on the way.
     pub fn eval_every(&self, steps: u64) -> u64 {
         match (self.eval.every_epochs, self.train.epochs) {
             (Some(every), Some(epochs)) => ((steps as f64 / epochs as f64 * every).round() as u64).max(1),
@@ -187,6 +195,8 @@ mod tests {
             ("patience=0", "`train.patience` is 0"),
             ("patience=3 eval.every=0", "there are none on the way"),
             ("patience=3 eval.rows=0", "there are none on the way"),
+            ("eval.goal=1.5 eval.every=0", "`eval.goal` is compared with evaluations and there are none"),
+            ("eval.goal=inf", "wants a number"),
             ("every_epochs=1", "`train.epochs` is not"),
             ("epochs=2 every_epochs=-1", "must be a number above 0"),
             ("train.class_weights=often", "wants one of none, balanced, or a list of numbers"),

@@ -1,5 +1,5 @@
-//! What other tools call our keys, so that a habit gets an answer instead of a shrug. Switches carry their own
-//! names from elsewhere in their table; this one is for the rest.
+//! Names of our keys in other tools, so that a habit gets an answer instead of a shrug. Switches carry their own names from
+//! elsewhere in their table; this one is for the rest.
 
 mod names;
 
@@ -190,6 +190,7 @@ mod tests {
             ("--eval-file", None, "`data.held_out_path`"),
             ("beta2", Some("0.95"), "`optimizer.betas`, both in one, as in betas=0.9,0.95"),
             ("train_on_inputs", Some("false"), "`data.train_on=assistant`"),
+            ("load_in_4bit", Some("true"), "`base=nf4`"),
             ("experiment", Some("rtx3090_optimized"), "the option `--with rtx3090`"),
             ("output_dir", Some("out"), "the option `--run DIR`"),
         ];
@@ -197,7 +198,7 @@ mod tests {
             assert_eq!(answer(name, said), Some(format!("here that is {wanted}")), "{name} {said:?}");
         }
         assert!(answer("pin_memory", Some("true")).unwrap().starts_with("nothing has to be set"));
-        assert!(answer("load_in_4bit", Some("true")).unwrap().contains("never quantised"));
+        assert!(answer("use_qlora", Some("true")).unwrap().contains("`adapter.kind=lora base=nf4`"));
         assert_eq!(answer("lr", Some("1")), None);
     }
 }

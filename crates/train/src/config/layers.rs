@@ -40,7 +40,7 @@ const TOWER_FROM: &str = "model.vision.from";
 const CLASSES: &str = "model.classes";
 const VOCAB: &str = "model.vocab";
 
-/// What `flatout resume` may change. Ranks divide their state anew at every start, and another number of them may need to divide more.
+/// Keys that `flatout resume` may change. Ranks divide their state anew at every start, and another number of them may need to divide more.
 const MAY_CHANGE: [&str; 12] = [
     "train.steps",
     "train.epochs",
@@ -388,7 +388,7 @@ impl Config {
             if !may_change(&found.path) {
                 refuse!(
                     "`{}` cannot change when a run is resumed; what can is train.steps, train.epochs, \
-                     train.on_nonfinite, train.max_skipped, train.patience, eval.*, checkpoint.*, log.*, track.*, mesh.*, shard and shard_keep",
+                     train.on_nonfinite, train.max_skipped, train.patience, eval.*, checkpoint.*, log.*, samples.*, track.*, mesh.*, shard and shard_keep",
                     found.path
                 );
             }

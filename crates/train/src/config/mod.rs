@@ -119,7 +119,7 @@ impl Setting for Mix {
 }
 
 section! {
-    /// What is learned from.
+    /// The training data.
     pub struct Data {
         /// Where rows come from; auto is what the path holds, and without one the synthetic grammar.
         pub source: SourceKind = SourceKind::Auto,
@@ -270,7 +270,7 @@ impl Data {
         paths.chain(self.mix.0.iter_mut().map(|part| &mut part.path)).flat_map(|paths| &mut paths.0)
     }
 
-    /// What is read, for people.
+    /// The data that is read, for people.
     pub fn named(&self) -> String {
         let part = |part: &MixPart| format!("{} ({})", part.path, part.weight);
         match &self.path {
@@ -369,7 +369,7 @@ section! {
         pub on_nonfinite: OnNonfinite = OnNonfinite::Rollback,
         /// Updates in a row that may be left out before on_nonfinite counts.
         pub max_skipped: u64 = 10,
-        /// What texts of each class count: none (1 each), balanced (every class alike), or a number a class.
+        /// Weights of classes of texts: none (1 each), balanced (every class alike), or a number a class.
         pub class_weights: ClassWeights = ClassWeights::None,
         /// Share of an image's target that is spread over all classes.
         pub label_smoothing: f64 = 0.0,
@@ -397,7 +397,7 @@ section! {
 }
 
 choice! {
-    /// What follows too many updates that are not finite.
+    /// The consequence of too many updates that are not finite.
     pub enum OnNonfinite { Rollback = "rollback", Stop = "stop", Skip = "skip" }
 }
 
@@ -415,8 +415,10 @@ section! {
         pub every: u64 = 500,
         /// Passes over the data between evaluations, instead of every.
         pub every_epochs: Option<f64>,
-        /// What the best checkpoint and train.patience go by: the loss, or a number of classes, answers or preferences.
+        /// The metric that the best checkpoint and train.patience follow: loss, or a number of classes, answers or preferences.
         pub metric: Metric = Metric::Loss,
+        /// Ends the run at the first evaluation whose eval.metric is as good as this.
+        pub goal: Option<f64>,
         /// Held-out rows an evaluation reads; 0 turns evaluation off.
         pub rows: usize = 256,
         /// Rows computed at once.
@@ -456,7 +458,7 @@ section! {
 }
 
 section! {
-    /// What is kept of a run on its way.
+    /// Checkpoints of a run on its way.
     pub struct Checkpoint {
         /// Updates between checkpoints; 0 saves only at the end and when stopped.
         pub every: u64 = 500,
@@ -492,7 +494,7 @@ section! {
 }
 
 section! {
-    /// What is written down.
+    /// The log of a run.
     pub struct Log {
         /// Updates between step lines.
         pub every: u64 = 1,

@@ -1,4 +1,4 @@
-//! What computes a run: the CPU or a GPU, chosen once from the `backend` switch and what the machine has.
+//! The device that computes a run: the CPU or a GPU, chosen once from the `backend` switch and what the machine has.
 
 pub mod calibrations;
 pub mod kernels;
@@ -53,8 +53,8 @@ pub enum Device {
 }
 
 impl Device {
-    /// What the switch asks for. `auto` takes a GPU where there is one; one that is there and cannot be used is an error
-    /// and not a quiet run on the CPU.
+    /// Opens the device that the switch asks for. `auto` takes a GPU where there is one; one that is there and cannot be
+    /// used is an error and not a quiet run on the CPU.
     pub fn open(backend: Backend) -> Result<Device, Failure> {
         Device::open_local(backend, 0, false)
     }
@@ -100,7 +100,7 @@ impl Device {
         }
     }
 
-    /// What opening it took, and the clock for what follows.
+    /// The time that opening it took, and the clock for what follows.
     pub fn laps(&self) -> Laps {
         let mut laps = Laps::begin();
         if let Device::Cuda(device) = self {
@@ -109,7 +109,7 @@ impl Device {
         laps
     }
 
-    /// What it is, for people: the GPU with its driver, or the processor and its threads.
+    /// Its description for people: the GPU with its driver, or the processor and its threads.
     pub fn sentence(&self) -> String {
         match self {
             Device::Cpu { threads } => machine::processor(*threads),
@@ -148,13 +148,15 @@ impl Device {
 
 /// How a session on a GPU runs plans, by what the switches came to.
 pub fn session_options(settled: &Settled) -> Options {
-    let Settled { cuda_graphs, autotune, deterministic, window, attention_kernel, .. } = *settled;
+    let Settled { cuda_graphs, autotune, deterministic, window, attention_kernel, product_kernel, .. } =
+        *settled;
     Options {
         graphs: cuda_graphs,
         deterministic,
         autotune,
         check_each_launch: false,
         attention: attention_kernel,
+        product: product_kernel,
         window,
     }
 }
@@ -243,7 +245,7 @@ pub fn attention_kernels(
             .into_iter()
             .map(|kernel| kernel.name())
             .collect();
-        // What serves all of them.
+        // The kernels that serve all of them.
         let all = serving.entry(direction).or_insert_with(|| kernels.clone());
         all.retain(|kernel| kernels.contains(kernel));
     }

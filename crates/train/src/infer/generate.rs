@@ -40,6 +40,7 @@ use flatout_models::form::{Form, Seen};
 pub use pictures::{Picture, PictureReader, Pictures};
 pub use prompt::{Placed, Prompt};
 pub use request::{Finish, Progress, Request, Told};
+pub use text::GrowingText;
 
 use self::lanes::{Lanes, Turns};
 use self::prompt::Rest;
@@ -245,7 +246,7 @@ impl Generator {
         Ok(logits)
     }
 
-    /// Continues a prompt, giving each piece of text as it comes; stops at the end of a document or a full context.
+    /// Continues a prompt, giving each piece of text as it comes, an empty one where none is settled; stops at the end of a document or a full context.
     pub fn generate(
         &mut self,
         prompt: &str,
@@ -253,20 +254,14 @@ impl Generator {
         mut piece: impl FnMut(&str),
     ) -> Result<String, Failure> {
         let vocabulary = self.words()?.clone();
-        let mut tokens = encode(&vocabulary, self.frames, &[prompt.to_string()])?.remove(0);
-        let mut shown = vocabulary.decode(&tokens);
-        piece(&shown);
-        let prompts = [tokens.clone()];
-        self.continue_all(&prompts, how, &mut |_, token| {
-            tokens.push(token);
-            // A character may take several tokens: only what is settled is shown.
-            let text = vocabulary.decode(&tokens);
-            if let Some(more) = text.strip_prefix(&shown).filter(|more| !more.ends_with('\u{fffd}')) {
-                piece(more);
-                shown = text;
-            }
+        let prompts = encode(&vocabulary, self.frames, &[prompt.to_string()])?;
+        piece(&vocabulary.decode(&prompts[0]));
+        let mut text = GrowingText::new(vocabulary.clone(), &prompts[0]);
+        let made = self.continue_all(&prompts, how, &mut |_, token| {
+            piece(&text.push(token).unwrap_or_default());
         })?;
-        Ok(vocabulary.decode(&tokens))
+        piece(&text.finish());
+        Ok(vocabulary.decode(&[&prompts[0][..], &made[0]].concat()))
     }
 
     fn words(&self) -> Result<&Arc<Vocabulary>, UserError> {

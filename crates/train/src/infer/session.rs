@@ -24,7 +24,11 @@ impl Loaded {
         let plans = compile(programs, target, &settled.options)?;
         drop(wait);
         let mut session = device.session(plans, &settled)?;
-        self.weights.load(&mut session, |_| true)?;
+        // A session that keeps weights in NF4 quantises them itself; any other reads what that came to.
+        match settled.options.nf4.is_empty() {
+            true => self.weights.load(&mut session, |_| true)?,
+            false => self.weights.before_nf4(|weights| weights.load(&mut session, |_| true))?,
+        };
         initial::write_tables(&mut session)?;
         if session.plans().plan(Role::Derive).is_some() {
             session.run(Role::Derive)?;

@@ -1,4 +1,4 @@
-//! What a run is judged by on the way: the number of an evaluation that the best checkpoint and the early stop follow.
+//! The metric a run is judged by on the way: the number of an evaluation that the best checkpoint and the early stop follow.
 
 use flatout_settings::choice;
 
@@ -113,6 +113,13 @@ impl Patience {
         Patience { best: counter(BEST).map(f64::from_bits), since: counter(SINCE).unwrap_or(0) }
     }
 
+    /// Why a run with a goal ends here, where it does: an evaluation was as good.
+    pub fn reached(&self, metric: Metric, goal: Option<f64>) -> Option<String> {
+        let (goal, best) = (goal?, self.best?);
+        let is_there = best == goal || metric.is_better(best, goal);
+        is_there.then(|| format!("{metric} reached {best:.4}, and {goal} was asked for (eval.goal)"))
+    }
+
     /// Why a run of this much patience ends here, where it does.
     pub fn ends(&self, metric: Metric, patience: Option<u64>) -> Option<String> {
         let most = patience.filter(|most| self.since >= *most)?;
@@ -154,6 +161,22 @@ mod tests {
             assert_eq!(patience.ends(metric, None), None);
             let why = patience.ends(metric, Some(3)).unwrap();
             assert!(why.contains("at best and no better in 3 evaluations"), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_goal_is_reached_from_either_side() {
+        for (metric, values, goal) in
+            [(Metric::Loss, [2.0, f64::NAN, 1.6, 1.5], 1.5), (Metric::F1, [0.2, 0.4, f64::NAN, 0.6], 0.55)]
+        {
+            let mut patience = Patience::default();
+            let mut ended = vec![];
+            for value in values {
+                patience.see(metric, value);
+                ended.push(patience.reached(metric, Some(goal)).is_some());
+            }
+            assert_eq!(ended, [false, false, false, true], "{metric}");
+            assert_eq!(patience.reached(metric, None), None);
         }
     }
 

@@ -7,13 +7,15 @@ use flatout_data::Arrangement;
 use flatout_ir::cost::{Part, training_flops};
 use flatout_ir::passes::adapter::slot_beside;
 use flatout_ir::passes::lanes::{lanes_of, ranks_in_step};
-use flatout_ir::{Adapter, Class, PlanSet, Program, Role, Shard, Target, compile as compile_programs};
+use flatout_ir::{
+    Adapter, Class, PlanSet, Program, Recompute, Role, Shard, Target, compile as compile_programs,
+};
 use flatout_runtime::cpu;
 
 use crate::Failure;
 use crate::UserError;
-use crate::config::Config;
 use crate::config::resolved::Resolved;
+use crate::config::{AdapterKind, Config};
 use crate::machine;
 use crate::resolve::arranged;
 use crate::resolve::arranged::eval_layout;
@@ -23,10 +25,10 @@ use crate::resolve::lanes;
 use crate::resolve::mesh;
 use crate::resolve::recompute_layers;
 use crate::resolve::samples;
-use crate::resolve::settle::settle;
+use crate::resolve::settle::{check_base, settle};
 use crate::resolve::tower;
 use crate::switches::active;
-use crate::switches::memory::SHARD;
+use crate::switches::memory::{Base, SHARD};
 use crate::switches::{Auto, Settled};
 use crate::tasks::capacities::Capacities;
 use crate::tasks::dataset::Feeding;
@@ -43,9 +45,9 @@ pub struct Compiled {
     pub micro_batch: usize,
     /// The capacities of the plans of gradients, the largest first.
     pub capacities: Vec<Capacities>,
-    /// Rows an `eval`; 0 where nothing is evaluated.
+    /// Rows per evaluation; 0 disables evaluation.
     pub eval_batch: usize,
-    /// What the switches came to.
+    /// The settled switches.
     pub settled: Settled,
     /// Trained and frozen values.
     pub parameters: u64,
@@ -193,7 +195,37 @@ fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) ->
         Some(fits) => format!("train.micro_batch={fits} is the largest that fits"),
         None => "no micro-batch fits: use a smaller model or context, or recompute=full".into(),
     };
-    Failure::User(UserError(format!("{refused} (GiB: {}); {advice}", parts.join(", "))))
+    let smaller_base = in_four_bits(config, target, rows).map(|sentence| format!("; {sentence}"));
+    let parts = parts.join(", ");
+    Failure::User(UserError(format!(
+        "{refused} (GiB: {parts}); {advice}{}",
+        smaller_base.unwrap_or_default()
+    )))
+}
+
+/// Beside adapters, what would fit with a base in four bits, and in how many bytes. `auto` does not choose it: losses are
+/// others with it.
+fn in_four_bits(config: &Config, target: &Target, rows: usize) -> Option<String> {
+    if config.adapter.kind == AdapterKind::None || config.switches.memory.base == Base::Nf4 {
+        return None;
+    }
+    let mut small = config.clone();
+    small.switches.memory.base = Base::Nf4;
+    let mut settings = String::from("base=nf4");
+    let mut compiled = compile_for(&small, target, rows, true).ok();
+    if compiled.is_none() && small.switches.memory.recompute != Auto::Given(Recompute::Full) {
+        small.switches.memory.recompute = Auto::Given(Recompute::Full);
+        settings += " recompute=full";
+        compiled = compile_for(&small, target, rows, true).ok();
+    }
+    if compiled.is_none() && rows > 1 {
+        settings += " train.micro_batch=1";
+        compiled = compile_for(&small, target, 1, true).ok();
+    }
+    let bytes = compiled?.plans.arena_bytes as u64 + target.bytes_beside();
+    Some(format!(
+        "{settings} keeps the frozen base in four bits, with other numbers, and takes {bytes} bytes, the driver's included"
+    ))
 }
 
 /// Settles the switches for a number of rows at once, without plans.
@@ -220,7 +252,7 @@ fn capacities(config: &Config, micro_batch: usize, arrangement: Option<&Arrangem
     }
 }
 
-/// Compiles for so many rows at once; `recompute=auto` may come to `full` only where that is allowed.
+/// Compiles for `micro_batch` rows at once; `recompute=auto` may come to `full` only where that is allowed.
 pub fn compile_for(
     config: &Config,
     target: &Target,
@@ -253,6 +285,7 @@ pub fn compile_for(
     }
     programs.extend(samples::programs(config));
     let mut settled = settle(config, target, &programs[0].graph)?.with_lengths(arranged);
+    check_base(config, &settled)?;
     settled.chosen.extend(of_images.clone());
     fp8_layers::settle(config, &programs[0], target, &mut settled)?;
     settled.options.buckets = buckets::at_first(&settled.options);

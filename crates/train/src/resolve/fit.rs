@@ -17,7 +17,7 @@ pub struct Fit {
 }
 
 impl Fit {
-    /// What plans and driver take together.
+    /// Memory of plans and driver together.
     pub fn bytes(&self) -> u64 {
         self.compiled.plans.arena_bytes as u64 + self.compiled.target.bytes_beside()
     }
@@ -135,6 +135,35 @@ mod tests {
             let fit = fit(&config, &named("rtx3090", &config.switches).unwrap()).unwrap();
             assert!(fit.fits && fit.compiled.micro_batch == config.train.batch, "{recipe}");
             assert!((fit.bytes() as f64) < gigabytes * 1e9, "{recipe} {batch}: {} bytes", fit.bytes());
+        }
+    }
+
+    /// A frozen base in four bits, a row at a time, embedding and head in bf16, driver included: 8B in 9 GiB and 32B on a card of
+    /// 24 GB, where a base in bf16 does not fit, and the refusal says what would.
+    #[test]
+    fn bases_in_four_bits_fit_small_cards() {
+        let row = ["batch=1", "micro_batch=1", "recompute=full"];
+        let large = ["layers=64", "width=5120", "heads=64", "ffn=25600", "context=1024"];
+        for (shape, gib) in [(&[][..], 9.0), (&large[..], 23.5)] {
+            let words: Vec<String> =
+                row.iter().chain(shape).chain(&["base=nf4"]).map(|word| word.to_string()).collect();
+            let config = resolve("qwen3-8b-lora", &["rtx4090".into()], &words).unwrap();
+            let target = named("rtx4090", &config.switches).unwrap();
+            let small = fit(&config, &target).unwrap();
+            let taken = small.bytes() as f64 / (1u64 << 30) as f64;
+            assert!(small.fits && taken < gib, "{shape:?}: {taken:.2} GiB");
+            let words = words.iter().filter(|word| *word != "base=nf4").cloned().collect::<Vec<_>>();
+            let full = resolve("qwen3-8b-lora", &["rtx4090".into()], &words).unwrap();
+            if let Err(refused) = compile(&full, &target) {
+                let refused = refused.to_string();
+                let takes = format!(
+                    "base=nf4 keeps the frozen base in four bits, with other numbers, and takes {} bytes",
+                    small.bytes()
+                );
+                assert!(refused.contains(&takes), "{refused}");
+            } else {
+                assert!(shape.is_empty(), "32B in bf16 does not fit");
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flatout_ir::passes::layout;
+use flatout_ir::passes::{layout, nf4};
 use flatout_ir::{Adapter, Graph, Moments, Rule, Shard, Target, Update, optimizers};
 
 use crate::UserError;
@@ -13,7 +13,7 @@ use crate::resolve::groups;
 use crate::resolve::lanes;
 use crate::resolve::recompute_layers;
 use crate::resolve::tower;
-use crate::switches::memory::SHARD;
+use crate::switches::memory::{Base, SHARD};
 
 use crate::switches::{self, Settled};
 use crate::tasks::image_table;
@@ -26,6 +26,7 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     let options = &mut settled.options;
     options.adapters = adapters::of(config, model)?;
     (options.freeze, options.update) = trained(config, model, &options.adapters, options.update.moments)?;
+    options.nf4 = in_nf4(config, model, &options.freeze);
     options.fp8_layers = fp8_layers::named(config)?;
     options.recompute_layers = recompute_layers::given(config)?;
     options.lanes = lanes::lanes(config, target.ranks)?;
@@ -47,7 +48,26 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     Ok(settled)
 }
 
-/// Who is trained and how, parameter by parameter.
+/// The weights of a model, or of a part of it, that are kept in NF4.
+fn in_nf4(config: &Config, model: &Graph, freeze: &BTreeSet<String>) -> BTreeSet<String> {
+    match config.switches.memory.base {
+        Base::Bf16 => BTreeSet::new(),
+        Base::Nf4 => nf4::linear(model).intersection(freeze).cloned().collect(),
+    }
+}
+
+/// Refuses a base in four bits for a training without one.
+pub fn check_base(config: &Config, settled: &Settled) -> Result<(), UserError> {
+    if config.switches.memory.base == Base::Nf4 && settled.options.nf4.is_empty() {
+        refuse!(
+            "`base=nf4` is for weights of layers that nothing trains, and all of them are trained here: give adapter.kind=lora \
+             or adapter.kind=dora, freeze layers with train.freeze, or leave it out"
+        );
+    }
+    Ok(())
+}
+
+/// The parameters that are trained, and the update of each.
 fn trained(
     config: &Config,
     model: &Graph,

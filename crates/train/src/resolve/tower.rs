@@ -3,6 +3,7 @@
 
 use flatout_data::{ImageRoom, patch_step};
 use flatout_ir::cost::cost;
+use flatout_ir::passes::nf4;
 use flatout_ir::{DType, PlanSet, Precision, Program, Role, Slot, Target, compile};
 use flatout_models::form::SeenPatches;
 use flatout_models::vision::qwen3_vl::features;
@@ -14,6 +15,7 @@ use crate::config::Config;
 use crate::config::pattern::matches;
 use crate::refuse;
 use crate::resolve::arranged::trains_tower;
+use crate::switches::memory::Base;
 use crate::switches::{self, Settled};
 
 /// Patches at once: enough that products are as fast as they get.
@@ -73,6 +75,9 @@ impl Tower {
         }
         let parameters = graph.slots.iter().filter(|slot| slot.class.is_parameter());
         options.freeze = parameters.map(|slot| slot.path.clone()).collect();
+        if config.switches.memory.base == Base::Nf4 {
+            options.nf4 = nf4::linear(&graph);
+        }
         let plans = compile(&[Program { role: Role::Eval, graph }], target, &settled.options)?;
         Ok(Tower { plans, settled, target: target.clone(), room })
     }

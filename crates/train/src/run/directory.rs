@@ -34,7 +34,7 @@ pub struct Run {
 }
 
 choice! {
-    /// What to do where the directory holds a run: `--resume`.
+    /// The action where the directory holds a run: `--resume`.
     pub enum Resume {
         /// Refuse.
         Never = "never",
@@ -184,7 +184,7 @@ impl Run {
         }
     }
 
-    /// What to type to continue this run.
+    /// The command that continues this run.
     pub fn resume_command(&self) -> String {
         format!("flatout resume {}", quoted(&self.dir))
     }
@@ -242,7 +242,8 @@ pub fn asked_and_resolved(dir: &Path) -> Result<(Config, Resolved), UserError> {
     Ok((Config::parse(&text, &path.display().to_string())?, resolved(dir)?))
 }
 
-fn resolved(dir: &Path) -> Result<Resolved, UserError> {
+/// What a run came to, as far as it was written down.
+pub fn resolved(dir: &Path) -> Result<Resolved, UserError> {
     let path = dir.join(RESOLVED);
     if !path.is_file() {
         return Ok(Resolved::default());

@@ -1,4 +1,4 @@
-//! What happened in a run, one JSON object a line in `events.jsonl`. Other tools read this: names are a contract.
+//! Events of a run, one JSON object a line in `events.jsonl`. Other tools read this: names are a contract.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -62,16 +62,19 @@ pub enum Event {
 pub struct Start {
     pub recipe: String,
     pub backend: String,
-    /// What is active, read from what was compiled.
+    /// The active switches, read from what was compiled.
     pub switches: BTreeMap<String, String>,
     pub arena_bytes: u64,
     pub driver_bytes: u64,
     /// Kernels of the plans that may give other bits each time.
     #[serde(default)]
     pub not_deterministic: Vec<String>,
-    /// What attention runs on, on a GPU, with the times it was chosen by.
+    /// The kernels that attention runs on, on a GPU, with the times they were chosen by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<String>,
+    /// How many products run on which kernel, on a GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub products: Option<String>,
     /// Which layers multiply 8-bit floats, where some do, and why those.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fp8: Option<String>,
@@ -81,7 +84,7 @@ pub struct Start {
     /// How batches are made ready, in words.
     #[serde(default)]
     pub loader: String,
-    /// What getting a GPU's kernels ready took.
+    /// The preparation of a GPU's kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prepared: Option<Prepared>,
     /// Where the time before the first step went, in seconds.
@@ -93,7 +96,7 @@ pub struct Start {
     /// Of flatout.
     #[serde(default)]
     pub version: String,
-    /// What computes, in words.
+    /// The device that computes, in words.
     #[serde(default)]
     pub device: String,
     /// Versions of the libraries that were opened, by name.
@@ -161,7 +164,7 @@ pub struct Prepared {
     pub products_remembered: usize,
 }
 
-/// What is learned from, in numbers; absent where a source cannot tell.
+/// The training data in numbers; absent where a source cannot tell.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DataFacts {
     pub source: String,
@@ -265,7 +268,7 @@ impl RankTimes {
     }
 }
 
-/// A GPU as NVML sees it. What a model does not tell is absent.
+/// A GPU as NVML sees it. Values that a model does not tell are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GpuSample {
@@ -293,7 +296,7 @@ pub struct GpuSample {
 pub struct DataWait {
     /// Of the time since the first update.
     pub share: f64,
-    /// What most of it went to: reading, tokenising, packing or busy cores.
+    /// The largest cause of it: reading, tokenising, packing or busy cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
 }
@@ -372,7 +375,7 @@ impl Event {
 #[derive(Debug)]
 pub struct EventLog {
     file: File,
-    /// What the disk has not taken yet. It may begin within a line, of which the file has the first part.
+    /// Bytes that the disk has not taken yet. They may begin within a line, of which the file has the first part.
     waiting: Vec<u8>,
     /// Lines there was no room for in memory either.
     lost: u64,

@@ -7,7 +7,7 @@ use flatout_ir::{Launch, OpKind, Plan, PlanSet, Role, Target};
 use flatout_runtime::Session;
 
 use super::data::VisualTokens;
-use super::{AttentionKernel, Autotune, Difference, Settled, Switches, TABLE};
+use super::{AttentionKernel, Autotune, Difference, ProductKernel, Settled, Switches, TABLE};
 use crate::Failure;
 use crate::UserError;
 
@@ -21,6 +21,8 @@ pub struct Prepared {
     pub window: bool,
     /// The only kernel attention may run on.
     pub attention_kernel: AttentionKernel,
+    /// The kernel products run on where it is written for them.
+    pub product_kernel: ProductKernel,
     /// The share of an image's tokens that a text is shown.
     pub visual_tokens: VisualTokens,
     /// How examples are laid out; none where rows are equally long.
@@ -32,10 +34,19 @@ pub struct Prepared {
 impl Prepared {
     /// As it will be, before there is a session.
     pub fn settled(settled: &Settled) -> Prepared {
-        let Settled { cuda_graphs, autotune, window, attention_kernel, visual_tokens, decoded, .. } =
-            *settled;
+        let Settled { cuda_graphs, autotune, window, attention_kernel, product_kernel, .. } = *settled;
+        let Settled { visual_tokens, decoded, .. } = *settled;
         let lengths = settled.arrangement.as_ref().map(|arrangement| arrangement.manner);
-        Prepared { cuda_graphs, autotune, window, attention_kernel, visual_tokens, lengths, decoded }
+        Prepared {
+            cuda_graphs,
+            autotune,
+            window,
+            attention_kernel,
+            product_kernel,
+            visual_tokens,
+            lengths,
+            decoded,
+        }
     }
 
     /// As it is. How much was timed is settled; that nothing was is the session's word.

@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn compile_stands_for_fusions_graphs_and_autotune() {
         let off = Compile::Off.settings();
-        assert_eq!(off.len(), 8);
+        assert_eq!(off.len(), 9);
         assert!(off.iter().all(|(_, value)| *value == "off"));
         let mut most = Compile::MaxAutotune.settings();
         assert_eq!(most.pop(), Some(("switches.autotune".into(), "full")));

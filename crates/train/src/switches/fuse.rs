@@ -3,10 +3,11 @@
 use std::collections::{HashMap, HashSet};
 
 use flatout_ir::ops::elementwise::Elementwise;
+use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::quantize::Source;
 use flatout_ir::passes::input_path;
 use flatout_ir::passes::layout::REGION;
-use flatout_ir::{Class as SlotClass, Launch, Op, OpKind, Role, View};
+use flatout_ir::{Class as SlotClass, DType, Launch, Op, OpKind, Role, View};
 
 use super::active::{Reading, on};
 use super::value::{Toggle, field};
@@ -18,6 +19,7 @@ pub struct Fuse {
     pub gate_up: Toggle,
     pub norm: Toggle,
     pub elementwise: Toggle,
+    pub activation: Toggle,
     pub loss: Toggle,
     pub optimizer: Toggle,
 }
@@ -25,11 +27,11 @@ pub struct Fuse {
 impl Default for Fuse {
     fn default() -> Fuse {
         let on = Toggle::On;
-        Fuse { qkv: on, gate_up: on, norm: on, elementwise: on, loss: on, optimizer: on }
+        Fuse { qkv: on, gate_up: on, norm: on, elementwise: on, activation: on, loss: on, optimizer: on }
     }
 }
 
-pub(super) const ROWS: [Switch; 6] = [QKV, GATE_UP, NORM, ELEMENTWISE, LOSS, OPTIMIZER];
+pub(super) const ROWS: [Switch; 7] = [QKV, GATE_UP, NORM, ELEMENTWISE, ACTIVATION, LOSS, OPTIMIZER];
 
 /// The state of a fusion that the model has nothing for.
 const NOTHING: &str = "nothing to fuse";
@@ -94,7 +96,8 @@ fn fused_gates(reading: &Reading<'_>) -> &'static str {
     let mut written: HashMap<usize, &Launch> = HashMap::new();
     let (mut merged, mut apart) = (false, false);
     for l in &reading.grad.launches {
-        if is_gated(&l.op) {
+        merged |= l.op.kind() == OpKind::GatedProduct;
+        if matches!(l.op, Op::Gated { .. } | Op::Quantize { of: Source::Gated(_), .. }) {
             let reads = [0, 1].map(|i| match written.get(&l.ins[i].offset) {
                 Some(writer) if writer.op.kind() == OpKind::Product => Some(writer.ins[0].offset),
                 _ => None,
@@ -111,9 +114,9 @@ fn fused_gates(reading: &Reading<'_>) -> &'static str {
     }
 }
 
-/// Whether an operation is a gated activation, be it quantised in the same pass.
+/// Whether an operation is a gated activation, be it quantised in the same pass or part of a product.
 fn is_gated(op: &Op) -> bool {
-    matches!(op, Op::Gated { .. } | Op::Quantize { of: Source::Gated(_), .. })
+    matches!(op, Op::Gated { .. } | Op::GatedProduct { .. } | Op::Quantize { of: Source::Gated(_), .. })
 }
 
 pub const NORM: Switch = Switch {
@@ -192,7 +195,71 @@ fn fused_elementwise(reading: &Reading<'_>) -> &'static str {
 
 /// Whether a product adds its bias or applies its activation.
 fn is_layer(launch: &Launch) -> bool {
-    matches!(launch.op, Op::Product { epilogue, .. } if epilogue.has_bias() || epilogue.has_gelu())
+    match launch.op {
+        Op::Product { epilogue, .. } => epilogue.has_bias() || epilogue.has_gelu(),
+        Op::ActivatedProduct { .. } => true,
+        _ => false,
+    }
+}
+
+pub const ACTIVATION: Switch = Switch {
+    name: "fuse.activation",
+    doc: "Activations, gated or not, and their gradients inside the products before them, on GPUs.",
+    field: field!(fuse.activation),
+    class: Class::Bounded,
+    off: Some("off"),
+    settle: as_asked!(activation => fuse_activation),
+    active: fused_activations,
+    guides_word: "fused SwiGLU, fused GELU",
+    elsewhere: &[
+        elsewhere(AXOLOTL, "liger_swiglu", "fuse.activation"),
+        elsewhere(GUIDES, "fused_swiglu", "fuse.activation"),
+    ],
+    ..ROW
+};
+
+/// Whether products apply activations. Those that could have and did not are read by one, on a device with a kernel for
+/// both.
+fn fused_activations(reading: &Reading<'_>) -> &'static str {
+    let kinds = [
+        OpKind::GatedProduct,
+        OpKind::GatedProductGrad,
+        OpKind::ActivatedProduct,
+        OpKind::ActivatedProductGrad,
+    ];
+    if kinds.into_iter().any(|kind| reading.has(kind)) {
+        return "on";
+    }
+    let has_kernel = |op: OpKind| reading.target.kernels.iter().any(|row| row.op == op);
+    let is_product = |op: &Op, is_gated: bool| match *op {
+        Op::Product { ta: false, tb, base: false, epilogue, out: DType::BF16, .. } => match epilogue {
+            Epilogue::None => tb || !is_gated,
+            Epilogue::Bias => !is_gated,
+            _ => false,
+        },
+        _ => false,
+    };
+    let is_half = |l: &Launch| is_slice(&l.ins[0]);
+    let apart = || {
+        reading.follows(|writer, reader| {
+            let is_bf16 = !writer.ins.is_empty() && is_bf16(writer);
+            match reader.op {
+                Op::Gated { p: 0.0, .. } => is_bf16 && is_product(&writer.op, true) && is_half(reader),
+                Op::Map { f: Elementwise::Gelu | Elementwise::GeluExact } => {
+                    is_bf16 && is_product(&writer.op, false) && !is_half(reader)
+                }
+                _ => false,
+            }
+        })
+    };
+    let has_gelu =
+        |l: &Launch| matches!(l.op, Op::Product { epilogue, .. } if epilogue.has_gelu() && is_bf16(l));
+    let is_left = || apart() || reading.grad.launches.iter().any(has_gelu);
+    if has_kernel(OpKind::GatedProduct) && is_left() { "off" } else { NOTHING }
+}
+
+fn is_bf16(launch: &Launch) -> bool {
+    launch.ins[0].dtype == DType::BF16
 }
 
 pub const LOSS: Switch = Switch {

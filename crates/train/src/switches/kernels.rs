@@ -1,11 +1,11 @@
-//! Switches of how kernels run: `rope_cache`, `cuda_graphs`, `overlap`, `autotune`, `deterministic`.
+//! Switches of how kernels run: `rope_cache`, `cuda_graphs`, `overlap`, `product_kernel`, `autotune`, `deterministic`.
 
 use flatout_ir::access::Access;
 use flatout_ir::ops::linear_attention::LinearAttend;
 use flatout_ir::{Launch, Op, Plan, Queue};
 
 use super::active::{Reading, not_deterministic, on};
-use super::value::{Autotune, Choose, Toggle, field};
+use super::value::{Autotune, Choose, ProductKernel, Toggle, field};
 use super::{Class, DEEPSPEED, Difference, GUIDES, HF, MEGATRON, ROW, Settle, Switch, elsewhere};
 use crate::UserError;
 use crate::refuse;
@@ -16,6 +16,7 @@ pub struct Kernels {
     pub rope_cache: Choose,
     pub cuda_graphs: Choose,
     pub overlap: Choose,
+    pub product: ProductKernel,
     pub autotune: Autotune,
     pub deterministic: Toggle,
 }
@@ -26,13 +27,14 @@ impl Default for Kernels {
             rope_cache: Choose::Auto,
             cuda_graphs: Choose::Auto,
             overlap: Choose::Auto,
+            product: ProductKernel::Auto,
             autotune: Autotune::Quick,
             deterministic: Toggle::Off,
         }
     }
 }
 
-pub(super) const ROWS: [Switch; 5] = [ROPE_CACHE, CUDA_GRAPHS, OVERLAP, AUTOTUNE, DETERMINISTIC];
+pub(super) const ROWS: [Switch; 6] = [ROPE_CACHE, CUDA_GRAPHS, OVERLAP, PRODUCT, AUTOTUNE, DETERMINISTIC];
 
 pub const ROPE_CACHE: Switch = Switch {
     name: "rope_cache",
@@ -166,9 +168,34 @@ fn overlap(reading: &Reading<'_>) -> &'static str {
     }
 }
 
+pub const PRODUCT: Switch = Switch {
+    name: "product_kernel",
+    doc: "What products of bf16 run on, on a GPU, where it is written for them; auto is the fastest, or a rule where autotune is off.",
+    field: field!(kernels.product),
+    class: Class::Bounded,
+    off: Some("cublaslt"),
+    refusal: |value, target| {
+        if value == ProductKernel::Auto.name() {
+            return None;
+        }
+        if target.name == "cpu" {
+            return Some("cannot run on the CPU: it names a kernel of a GPU; leave it out".into());
+        }
+        let missing = target.missing.iter().find(|(name, _)| *name == value);
+        missing.map(|(_, why)| format!("cannot run: {why}"))
+    },
+    settle: Settle::ByModel(|s| {
+        s.settled.product_kernel = s.asked.kernels.product;
+        Ok(())
+    }),
+    active: |reading| reading.prepared.product_kernel.name(),
+    guides_word: "cuBLAS, CUTLASS",
+    ..ROW
+};
+
 pub const AUTOTUNE: Switch = Switch {
     name: "autotune",
-    doc: "Algorithms of each matrix product timed on a GPU, once: a few, none, all; unless none, attention's kernels too.",
+    doc: "Algorithms of each matrix product timed on a GPU, once: a few, none, all; unless none, kernels of ours and attention's too.",
     field: field!(kernels.autotune),
     class: Class::Bounded,
     off: Some("off"),

@@ -1,4 +1,4 @@
-//! Switches of memory: `optimizer.state`, `shard`, `shard_keep`, `recompute`, `memory_plan`.
+//! Switches of memory: `base`, `optimizer.state`, `shard`, `shard_keep`, `recompute`, `memory_plan`.
 
 use std::collections::HashMap;
 
@@ -6,15 +6,24 @@ use flatout_ir::ops::product;
 use flatout_ir::passes::adapter;
 use flatout_ir::passes::layout::{LEAST_BYTES, REGION};
 use flatout_ir::plan::PlacedSlot;
-use flatout_ir::{Axis, Class as SlotClass, Launch, Moments, Op, OpKind, PlanSet, Recompute, Role, Shard};
+use flatout_ir::{
+    Axis, Class as SlotClass, Launch, Moments, Op, OpKind, PlanSet, Precision, Recompute, Role, Shard,
+};
+use flatout_settings::choice;
 
 use super::active::{Reading, on};
 use super::value::{Auto, Named, Toggle, field};
 use super::{Class, Difference, GUIDES, HF, ROW, Settle, Switch, TITAN, elsewhere, unless_nothing};
 use crate::refuse;
 
+choice! {
+    /// The types that frozen weights of linear layers are kept in.
+    pub enum Base { Bf16 = "bf16", Nf4 = "nf4" }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Memory {
+    pub base: Base,
     pub optimizer_state: Moments,
     pub shard: Auto<Shard>,
     pub shard_keep: Toggle,
@@ -25,6 +34,7 @@ pub struct Memory {
 impl Default for Memory {
     fn default() -> Memory {
         Memory {
+            base: Base::Bf16,
             optimizer_state: Moments::F32,
             shard: Auto::Auto,
             shard_keep: Toggle::Off,
@@ -34,7 +44,46 @@ impl Default for Memory {
     }
 }
 
-pub(super) const ROWS: [Switch; 5] = [OPTIMIZER_STATE, SHARD, SHARD_KEEP, RECOMPUTE, PLAN];
+pub(super) const ROWS: [Switch; 6] = [BASE, OPTIMIZER_STATE, SHARD, SHARD_KEEP, RECOMPUTE, PLAN];
+
+/// Which weights are kept so, `resolve::settle` knows.
+pub const BASE: Switch = Switch {
+    name: "base",
+    doc: "Type that frozen weights of linear layers are kept in; nf4 is 4.13 bits a value, made into numbers where they are read.",
+    field: field!(memory.base),
+    class: Class::Statistical,
+    off: Some("bf16"),
+    settle: Settle::ByModel(|s| {
+        if s.asked.memory.base == Base::Nf4 {
+            if s.settled.options.precision == Precision::FP8 {
+                refuse!(
+                    "`base=nf4` cannot run with `precision=fp8`, whose copies of weights take more: give precision=bf16"
+                );
+            }
+            if s.asked.memory.shard == Auto::Given(Shard::Parameters) {
+                refuse!(
+                    "`base=nf4` cannot run with `shard=parameters`: weights of 4 bits lie whole on each rank; give shard=gradients"
+                );
+            }
+        }
+        Ok(())
+    }),
+    active: |reading| {
+        let is_frozen = |slot: &PlacedSlot| slot.class == SlotClass::Frozen && !slot.is_whole;
+        match reading.has(OpKind::Dequantize) {
+            true => Base::Nf4.name(),
+            false if reading.plans.slots.iter().any(is_frozen) => Base::Bf16.name(),
+            false => "nothing frozen",
+        }
+    },
+    guides_word: "QLoRA, NF4, 4-bit base",
+    elsewhere: &[
+        elsewhere(HF, "load_in_4bit", "base=nf4"),
+        elsewhere(GUIDES, "bnb_4bit_quant_type", "base=nf4"),
+        elsewhere(GUIDES, "bnb_4bit_use_double_quant", "base=nf4"),
+    ],
+    ..ROW
+};
 
 pub const OPTIMIZER_STATE: Switch = Switch {
     name: "optimizer.state",
@@ -62,7 +111,8 @@ pub const OPTIMIZER_STATE: Switch = Switch {
     ..ROW
 };
 
-/// The type updates keep their moments in: the widest, were they to differ. What no launch of its own updates has slots of state.
+/// The type updates keep their moments in: the widest, were they to differ. Moments without an updating launch of their own
+/// have slots of state.
 fn moments(reading: &Reading<'_>) -> &'static str {
     let of_launches = reading.updates().flat_map(|l| &l.ins[2..4]).map(|moment| moment.dtype);
     let is_state = |s: &&PlacedSlot| s.class == SlotClass::Moment && s.path.starts_with(REGION);
@@ -219,10 +269,14 @@ fn recompute(reading: &Reading<'_>) -> &'static str {
     let mut seen: HashMap<(u64, OpKind), usize> = HashMap::new();
     for l in launches {
         // The second of two norms runs again alone where the sum before it is kept.
-        let kind = if l.op.kind() == OpKind::DoubleNorm { OpKind::RmsNorm } else { l.op.kind() };
+        let kind = match l.op.kind() {
+            OpKind::DoubleNorm => OpKind::RmsNorm,
+            OpKind::GatedProduct => OpKind::Product,
+            kind => kind,
+        };
         *seen.entry((l.key, kind)).or_default() += 1;
     }
-    // What layers read in 8 bits is kept in 8 bits, and there is nothing of it to compute again.
+    // Tensors that layers read in 8 bits are kept in 8 bits, and there is nothing of them to compute again.
     let is_quantised =
         |kind: OpKind| reading.has(OpKind::Quantize) && [OpKind::RmsNorm, OpKind::Gated].contains(&kind);
     let twice = |kind: OpKind| seen.iter().any(|((_, k), n)| *k == kind && *n > 1);
@@ -235,13 +289,20 @@ fn recompute(reading: &Reading<'_>) -> &'static str {
         _ => false,
     };
     let again = |l: &&Launch| seen[&(l.key, l.op.kind())] > 1;
-    let gives_again =
-        |l: &Launch| matches!(l.op, Op::GatedGrad { again: true, .. } | Op::RmsNormGrad { again: true, .. });
+    let gives_again = |l: &Launch| {
+        matches!(
+            l.op,
+            Op::GatedGrad { again: true, .. }
+                | Op::GatedProductGrad { again: true, .. }
+                | Op::RmsNormGrad { again: true, .. }
+        )
+    };
     // Through frozen layers below a head that is trained alone nothing goes back.
     let goes_back = [
         OpKind::AttentionGrad,
         OpKind::LinearAttentionGrad,
         OpKind::GatedGrad,
+        OpKind::GatedProductGrad,
         OpKind::RmsNormGrad,
         OpKind::DoubleNormGrad,
         OpKind::QkNormRopeGrad,

@@ -26,7 +26,7 @@ pub use attention::Attention;
 pub use compile::Compile;
 pub use compute::Backend;
 pub use settled::{Chosen, Settle, Settled, Settling, Step, settle};
-pub use value::{AttentionKernel, Auto, Autotune, Choose, Field, Named, Toggle, serialize};
+pub use value::{AttentionKernel, Auto, Autotune, Choose, Field, Named, ProductKernel, Toggle, serialize};
 
 /// The values that were asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -5,7 +5,7 @@ use flatout_ir::{Options, Target};
 use flatout_models::config::Model;
 
 use super::data::VisualTokens;
-use super::value::{AttentionKernel, Autotune};
+use super::value::{AttentionKernel, Autotune, ProductKernel};
 use super::{Switches, TABLE};
 use crate::UserError;
 
@@ -32,6 +32,8 @@ pub struct Settled {
     pub window: bool,
     /// The only kernel attention may run on.
     pub attention_kernel: AttentionKernel,
+    /// The kernel products run on where it is written for them.
+    pub product_kernel: ProductKernel,
     /// The share of an image's tokens that a text is shown.
     pub visual_tokens: VisualTokens,
     /// How examples are laid out; none where rows of text are equally long.
@@ -68,7 +70,7 @@ impl Settled {
 /// Settles one switch.
 pub type Step = fn(&mut Settling<'_>) -> Result<(), UserError>;
 
-/// Who settles a switch. Those that the target decides come first; among the others the order is the table's.
+/// The step that settles a switch. Those that the target decides come first; among the others the order is the table's.
 #[derive(Clone, Copy, Debug)]
 pub enum Settle {
     ByTarget(Step),
@@ -115,6 +117,7 @@ pub fn settle(asked: &Switches, model: &Model, target: &Target) -> Result<Settle
         deterministic: false,
         window: false,
         attention_kernel: AttentionKernel::Auto,
+        product_kernel: ProductKernel::Auto,
         visual_tokens: VisualTokens::All,
         arrangement: None,
         decoded: false,

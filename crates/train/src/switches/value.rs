@@ -1,13 +1,14 @@
 //! Values of switches: names that users write, `auto`, and how a row reaches its field.
 
 use flatout_ir::{Adjust, Moments, Precision, Recompute, Scaling, Shard, optimizers};
-pub use flatout_runtime::cuda::{AttentionKernel, Autotune};
+pub use flatout_runtime::cuda::{AttentionKernel, Autotune, ProductKernel};
 use flatout_settings::choice;
 
 use super::Switches;
 use super::attention::Attention;
 use super::compute::{Backend, Wire};
 use super::data::{HeadRows, VisualTokens};
+use super::memory::Base;
 
 choice! {
     /// A switch without `auto`.
@@ -48,8 +49,9 @@ macro_rules! named {
         }
     )*};
 }
-named!(Toggle, Choose, Backend, Wire, Attention, HeadRows, VisualTokens);
+named!(Toggle, Choose, Backend, Wire, Attention, Base, HeadRows, VisualTokens);
 named!(Precision, Scaling, Recompute, Moments, Shard, Adjust, optimizers::Name, Autotune, AttentionKernel);
+named!(ProductKernel);
 
 /// A value that is given, or left to flatout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

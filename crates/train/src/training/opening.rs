@@ -1,4 +1,4 @@
-//! What a run says of itself before its first step: the `start` event, from which lists and reports are made.
+//! The description of a run before its first step: the `start` event, from which lists and reports are made.
 
 use std::collections::BTreeMap;
 
@@ -41,6 +41,7 @@ pub fn opening(
             .map(|name| name.to_string())
             .collect(),
         attention: session.as_cuda().and_then(|cuda| cuda.attention()),
+        products: session.as_cuda().and_then(|cuda| cuda.products()),
         fp8: fp8_layers::sentence(&compiled.plans, &compiled.settled),
         prepared: session.as_cuda().map(|cuda| Prepared {
             kernels_compiled: cuda.compiled().compiled,

@@ -44,9 +44,9 @@ use recovery::Skips;
 use saving::Saving;
 use sharing::Sharing;
 
-/// What the command line shows while a run goes on.
+/// Notices that the command line shows while a run goes on.
 pub enum Notice<'a> {
-    /// What opening the data came to, or how far it is.
+    /// The result of opening the data, or how far it is.
     Data(String),
     /// Everything is ready; nothing has run yet.
     Ready(&'a Ready<'a>),
@@ -100,7 +100,7 @@ const GUESSED_BYTES_PER_SECOND: f64 = 1e8;
 /// Time kept beside what was measured when `--max-time` is near: the end of the process itself.
 const STOP_MARGIN: Duration = Duration::from_secs(1);
 
-/// What a run has done so far.
+/// The progress of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
     pub step: u64,
@@ -186,7 +186,7 @@ struct Trainer<'a, 'n, 's> {
     ended: Option<Rc<Mark>>,
     /// The newest evaluation.
     evaluated: Option<(u64, f32)>,
-    /// What it came to in `eval.metric`.
+    /// Its value of `eval.metric`.
     score: Option<f64>,
     /// And, where classes are learned, in all metrics.
     metrics: Option<Metrics>,
@@ -521,7 +521,9 @@ impl Trainer<'_, '_, '_> {
 
     /// Why the run ends before its last step, where it does.
     fn early(&self) -> Option<String> {
-        self.patience.ends(self.config.eval.metric, self.config.train.patience)
+        let (metric, eval) = (self.config.eval.metric, &self.config.eval);
+        let reached = self.patience.reached(metric, eval.goal);
+        reached.or_else(|| self.patience.ends(metric, self.config.train.patience))
     }
 
     fn end(&mut self, status: Status) -> Result<Outcome, Failure> {

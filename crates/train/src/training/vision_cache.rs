@@ -23,6 +23,7 @@ use crate::Failure;
 use crate::config::{Config, IMAGE_TOKENS};
 use crate::device::Device;
 use crate::resolve::tower::{self, Economy, Tower};
+use crate::switches::memory::Base;
 use crate::tasks::batch::{HostTensor, Inputs, write_tensors};
 use crate::tasks::dataset::Dataset;
 use crate::tasks::seen::PatchImages;
@@ -126,6 +127,10 @@ fn format(config: &Config, tower: &Tower, tower_hash: String) -> FeatureFormat {
         ("model.width", decoder.width.to_string()),
     ] {
         made_with.insert(name.to_string(), value);
+    }
+    // Features of earlier versions say nothing of it.
+    if !tower.settled.options.nf4.is_empty() {
+        made_with.insert("base".into(), Base::Nf4.name().into());
     }
     let levels = config.model.as_qwen3_vl().map_or(0, Qwen3VlConfig::feature_levels);
     FeatureFormat { made_with, levels, row_bytes: decoder.width * tower.dtype().bytes() }

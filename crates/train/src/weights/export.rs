@@ -13,7 +13,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
-use flatout_data::examples::template_text;
+use flatout_data::examples::{Date, Questions, template_text};
 use flatout_ir::{Adapter, Init, TensorType};
 use flatout_models::config::{DecoderConfig, Model};
 use flatout_models::library::stored::{Resampled, Stored};
@@ -47,7 +47,7 @@ choice! {
     pub enum Width { F32 = "f32", Bf16 = "bf16" }
 }
 
-/// What to write.
+/// The export that was asked for.
 #[derive(Clone, Debug)]
 pub struct Export {
     pub to: PathBuf,
@@ -60,7 +60,7 @@ pub struct Export {
     pub adapter: bool,
 }
 
-/// What was written.
+/// The export that was written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exported {
     pub architecture: String,
@@ -215,10 +215,15 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
         config.as_object_mut().expect("a config is an object").extend(labels);
     }
     let generation = model.vocab().map(|_| {
+        let ends = eos
+            .iter()
+            .copied()
+            .chain(answer_end(loaded, tokenizer.vocabulary.as_ref()).filter(|end| !eos.contains(end)));
+        let ends: Vec<u32> = ends.collect();
         json!({
             "_from_model_config": true,
             "bos_token_id": config["bos_token_id"],
-            "eos_token_id": config["eos_token_id"],
+            "eos_token_id": if ends.len() > eos.len() { json!(ends) } else { config["eos_token_id"].clone() },
         })
     });
     let mut processor = processor_of(&loaded.config);
@@ -236,6 +241,20 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
         processor: model.published().ok().and_then(|published| published.processor(&processor)),
         tokenizer,
     })
+}
+
+fn learned_conversations(loaded: &Loaded) -> bool {
+    loaded.is_run && [Task::Chat, Task::VisualChat, Task::Preference].contains(&loaded.config.data.task)
+}
+
+/// The token that ends an answer of a run that learned conversations, where its template has one: whoever generates with the library
+/// stops there.
+fn answer_end(loaded: &Loaded, vocabulary: Option<&Vocabulary>) -> Option<u32> {
+    let vocabulary = vocabulary.filter(|_| learned_conversations(loaded))?;
+    let folders = [loaded.dir.join(BESIDE), loaded.dir.clone()];
+    let data = &loaded.config.data;
+    let date = data.date.as_deref().and_then(Date::parse);
+    Questions::open(vocabulary, data.template.as_deref(), &folders, date).ok()?.end().ok()?
 }
 
 fn write(
@@ -282,8 +301,7 @@ fn write(
 
 /// The chat template that a run learned its conversations in, where it is not the one beside the model it began from.
 pub(crate) fn template(loaded: &Loaded, tokenizer: &Tokenizer) -> Result<Option<String>, Failure> {
-    if !loaded.is_run || ![Task::Chat, Task::VisualChat, Task::Preference].contains(&loaded.config.data.task)
-    {
+    if !learned_conversations(loaded) {
         return Ok(None);
     }
     let given = loaded.config.data.template.as_deref();

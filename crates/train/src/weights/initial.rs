@@ -11,6 +11,7 @@ use flatout_waits::{self as waits, Unit};
 
 use crate::Failure;
 use crate::run::state::{held, leaves};
+use crate::weights::quantized;
 use flatout_runtime::{RuntimeError, Session};
 use rayon::prelude::*;
 
@@ -36,7 +37,7 @@ fn write_drawn(session: &mut Session, seed: u64, wanted: impl Fn(&str) -> bool) 
     let bytes: usize = pieces.iter().map(Piece::bytes).sum();
     let wait = waits::begin("drawing first weights", Unit::Bytes, Some(bytes as u64));
     for piece in pieces.into_iter().filter(|piece| piece.init != Init::RowNorms && wanted(&piece.path)) {
-        session.write_range(&piece.slot, piece.at, &drawn_for(&piece, seed))?;
+        quantized::write(session, &piece, &drawn_for(&piece, seed))?;
         wait.add(piece.bytes() as u64);
     }
     Ok(())
@@ -62,7 +63,7 @@ fn write_row_norms<E: From<RuntimeError>>(
         let columns = weight.ty.elements() / piece.ty.elements();
         let rows = columns * piece.range.start..columns * piece.range.end;
         let wide = match weight.covering(&rows) {
-            Some(rows) => session.read_range_f32(&rows.slot, rows.within())?,
+            Some(rows) => quantized::read_f32(session, &rows)?,
             None => as_f32(weight.ty.dtype, &source(&Piece { range: rows, ..weight.clone() })?),
         };
         session.write_range(&piece.slot, piece.at, &bytes_of(&row_norms(&wide, piece.elements())))?;

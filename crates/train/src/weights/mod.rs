@@ -8,3 +8,4 @@ pub mod initial;
 pub mod loaded;
 pub mod peft;
 pub mod pretrained;
+pub mod quantized;

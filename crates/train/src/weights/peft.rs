@@ -1,8 +1,8 @@
 //! Adapters in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`, one folder an adapter.
 //!
 //! Its tensors are named after the modules of the library's model: A is `lora_A.weight`, B `lora_B.weight`, and DoRA's
-//! magnitude `lora_magnitude_vector`. What was trained of the model itself lies beside them under its own name, and a table that
-//! has an adapter as `base_layer.weight`, as it is in the model.
+//! magnitude `lora_magnitude_vector`. Trained parameters of the model itself lie beside them under their own names, and a table
+//! that has an adapter as `base_layer.weight`, as it is in the model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -35,7 +35,7 @@ pub(crate) use modules::{Module, modules};
 
 pub const CONFIG: &str = "adapter_config.json";
 pub const TENSORS: &str = "adapter_model.safetensors";
-/// What stands before the name of a module.
+/// The prefix of a module's name.
 const BASE: &str = "base_model.model.";
 /// A table of the model that the library writes beside its adapter.
 const TABLE: &str = "base_layer.weight";
@@ -175,10 +175,13 @@ impl Peft {
         }
         let mut weights = Weights::of_files(vec![(path, file)]);
         for (ours, name, within) in places {
-            weights.place(ours, Place { file: 0, name, within, expect: None });
+            weights.place(ours, Place { file: 0, name, within, expect: None, nf4: None });
         }
         for (_, name) in &tables {
-            weights.place(name.clone(), Place { file: 0, name: name.clone(), within: None, expect: None });
+            weights.place(
+                name.clone(),
+                Place { file: 0, name: name.clone(), within: None, expect: None, nf4: None },
+            );
         }
         let kind = if is_dora { AdapterKind::Dora } else { AdapterKind::Lora };
         let all: Vec<&str> =
@@ -398,7 +401,7 @@ pub struct Trained<'a> {
     pub adapters: &'a [Adapter],
     /// Parameters of the model that were trained with them.
     pub also: &'a [String],
-    /// What `model.from` said.
+    /// The value of `model.from`.
     pub from: Option<&'a str>,
 }
 

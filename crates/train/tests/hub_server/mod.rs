@@ -2,16 +2,16 @@
 //! and transfers that break off.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
 use ring::digest;
 
+use super::exchange::{self, Reply, Request, reply};
+
 /// The commit of every branch.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What the server has and how it misbehaves.
+/// The server's files and how it misbehaves.
 #[derive(Clone, Default)]
 pub struct Content {
     /// The files of `org/name`.
@@ -39,76 +39,21 @@ impl HubServer {
         HubServer { endpoint, seen }
     }
 
-    /// What was asked since the last call.
+    /// The requests since the last call.
     pub fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.seen.lock().unwrap())
     }
 }
 
 fn listen(content: Arc<Mutex<Content>>, seen: Arc<Mutex<Vec<String>>>, store: Option<String>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = format!("http://{}", listener.local_addr().expect("an address"));
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            answer(stream, &content, &seen, store.as_deref());
+    exchange::listen(move |asked, _| {
+        seen.lock().unwrap().push(asked.line());
+        let mut content = content.lock().unwrap();
+        match &store {
+            Some(store) => of_hub(asked, &content, store),
+            None => of_store(asked, &mut content),
         }
-    });
-    address
-}
-
-struct Request {
-    method: String,
-    path: String,
-    headers: BTreeMap<String, String>,
-}
-
-fn request(stream: &TcpStream) -> Option<Request> {
-    let mut lines = BufReader::new(stream).lines();
-    let first = lines.next()?.ok()?;
-    let mut words = first.split(' ').map(String::from);
-    let (method, path) = (words.next()?, words.next()?);
-    let mut headers = BTreeMap::new();
-    for line in lines {
-        let line = line.ok()?;
-        let Some((name, value)) = line.split_once(':') else { break };
-        headers.insert(name.to_ascii_lowercase(), value.trim().to_string());
-    }
-    Some(Request { method, path, headers })
-}
-
-fn answer(stream: TcpStream, content: &Mutex<Content>, seen: &Mutex<Vec<String>>, store: Option<&str>) {
-    let Some(asked) = request(&stream) else { return };
-    let header = |name: &str| asked.headers.get(name).map_or("-", String::as_str);
-    let line =
-        format!("{} {} range={} auth={}", asked.method, asked.path, header("range"), header("authorization"));
-    seen.lock().unwrap().push(line);
-    let mut content = content.lock().unwrap();
-    let reply = match store {
-        Some(store) => of_hub(&asked, &content, store),
-        None => of_store(&asked, &mut content),
-    };
-    let Reply { status, headers, body, sent } = reply;
-    let mut head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n", body.len());
-    headers.iter().for_each(|(name, value)| head += &format!("{name}: {value}\r\n"));
-    let body = if asked.method == "HEAD" { &[][..] } else { &body[..sent.unwrap_or(body.len())] };
-    let mut stream = &stream;
-    // Whoever went away does not want the rest.
-    let _ = stream
-        .write_all(head.as_bytes())
-        .and_then(|()| stream.write_all(b"\r\n"))
-        .and_then(|()| stream.write_all(body));
-}
-
-struct Reply {
-    status: u16,
-    headers: Vec<(&'static str, String)>,
-    body: Vec<u8>,
-    /// How much of the body is sent before the connection breaks.
-    sent: Option<usize>,
-}
-
-fn reply(status: u16, headers: Vec<(&'static str, String)>, body: &[u8]) -> Reply {
-    Reply { status, headers, body: body.to_vec(), sent: None }
+    })
 }
 
 /// Weights are stored elsewhere; the rest is on the hub itself.
@@ -176,9 +121,10 @@ fn of_store(asked: &Request, content: &mut Content) -> Reply {
         None => reply(200, vec![], bytes),
     };
     made.body.resize(made.body.len() + content.too_many, 7);
+    made.sent = made.body.len();
     if content.breaks > 0 {
         content.breaks -= 1;
-        made.sent = Some(made.body.len() / 2);
+        made.sent /= 2;
     }
     made
 }

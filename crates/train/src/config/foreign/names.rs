@@ -240,7 +240,7 @@ pub(super) const NAMES: &[(&str, &str)] = &[
     ("rope_local_base_freq", "model.rope_local_theta"),
     ("query_pre_attn_scalar", "model.score_size"),
     ("use_bidirectional_attention", "model.attention=bidirectional"),
-    // What is kept.
+    // Checkpoints and logs.
     ("save_steps", "checkpoint.every"),
     ("save_interval", "checkpoint.every"),
     ("save_every", "checkpoint.every"),
@@ -261,6 +261,7 @@ pub(super) const OFF: &[(&str, &str)] = &[
     ("attention=flash", "attention=naive"),
     ("autotune=full", "autotune=off"),
     ("backend=cpu", "backend=auto"),
+    ("base=nf4", "base=bf16"),
     ("checkpoint.best=true", "checkpoint.best=false"),
     ("compile=default", "compile=off"),
     ("data.train_on=all", "data.train_on=assistant"),
@@ -373,8 +374,8 @@ pub(super) const WITHOUT_KEY: &[(&[&str], &str)] = &[
         "nothing has to be set: patches are embedded by a product, and there is no convolution",
     ),
     (
-        &["load_in_4bit", "load_in_8bit", "quantization_config", "use_qlora"],
-        "weights are never quantised here: with `adapter.kind=lora` they lie frozen in bf16, and flatout plan says \
+        &["load_in_8bit", "quantization_config", "use_qlora"],
+        "frozen weights lie in bf16 or, with `base=nf4`, in 4 bits: QLoRA is `adapter.kind=lora base=nf4`, and flatout plan says \
          whether that fits",
     ),
     (

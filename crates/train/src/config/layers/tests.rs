@@ -73,7 +73,7 @@ fn options_that_are_keys_are_answered_with_them() {
         ("--learning_rate 1e-3", "there is no option `--learning_rate`; here that is `optimizer.lr=1e-3`"),
         ("--grad-accum-steps 12", "here that is `train.accumulate=12`"),
         ("--bf16", "here that is `precision=bf16`"),
-        ("--load_in_4bit", "weights are never quantised here"),
+        ("--load_in_4bit", "here that is `base=nf4`"),
         ("--every 5", "here eval.every=VALUE or checkpoint.every=VALUE or log.every=VALUE"),
     ] {
         let (option, next) = words.split_once(' ').map_or((words, None), |(a, b)| (a, Some(b)));

@@ -17,7 +17,7 @@ use crate::UserError;
 use crate::infer::sampling::{likeliest, log_sum};
 use crate::refuse;
 
-/// Whose tokens a step reads, and by which plans.
+/// The lanes whose tokens a step reads, and the plans it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turns {
     /// Everyone's, by one plan, and nobody's next token before all prompts that were begun are read: for prompts that are all
@@ -226,6 +226,7 @@ impl Generator {
             echoed: std::mem::take(&mut work.echoed),
             text: String::new(),
             tokens: vec![],
+            is_drawn: told.is_some(),
             finish: None,
         };
         match told {

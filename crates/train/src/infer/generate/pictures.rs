@@ -1,6 +1,7 @@
 //! The images that prompts are about: looked into, scaled and cut into patches before anything is computed.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use flatout_data::images::{self, ImageSpec};
 use flatout_data::vision::{Given, Grid, ImageReader, ImageStore, Patching};
@@ -22,7 +23,9 @@ const MAX_BYTES: u64 = 1 << 30;
 pub struct Pictures {
     pub grids: Grids,
     /// Of every image: patches [P, patch patch 3], or a frame's pixels [rows, columns, 3].
-    pub bytes: Vec<Vec<u8>>,
+    pub bytes: Vec<Arc<[u8]>>,
+    /// Of every image that came later, the requests it is held for.
+    requests: Vec<usize>,
     /// Of a hundred merge blocks of an image, how many a text is shown.
     pub shown_percent: usize,
     /// The token whose places images take.
@@ -50,9 +53,9 @@ impl Pictures {
         }
         let mut pictures = Pictures {
             grids: Grids { merge: vision.merge, ..Grids::default() },
-            bytes: vec![],
             shown_percent,
             place: vision.image_token as u32,
+            ..Pictures::default()
         };
         for number in 0..store.count() {
             pictures.push(Picture::of(&store, number as u32)?);
@@ -79,12 +82,12 @@ impl Pictures {
         let mut pictures = Pictures { grids: Grids { merge: 1, ..Grids::default() }, ..Pictures::default() };
         let mut numbers = vec![];
         for frame in frames {
-            let known = pictures.bytes.iter().position(|bytes| *bytes == frame);
+            let known = pictures.bytes.iter().position(|bytes| **bytes == *frame);
             numbers.push(known.unwrap_or_else(|| {
                 // A frame is one token.
                 pictures.grids.all.push(Grid::FRAME);
                 pictures.grids.shown.push(None);
-                pictures.bytes.push(frame.to_vec());
+                pictures.bytes.push(frame.into());
                 pictures.bytes.len() - 1
             }));
         }
@@ -119,11 +122,19 @@ impl Pictures {
         Pictures { grids: Grids { merge, ..Grids::default() }, shown_percent, ..Pictures::default() }
     }
 
-    /// Takes a picture and gives its number, that of one that was removed where there is one.
+    /// The number of a picture that other requests have brought already, held for one more.
+    pub(super) fn share(&mut self, picture: &Picture) -> Option<usize> {
+        let number = self.bytes.iter().position(|bytes| Arc::ptr_eq(bytes, &picture.bytes))?;
+        self.requests[number] += 1;
+        Some(number)
+    }
+
+    /// Takes a picture for a request and gives its number, that of one that was removed where there is one.
     pub(super) fn add(&mut self, picture: Picture) -> usize {
-        match self.bytes.iter().position(Vec::is_empty) {
+        let number = match self.requests.iter().position(|requests| *requests == 0) {
             None => {
                 self.push(picture);
+                self.requests.push(0);
                 self.bytes.len() - 1
             }
             Some(number) => {
@@ -131,19 +142,25 @@ impl Pictures {
                 (self.grids.all[number], self.grids.shown[number], self.bytes[number]) = (grid, shown, bytes);
                 number
             }
-        }
+        };
+        self.requests[number] = 1;
+        number
     }
 
+    /// Forgets a picture of a request; its bytes go with the last.
     pub(super) fn remove(&mut self, number: usize) {
-        self.bytes[number] = vec![];
+        self.requests[number] -= 1;
+        if self.requests[number] == 0 {
+            self.bytes[number] = Arc::default();
+        }
     }
 }
 
-/// An image, scaled and cut into patches.
+/// An image, scaled and cut into patches. Copies have its bytes in common.
 #[derive(Clone, Debug)]
 pub struct Picture {
     grid: Grid,
-    bytes: Vec<u8>,
+    bytes: Arc<[u8]>,
     /// The merge blocks that a text is shown, where these are not all.
     shown: Option<Vec<u32>>,
 }
@@ -153,7 +170,7 @@ impl Picture {
         let grid = store.get(number).grid;
         let mut bytes = vec![0; grid.patches() * store.patch_bytes()];
         store.patches(number, &mut bytes).map_err(|error| UserError(error.sentence))?;
-        Ok(Picture { grid, shown: store.shown(number, &bytes), bytes })
+        Ok(Picture { grid, shown: store.shown(number, &bytes), bytes: bytes.into() })
     }
 
     pub(super) fn patches(&self) -> usize {
@@ -259,5 +276,38 @@ fn looking(loaded: &Loaded) -> Result<&FoveaConfig, UserError> {
         (Some(tower), _) => Ok(tower),
         (None, true) => refuse!("{place} sees images of any size and no frames: give them with --image"),
         (None, false) => refuse!("{place} has no tower and looks at no frames beside a text: leave them out"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn picture(bytes: &[u8]) -> Picture {
+        Picture { grid: Grid { rows: 2, columns: 2 }, bytes: bytes.into(), shown: None }
+    }
+
+    #[test]
+    fn copies_of_a_picture_are_held_once_and_as_long_as_a_request_has_one() {
+        let mut pictures = Pictures::later(2, 100);
+        let take = |pictures: &mut Pictures, picture: &Picture| {
+            pictures.share(picture).unwrap_or_else(|| pictures.add(picture.clone()))
+        };
+        // Of equal bytes, but read twice.
+        let (first, second) = (picture(&[1, 2]), picture(&[1, 2]));
+        let numbers = [&first, &first, &second, &first].map(|picture| take(&mut pictures, picture));
+        assert_eq!((numbers, pictures.bytes.len()), ([0, 0, 1, 0], 2));
+        assert_eq!(Arc::strong_count(&first.bytes), 2, "its own and one that is held");
+        (0..2).for_each(|_| pictures.remove(0));
+        assert_eq!((&*pictures.bytes[0], Arc::strong_count(&first.bytes)), (&[1, 2][..], 2));
+        pictures.remove(0);
+        assert_eq!((pictures.bytes[0].len(), Arc::strong_count(&first.bytes)), (0, 1));
+        // The number goes to the next one, and the first is a new one when it comes again.
+        let third = picture(&[3]);
+        assert_eq!([&third, &first].map(|picture| take(&mut pictures, picture)), [0, 2]);
+        assert_eq!(
+            pictures.bytes.iter().map(|bytes| bytes.to_vec()).collect::<Vec<_>>(),
+            [vec![3], vec![1, 2], vec![1, 2]]
+        );
     }
 }

@@ -65,6 +65,8 @@ pub struct Progress {
     /// The text of these tokens, as far as it was asked for and is settled: a character may take several tokens.
     pub text: String,
     pub tokens: Vec<Told>,
+    /// A token was drawn. It is among `tokens` now or later, or ended the text alone or as a part of a string.
+    pub is_drawn: bool,
     pub finish: Option<Finish>,
 }
 

@@ -8,20 +8,67 @@ use super::request::Told;
 
 /// Tokens of the prompt that are decoded with the first ones behind it: whether a token begins with a space may depend on them.
 const BEFORE: usize = 8;
-/// Tokens that a character takes at most, one a byte. What is no character after as many never becomes one.
+/// Tokens that a character takes at most, one a byte. Bytes that are no character after as many never become one.
 const MOST_OF_A_CHARACTER: usize = 4;
 /// Tokens that are decoded together at most, where many of them have no text.
 const LONGEST_WINDOW: usize = 64;
 
-/// The text that follows a prompt. Every token is decoded with a few others and not with all, so a long text costs no more a
-/// token than a short one.
-pub struct TextStream {
+/// The text that follows a prompt, in whole characters. Every token is decoded with a few others and not with all, so a long text
+/// costs no more a token than a short one.
+pub struct GrowingText {
     vocabulary: Arc<Vocabulary>,
-    stops: Vec<String>,
     /// The last tokens that are settled, and those behind them whose text is not settled yet.
     window: Vec<u32>,
     /// How many of the window are settled.
     settled: usize,
+}
+
+impl GrowingText {
+    pub fn new(vocabulary: Arc<Vocabulary>, prompt: &[u32]) -> GrowingText {
+        let window = prompt[prompt.len().saturating_sub(BEFORE)..].to_vec();
+        let settled = window.len();
+        GrowingText { vocabulary, window, settled }
+    }
+
+    /// Takes a token and gives the text that is settled now; none where the rest of a character is yet to come.
+    pub fn push(&mut self, token: u32) -> Option<String> {
+        self.window.push(token);
+        let more = self.more();
+        if more.ends_with('\u{fffd}') && self.window.len() - self.settled < MOST_OF_A_CHARACTER {
+            return None;
+        }
+        // Tokens without text, such as special ones, hide whether a space stands before the next word: those before them stay.
+        if !more.is_empty() || self.window.len() > LONGEST_WINDOW {
+            self.window.drain(..self.settled);
+        }
+        self.settled = self.window.len();
+        Some(more)
+    }
+
+    /// Gives the text that is left, where no more tokens come.
+    pub fn finish(&mut self) -> String {
+        let more = self.more();
+        (self.window, self.settled) = (vec![], 0);
+        more
+    }
+
+    /// The text of the tokens that are not settled.
+    fn more(&self) -> String {
+        if self.window.len() == self.settled {
+            return String::new();
+        }
+        let before = self.vocabulary.decode(&self.window[..self.settled]);
+        let all = self.vocabulary.decode(&self.window);
+        // The prompt may end within a character, which the first tokens complete.
+        let before = if all.starts_with(&before) { &before[..] } else { before.trim_end_matches('\u{fffd}') };
+        all.get(before.len()..).unwrap_or_default().to_string()
+    }
+}
+
+/// Such a text with its tokens, up to the first of some strings.
+pub struct TextStream {
+    text: GrowingText,
+    stops: Vec<String>,
     /// Text that may be the beginning of a string that ends it.
     held: String,
     /// Tokens that were not given away, each with the place in all text at which it begins.
@@ -41,47 +88,23 @@ pub struct Settled {
 
 impl TextStream {
     pub fn new(vocabulary: Arc<Vocabulary>, prompt: &[u32], stops: Vec<String>) -> TextStream {
-        let window = prompt[prompt.len().saturating_sub(BEFORE)..].to_vec();
-        let settled = window.len();
-        TextStream { vocabulary, stops, window, settled, held: String::new(), waiting: vec![], given: 0 }
+        let text = GrowingText::new(vocabulary, prompt);
+        TextStream { text, stops, held: String::new(), waiting: vec![], given: 0 }
     }
 
     /// Takes a token and gives what is settled now.
     pub fn push(&mut self, told: Told) -> Settled {
-        self.window.push(told.token);
+        let more = self.text.push(told.token);
         self.waiting.push((self.given + self.held.len(), told));
-        let more = self.more();
-        if more.ends_with('\u{fffd}') && self.window.len() - self.settled < MOST_OF_A_CHARACTER {
-            // The rest of a character is yet to come.
-            return Settled::default();
-        }
-        // Tokens without text, such as special ones, hide whether a space stands before the next word: those before them stay.
-        if !more.is_empty() || self.window.len() > LONGEST_WINDOW {
-            self.window.drain(..self.settled);
-        }
-        self.settled = self.window.len();
+        let Some(more) = more else { return Settled::default() };
         self.held += &more;
         self.release(false)
     }
 
     /// Gives what is left, where no more tokens come.
     pub fn finish(&mut self) -> Settled {
-        let more = self.more();
-        self.held += &more;
-        (self.window, self.settled) = (vec![], 0);
+        self.held += &self.text.finish();
         self.release(true)
-    }
-
-    /// The text of the tokens that are not settled.
-    fn more(&self) -> String {
-        if self.window.len() == self.settled {
-            return String::new();
-        }
-        let before = self.vocabulary.decode(&self.window[..self.settled]);
-        let all = self.vocabulary.decode(&self.window);
-        // The prompt may end within a character, which the first tokens complete.
-        let before = if all.starts_with(&before) { &before[..] } else { before.trim_end_matches('\u{fffd}') };
-        all.get(before.len()..).unwrap_or_default().to_string()
     }
 
     /// Gives the text that is held, up to a string that ends it, or but for what may be the beginning of one.
@@ -145,6 +168,21 @@ mod tests {
         let settled = stream.finish();
         pieces.push((settled.text, settled.tokens.len()));
         (pieces, settled.is_end)
+    }
+
+    /// A text may end within a character: its bytes are shown as such, once.
+    #[test]
+    fn what_is_left_of_a_character_comes_at_the_end() {
+        let vocabulary = Arc::new(Vocabulary::train([TEXT, TEXT].into_iter(), 262).expect("a vocabulary"));
+        let fox = vocabulary.encode("🦊").expect("tokens");
+        assert!(fox.len() > 1, "a character of several tokens");
+        let mut text = GrowingText::new(vocabulary.clone(), &[]);
+        assert!(fox[..fox.len() - 1].iter().all(|token| text.push(*token).is_none()));
+        assert_eq!(text.finish(), "\u{fffd}");
+        assert_eq!(text.finish(), "", "and nothing is left behind it");
+        let mut text = GrowingText::new(vocabulary, &fox[..1]);
+        let rest: Vec<Option<String>> = fox[1..].iter().map(|token| text.push(*token)).collect();
+        assert_eq!(rest.last(), Some(&Some("🦊".into())), "the first tokens complete the prompt's");
     }
 
     #[test]

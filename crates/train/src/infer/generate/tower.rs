@@ -88,8 +88,11 @@ impl Tower {
         Tower { pictures, kind, bytes: vision.patch_values(), shown: None }
     }
 
-    /// Takes a picture that is smaller than the largest, and gives its number.
+    /// Takes a picture that is smaller than the largest for a request, and gives its number.
     pub fn add(&mut self, picture: Picture) -> usize {
+        if let Some(number) = self.pictures.share(&picture) {
+            return number;
+        }
         let number = self.pictures.add(picture);
         // The inputs may hold another one of this number.
         if self.shown.as_ref().is_some_and(|shown| shown.contains(&number)) {
@@ -168,8 +171,8 @@ impl Tower {
         if self.shown.as_ref().is_some_and(holds) {
             return Ok(());
         }
-        let own = showing.pictures.iter().map(|picture| &self.pictures.bytes[*picture]);
-        let mut bytes: Vec<u8> = own.flatten().copied().collect();
+        let own = showing.pictures.iter().map(|picture| &self.pictures.bytes[*picture][..]);
+        let mut bytes: Vec<u8> = own.collect::<Vec<_>>().concat();
         match self.kind {
             Kind::Patches { seen: SeenPatches { patches, images, largest }, positions, .. } => {
                 let grids = showing.pictures.iter().map(|picture| self.pictures.grids.all[*picture]);

@@ -7,11 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
+use flatout_ir::passes::nf4;
 use flatout_models::config::Model;
 use flatout_models::decoder::HEAD;
 use flatout_models::library::{self, Described, gemma, processor};
 use serde_json::Value;
 
+use super::bitsandbytes;
 use super::weights::{Place, Weights, parameters};
 use crate::UserError;
 use crate::refuse;
@@ -30,10 +32,11 @@ pub const INDEX: &str = "model.safetensors.index.json";
 /// An index names a few thousand tensors; one of more bytes than this is none.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
-/// What the folder's `config.json` describes.
+/// The model that the folder's `config.json` describes.
 pub fn describe(folder: &Path) -> Result<Described, UserError> {
     let path = folder.join(CONFIG);
-    let mut described = library::read(&json(&path)?).map_err(|why| cannot(&path, why))?;
+    let (config, _) = config_of(&path)?;
+    let mut described = library::read(&config).map_err(|why| cannot(&path, why))?;
     let (has_size, has_tower) = (described.model.image_size().is_some(), described.model.has_tower());
     let has_size = has_size || described.model.as_fovea().is_some();
     if !has_size && !has_tower {
@@ -46,6 +49,18 @@ pub fn describe(folder: &Path) -> Result<Described, UserError> {
         described.processor = read(&said).map_err(|why| cannot(&beside, why))?;
     }
     Ok(described)
+}
+
+/// A `config.json` as it would be were its weights not quantised in a form that is read, and that form.
+fn config_of(path: &Path) -> Result<(Value, Option<bitsandbytes::Settings>), UserError> {
+    let mut config = json(path)?;
+    let settings = bitsandbytes::settings(&config).map_err(|why| cannot(path, why))?;
+    if settings.is_some()
+        && let Some(fields) = config.as_object_mut()
+    {
+        fields.remove(bitsandbytes::FIELD);
+    }
+    Ok((config, settings))
 }
 
 /// The file of a folder that says how pixels are made of an image, and what it says. The part of a `processor_config.json`
@@ -145,6 +160,8 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
         |why: String| UserError(format!("{} cannot be used: {why}", folder.join(CONFIG).display()));
     let published = model.published().map_err(unusable)?;
     let stored = published.stored(&|path| shapes[path].0.dims.clone()).map_err(unusable)?;
+    let (_, settings) = config_of(&folder.join(CONFIG))?;
+    let linear = settings.map(|_| nf4::linear(&model.build(model.least()))).unwrap_or_default();
     let mut unused: BTreeSet<&String> = found.keys().collect();
     let mut missing = vec![];
     for stored in stored {
@@ -160,10 +177,33 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
             continue;
         };
         unused.remove(name);
-        let place = Place { file: *number, name: name.clone(), within: None, expect: None };
+        let mut place = Place { file: *number, name: name.clone(), within: None, expect: None, nf4: None };
+        let (path, file) = weights.file(&place);
+        if let Some(settings) = settings.filter(|_| file.entries()[name].dtype == Dtype::U8) {
+            if !linear.contains(&stored.ours) {
+                refuse!(
+                    "{}: `{name}` is quantised, and only weights of linear layers are read so: take a checkpoint that keeps it \
+                     as it was (llm_int8_skip_modules)",
+                    path.display()
+                );
+            }
+            place.nf4 = Some(bitsandbytes::parts(&weights, &found, &place, &stored, settings)?);
+            for part in bitsandbytes::beside(name) {
+                unused.remove(&part);
+            }
+            weights.place(stored.ours, place);
+            continue;
+        }
         check(&weights, &place, &stored.dims)?;
         let within = (!stored.is_whole()).then(|| stored.clone());
         weights.place(stored.ours, Place { within, ..place });
+    }
+    if settings.is_some() && weights.packed() == 0 && missing.is_empty() {
+        refuse!(
+            "{} has no quantised weight, and the `{}` of its {CONFIG} says that it has: take that out",
+            folder.display(),
+            bitsandbytes::FIELD
+        );
     }
     missing.dedup();
     if !missing.is_empty() {
@@ -226,7 +266,7 @@ fn weight_map(index: &Path) -> Result<BTreeMap<String, String>, UserError> {
     Ok(files)
 }
 
-/// What is wrong with a folder of these files that has no weights we read.
+/// Says what is wrong with a folder of these files that has no weights we read.
 pub fn without_weights(files: &[&str]) -> String {
     let pickled =
         |name: &&&str| [".bin", ".pt", ".pth", ".ckpt", ".pkl"].iter().any(|ending| name.ends_with(ending));

@@ -1,7 +1,8 @@
-//! What a model can be loaded from: a folder in the Hugging Face layout, a name on its hub, or a run of ours.
+//! Sources that a model can be loaded from: a folder in the Hugging Face layout, a name on its hub, or a run of ours.
 //!
 //! `model.from` names one, and the commands that use a model take one. Nothing is ever unpickled.
 
+mod bitsandbytes;
 mod classes;
 pub mod folder;
 pub mod hub;
@@ -17,6 +18,7 @@ pub use weights::{Place, Weights, narrow, parameters};
 use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
+use flatout_ir::passes::nf4;
 use flatout_models::config::{Model, Positions};
 use flatout_models::library::processor::Processor;
 use flatout_models::vision;
@@ -27,6 +29,8 @@ use crate::UserError;
 use crate::refuse;
 use crate::run::checkpoint;
 use crate::run::{self, BESIDE};
+use crate::switches::compute::PRECISION;
+use crate::switches::memory::Base;
 use crate::weights::adapters;
 
 /// Where a model is.
@@ -43,7 +47,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// What `model.from` says: something on this machine, or else a name on the hub.
+    /// The source that `model.from` names: something on this machine, or else a name on the hub.
     pub fn parse(said: &str) -> Result<Source, UserError> {
         if let Some(found) = Source::here(Path::new(said))? {
             return Ok(found);
@@ -127,7 +131,7 @@ pub fn same(own: &str, asked: &str) -> bool {
         || matches!((Source::parse(own), Source::parse(asked)), (Ok(own), Ok(asked)) if own.is_meant_by(&asked))
 }
 
-/// What a source says of its model, weights apart.
+/// A source's description of its model, weights apart.
 #[derive(Clone, Debug)]
 pub struct Description {
     /// `context` is the most positions the model was made for.
@@ -142,7 +146,7 @@ pub struct Description {
     /// The library's class of a decoder's body without a head, where no embeddings are tied to one either.
     pub headless: Option<&'static str>,
     pub tokenizer: Option<PathBuf>,
-    /// What `model.from` must say to mean this from anywhere on this machine; of a run that was opened, its step too.
+    /// The value of `model.from` that means this from anywhere on this machine; of a run that was opened, its step too.
     pub pinned: String,
     /// The folder that files beside the weights are in.
     pub folder: PathBuf,
@@ -277,6 +281,15 @@ fn open_for(model: &Model, from: &str, watch: Watch<'_>) -> Result<Pretrained, U
 pub fn check(config: &Config, watch: Watch<'_>) -> Result<(), UserError> {
     let Some(from) = config.model.from() else { return Ok(()) };
     let opened = open_for(&config.model, from, watch)?;
+    if config.switches.memory.base == Base::Nf4 && opened.weights.in_nf4().is_some() {
+        refuse!(
+            "`model.from` is {from}, a run that keeps its base in nf4 as this one would: export it and begin from the export, \
+             or give base=bf16"
+        );
+    }
+    if config.switches.memory.base == Base::Nf4 {
+        opened.weights.check_packed(&nf4::linear(&config.model.build(config.model.least())))?;
+    }
     // An encoder without a head is there to be given one that the library has.
     let source = &opened.description.model;
     let has_library = source.as_decoder().is_some_and(|text| text.encoder) || exportable(source).is_ok();
@@ -310,7 +323,7 @@ fn exportable(model: &Model) -> Result<(), String> {
     write("float32").or_else(|_| write("bfloat16"))
 }
 
-/// What `model.from` must say to mean exactly this source: a commit and not a branch, a step and not the newest.
+/// The value of `model.from` that means exactly this source: a commit and not a branch, a step and not the newest.
 fn exactly(source: &Source) -> Result<String, UserError> {
     match source {
         Source::Run { dir, step } => Ok(pinned(dir, Some(checkpoint_of(dir, *step)?.step))),
@@ -341,16 +354,37 @@ fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &Model) -> Result<W
     let graph = config.model.build(config.model.least());
     let adapters = adapters::of(&config, &graph)?;
     wanted.extend(adapters::parameters(&graph, &adapters).into_iter().map(|s| (s.path, (s.ty, s.init))));
+    let mut base_in_nf4 = false;
     let mut weights = match config.model.from() {
         Some(from) if !all_there => {
             let mut base = open_for(&config.model, from, &mut |_| {})?.weights;
             base.draw_rest(&config.model, config.train.seed);
+            base_in_nf4 = base.in_nf4().is_some();
+            let mut base = base.beneath();
             base.expect(&Origin::of(dir)?.frozen);
             base
         }
         _ => Weights::drawn(config.train.seed),
     };
+    // Trained weights lie in the checkpoint; only the others were kept in NF4.
+    let in_nf4 = (config.switches.memory.base == Base::Nf4).then(|| {
+        let mut names = nf4::linear(&graph);
+        names.retain(|name| !file.entries().contains_key(name));
+        names
+    });
     weights.lay(&whole.path, file, &wanted)?;
     weights.adapt(adapters);
+    if let Some(names) = in_nf4 {
+        if base_in_nf4 {
+            refuse!(
+                "the run in {} keeps its base in nf4, and it began from a run that did so too: export that one and begin \
+                 from the export",
+                dir.display()
+            );
+        }
+        let reads_bf16 =
+            run::resolved(dir)?.switches.get(PRECISION.name).is_some_and(|state| state == "bf16");
+        weights.keep_in_nf4(names, reads_bf16);
+    }
     Ok(weights)
 }

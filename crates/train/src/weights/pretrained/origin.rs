@@ -1,10 +1,11 @@
-//! What a run keeps of the model it began from: where it was, the hashes of what it froze, and the files beside the
-//! weights, so that an export is complete when the source is gone.
+//! The record that a run keeps of the model it began from: where it was, the hashes of what it froze, and the files beside
+//! the weights, so that an export is complete when the source is gone.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use flatout_ir::passes::nf4;
 use flatout_ir::{Class, Role};
 use flatout_runtime::Session;
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,7 @@ use crate::config::resolved::Resolved;
 use crate::refuse;
 use crate::run::BESIDE;
 use crate::run::state::held;
+use crate::switches::memory::Base;
 use crate::weights::initial;
 use crate::weights::peft::Peft;
 use flatout_data::durable;
@@ -25,7 +27,7 @@ use flatout_data::durable;
 /// `origin.json` of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Origin {
-    /// What `model.from` meant, pinned to a commit or a step.
+    /// The source that `model.from` meant, pinned to a commit or a step.
     pub from: String,
     /// `model.vision.from`, pinned likewise; `None` where the tower is that of `from`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -35,7 +37,7 @@ pub struct Origin {
     /// Where the files beside the weights were.
     #[serde(skip)]
     folder: PathBuf,
-    /// What of the source is not the model's and was not read, in words.
+    /// Parts of the source that are not the model's and were not read, in words.
     #[serde(skip)]
     pub left_out: Option<String>,
 }
@@ -43,7 +45,7 @@ pub struct Origin {
 const RECORD: &str = "origin.json";
 
 impl Origin {
-    /// What a run kept.
+    /// The record that a run kept.
     pub fn of(run: &Path) -> Result<Origin, UserError> {
         let path = run.join(RECORD);
         let read = fs::read(&path).map_err(|error| error.to_string());
@@ -96,10 +98,10 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
         Some(from) => {
             let mut pretrained = open_for(&config.model, from, &mut |_| {})?;
             pretrained.weights.draw_rest(&config.model, config.train.seed);
-            let left_out = pretrained.weights.left_out();
             let frozen = pretrained.weights.load(session, |class| class == Class::Frozen)?;
             pretrained.weights.load(session, |class| class != Class::Frozen)?;
             let weights = &pretrained.weights;
+            let left_out = weights.left_out().or_else(|| as_values(weights, config, &frozen));
             initial::write_adapters(session, config.train.seed, |piece| weights.piece(piece))?;
             initial::write_tables(session)?;
             let description = pretrained.description;
@@ -117,6 +119,20 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
         session.run(Role::Derive)?;
     }
     Ok(origin)
+}
+
+/// Says that a run makes numbers of weights that its source has in four bits, and that it could keep those that are frozen.
+fn as_values(weights: &Weights, config: &Config, frozen: &BTreeMap<String, String>) -> Option<String> {
+    let count = weights.packed();
+    if count == 0 || config.switches.memory.base == Base::Nf4 {
+        return None;
+    }
+    let linear = nf4::linear(&config.model.build(config.model.least()));
+    let can_keep =
+        weights.check_packed(&linear).is_ok() && linear.iter().any(|name| frozen.contains_key(name));
+    let advice =
+        if can_keep { ": base=nf4 keeps those that are frozen in 4 bits, with the same numbers" } else { "" };
+    Some(format!("{count} weights that bitsandbytes quantised are read as the values of their codes{advice}"))
 }
 
 /// The weights that a run begins with; of a run that began before, its frozen ones must be what they were then.

@@ -1,7 +1,7 @@
 //! Where the values of every parameter lie, and how they get into a session: read by position, several side by side, and
 //! widened on the way where they are not what the session wants.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use flatout_ir::passes::adapter::{EMBED, HEAD, SCOPE};
@@ -16,6 +16,7 @@ use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
+use super::bitsandbytes::{self, Packed, Parts};
 use crate::Failure;
 use crate::UserError;
 use crate::refuse;
@@ -24,6 +25,7 @@ use crate::run::state::held;
 use crate::weights::adapters::merge;
 use crate::weights::grown::grow;
 use crate::weights::initial::{drawn, values};
+use crate::weights::quantized;
 
 /// Every parameter of a model, by path: its type and its first values where nothing else gives them.
 pub fn parameters(model: &Model) -> BTreeMap<String, (TensorType, Init)> {
@@ -40,6 +42,8 @@ pub struct Place {
     pub within: Option<Stored>,
     /// The hash its bytes must have, where it is known.
     pub expect: Option<String>,
+    /// The parts beside the tensor, where it holds codes of NF4.
+    pub nf4: Option<Parts>,
 }
 
 /// The values of a model's parameters, by path: tensors in files and, for the rest, numbers drawn by a seed.
@@ -60,6 +64,12 @@ pub struct Weights {
     apart: bool,
     /// Tables that have more rows than their files, by path with the rows there: the others are drawn by the seed.
     grown: BTreeMap<String, (usize, u64)>,
+    /// Weights that a run kept in NF4, and whether its products read bf16: they are read as the values that were trained with.
+    nf4: Option<(BTreeSet<String>, bool)>,
+    /// Another run's weights with adapters of their own, read as one with these wherever no file of this run has a parameter.
+    below: Option<Box<Weights>>,
+    /// The hashes that parameters made of several tensors must have, where they are known.
+    expected: BTreeMap<String, String>,
 }
 
 /// Bytes read at once, and hashed while they are in the cache.
@@ -84,7 +94,19 @@ impl Weights {
             adapters: vec![],
             apart: false,
             grown: BTreeMap::new(),
+            nf4: None,
+            below: None,
+            expected: BTreeMap::new(),
         }
+    }
+
+    /// These as what another run begins with: adapters of its own do not take the place of those beside these.
+    pub fn beneath(self) -> Weights {
+        if self.adapters.is_empty() {
+            return self;
+        }
+        let of_images = self.of_images;
+        Weights { seed: None, of_images, below: Some(Box::new(self)), ..Weights::drawn(0) }
     }
 
     /// A head of classes that the source has not, what connects a tower that stands beside it, and rows of new tokens are drawn by a
@@ -108,14 +130,15 @@ impl Weights {
     pub fn put_beside(&mut self, scope: &str, other: Weights) {
         let first = self.files.len();
         let moved = |(path, place): (String, Place)| {
-            (format!("{scope}.{path}"), Place { file: first + place.file, ..place })
+            let nf4 = place.nf4.map(|parts| parts.moved(first));
+            (format!("{scope}.{path}"), Place { file: first + place.file, nf4, ..place })
         };
         // Of a run that kept averages they are what it came to.
         self.places.extend(other.places.into_iter().chain(other.averages).map(moved));
         self.files.extend(other.files);
     }
 
-    /// What of the files is not the model's and is not read, in words.
+    /// Tensors of the files that are not the model's and are not read, in words.
     pub fn left_out(&self) -> Option<String> {
         let count = self.of_images;
         (count > 0).then(|| {
@@ -150,6 +173,24 @@ impl Weights {
         self.adapters = adapters;
     }
 
+    /// Weights that a run kept in NF4, of all that can be: those that no file laid so far has trained.
+    pub fn keep_in_nf4(&mut self, names: BTreeSet<String>, narrow: bool) {
+        self.nf4 = Some((names, narrow));
+    }
+
+    /// The weights that are read as their values in NF4.
+    pub fn in_nf4(&self) -> Option<&BTreeSet<String>> {
+        self.nf4.as_ref().map(|(names, _)| names)
+    }
+
+    /// Does something while all weights are read as they were before a run kept some in NF4, for who quantises them again.
+    pub fn before_nf4<T>(&mut self, so: impl FnOnce(&mut Weights) -> T) -> T {
+        let kept = self.nf4.take();
+        let done = so(self);
+        self.nf4 = kept;
+        done
+    }
+
     pub fn adapters(&self) -> &[Adapter] {
         &self.adapters
     }
@@ -182,7 +223,7 @@ impl Weights {
         wanted: &BTreeMap<String, (TensorType, Init)>,
     ) -> Result<(), UserError> {
         let number = self.files.len();
-        // What lies beneath is what this file's run began with.
+        // The places beneath are those that this file's run began with.
         self.places.append(&mut self.averages);
         for (name, entry) in file.entries() {
             let average = averaged_weight(name);
@@ -202,7 +243,7 @@ impl Weights {
             let places = if average.is_some() { &mut self.averages } else { &mut self.places };
             places.insert(
                 ours.to_string(),
-                Place { file: number, name: name.clone(), within: None, expect: None },
+                Place { file: number, name: name.clone(), within: None, expect: None, nf4: None },
             );
         }
         self.files.push((path.to_path_buf(), file));
@@ -210,14 +251,47 @@ impl Weights {
     }
 
     pub fn file(&self, place: &Place) -> (&Path, &TensorFile) {
-        let (path, file) = &self.files[place.file];
+        self.numbered(place.file)
+    }
+
+    pub fn numbered(&self, file: usize) -> (&Path, &TensorFile) {
+        let (path, file) = &self.files[file];
         (path, file)
+    }
+
+    /// How many weights lie in their files as codes of NF4.
+    pub fn packed(&self) -> usize {
+        let below = self.below.as_ref().map_or(0, |below| below.packed());
+        below + self.places.values().filter(|place| place.nf4.is_some()).count()
+    }
+
+    /// Refuses to keep these weights in NF4 where the files have only some of them so, or otherwise than sessions do.
+    pub fn check_packed(&self, names: &BTreeSet<String>) -> Result<(), UserError> {
+        if self.packed() > 0
+            && (self.below.is_some() || names.iter().any(|name| !self.beside(name).is_empty()))
+        {
+            refuse!(
+                "`model.from` is a run with adapters beside weights that bitsandbytes quantised, and base=nf4 would quantise their \
+                 sums: export it and begin from the export, or give base=bf16"
+            );
+        }
+        bitsandbytes::check(&self.places, names)
+    }
+
+    /// The weight of a piece that sessions keep in NF4 as its file does, with its hash.
+    fn read_packed(&self, piece: &Piece) -> Result<Option<(Packed, String)>, Failure> {
+        let is_alone = piece.is_nf4() && self.beside(&piece.path).is_empty();
+        let place = self.found(&piece.path).filter(|_| is_alone);
+        let parts = place.and_then(|place| Some((place, place.nf4.as_ref()?)));
+        parts.map(|(place, parts)| Packed::read(self, place, parts)).transpose()
     }
 
     /// Asks for these hashes when the tensors are read.
     pub fn expect(&mut self, hashes: &BTreeMap<String, String>) {
         for (path, hash) in hashes {
-            if let Some(place) = self.averages.get_mut(path).or(self.places.get_mut(path)) {
+            if self.below.is_some() || !self.beside(path).is_empty() {
+                self.expected.insert(path.clone(), hash.clone());
+            } else if let Some(place) = self.averages.get_mut(path).or(self.places.get_mut(path)) {
                 place.expect = Some(hash.clone());
             }
         }
@@ -240,6 +314,28 @@ impl Weights {
 
     /// The same of the rows that files have, as one with the adapters beside them.
     fn read_adapted(
+        &self,
+        name: &str,
+        ty: &TensorType,
+        init: &Init,
+    ) -> Result<(Vec<u8>, Option<String>), Failure> {
+        let (wide, hash) = self.read_with_adapters(name, ty, init)?;
+        if self.below.is_none() {
+            self.check_unchanged(name, hash.as_deref())?;
+        }
+        Ok((wide, hash))
+    }
+
+    /// Refuses a parameter, made of several tensors, that is not what it was.
+    fn check_unchanged(&self, name: &str, hash: Option<&str>) -> Result<(), UserError> {
+        if self.expected.get(name).is_none_or(|expected| hash == Some(expected)) {
+            return Ok(());
+        }
+        let below = self.below.as_deref().unwrap_or(self);
+        refuse_changed(below.found(name).map_or(Path::new(name), |place| below.file(place).0), name)
+    }
+
+    fn read_with_adapters(
         &self,
         name: &str,
         ty: &TensorType,
@@ -293,9 +389,10 @@ impl Weights {
         if self.apart { vec![] } else { self.adapters.iter().filter(|a| a.weight == name).collect() }
     }
 
-    /// Whether a parameter is more than what lies in its file.
+    /// Whether a parameter is more, or other, than what lies in its file.
     fn is_made(&self, name: &str) -> bool {
-        self.grown.contains_key(name) || !self.beside(name).is_empty()
+        let is_rounded = self.in_nf4().is_some_and(|names| names.contains(name));
+        is_rounded || self.grown.contains_key(name) || !self.beside(name).is_empty()
     }
 
     /// Where the values that are read of a parameter lie; nowhere where they are drawn.
@@ -309,11 +406,45 @@ impl Weights {
         ty: &TensorType,
         init: &Init,
     ) -> Result<(Vec<u8>, Option<String>), Failure> {
+        let (wide, hash) = self.read_stored(name, ty, init)?;
+        match &self.nf4 {
+            Some((names, narrow)) if names.contains(name) => {
+                let is_packed = self.found(name).is_some_and(|place| place.nf4.is_some());
+                let values = match is_packed {
+                    // They are values of codes already.
+                    true if *narrow => {
+                        f32s(&wide).into_iter().map(|x| bf16_to_f32(bf16_from_f32(x))).collect()
+                    }
+                    true => return Ok((wide, hash)),
+                    false => quantized::rounded(&f32s(&wide), *narrow),
+                };
+                Ok((values.into_iter().flat_map(f32::to_le_bytes).collect(), hash))
+            }
+            _ => Ok((wide, hash)),
+        }
+    }
+
+    /// The same before anything is quantised.
+    fn read_stored(
+        &self,
+        name: &str,
+        ty: &TensorType,
+        init: &Init,
+    ) -> Result<(Vec<u8>, Option<String>), Failure> {
         let Some(place) = self.found(name) else {
+            if let Some(below) = &self.below {
+                let (wide, hash) = below.read(name, ty, init)?;
+                self.check_unchanged(name, hash.as_deref())?;
+                return Ok((wide, hash));
+            }
             let seed = self.seed.expect("a source without a seed has every parameter");
             let values = values(name, ty, init, seed);
             return Ok((values.into_iter().flat_map(f32::to_le_bytes).collect(), None));
         };
+        if let Some(parts) = &place.nf4 {
+            let (packed, hash) = Packed::read(self, place, parts)?;
+            return Ok((packed.values().into_iter().flat_map(f32::to_le_bytes).collect(), Some(hash)));
+        }
         let (dtype, bytes, hash) = self.stored(place)?;
         let mut wide = widened(dtype, bytes);
         if let Some(within) = &place.within {
@@ -364,11 +495,14 @@ impl Weights {
             return Ok(None);
         }
         let Some(place) = self.found(&piece.path) else {
+            if self.below.is_some() {
+                return Ok(None);
+            }
             let seed = self.seed.expect("a source without a seed has every parameter");
             let values = drawn(&piece.path, &piece.init, seed, piece.range.clone());
             return Ok(Some(values.into_iter().flat_map(f32::to_le_bytes).collect()));
         };
-        if place.within.is_some() || place.expect.is_some() {
+        if place.within.is_some() || place.expect.is_some() || place.nf4.is_some() {
             return Ok(None);
         }
         let (path, file) = self.file(place);
@@ -415,17 +549,31 @@ impl Weights {
         let mut left = pieces.as_slice();
         while !left.is_empty() {
             let (some, rest) = left.split_at(portion(left));
-            let read = some.par_iter().map(|piece| self.read_for(piece, with_hash(piece)));
-            let read = read.collect::<Result<Vec<_>, _>>()?;
-            for (piece, (bytes, hash)) in some.iter().zip(read) {
-                session.write_range(&piece.slot, piece.at, &bytes)?;
-                wait.add(bytes.len() as u64);
+            let read = some.par_iter().map(|piece| match self.read_packed(piece)? {
+                Some((packed, hash)) => Ok((Values::Packed(packed), Some(hash).filter(|_| with_hash(piece)))),
+                None => {
+                    self.read_for(piece, with_hash(piece)).map(|(bytes, hash)| (Values::Plain(bytes), hash))
+                }
+            });
+            let read = read.collect::<Result<Vec<_>, Failure>>()?;
+            for (piece, (values, hash)) in some.iter().zip(read) {
+                match values {
+                    Values::Plain(bytes) => quantized::write(session, piece, &bytes)?,
+                    Values::Packed(packed) => packed.write(session, piece)?,
+                }
+                wait.add(piece.bytes() as u64);
                 hashes.extend(hash.map(|hash| (piece.path.clone(), hash)));
             }
             left = rest;
         }
         Ok(hashes)
     }
+}
+
+/// A piece as it was read: its values in the type of its slot, or its codes.
+enum Values {
+    Plain(Vec<u8>),
+    Packed(Packed),
 }
 
 /// How many of these pieces are read at once: at least one.
@@ -438,7 +586,7 @@ fn portion(pieces: &[Piece]) -> usize {
     pieces.iter().take_while(fits).count().max(1)
 }
 
-fn refuse_changed(path: &Path, name: &str) -> Result<(), UserError> {
+pub(super) fn refuse_changed(path: &Path, name: &str) -> Result<(), UserError> {
     refuse!(
         "{}: `{name}` is not what the run began with, and it is frozen, so no checkpoint has it: restore the file",
         path.display()
@@ -503,7 +651,7 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         let mut weights = Weights::of_files(vec![(path.clone(), TensorFile::open(&path).unwrap())]);
         weights.seed = Some(7);
-        let place = |name: &str| Place { file: 0, name: name.into(), within: None, expect: None };
+        let place = |name: &str| Place { file: 0, name: name.into(), within: None, expect: None, nf4: None };
         for (name, _) in stored {
             weights.place(name.into(), place(name));
         }

@@ -1,0 +1,137 @@
+//! Weights that are kept in NF4 (`ir::nf4`): quantised one by one as they are written into a session, and read back as the
+//! values that products see.
+
+use std::ops::Range;
+
+use flatout_ir::nf4::{self, BLOCK, Magnitudes, NESTED};
+use flatout_ir::passes::nf4::{MAP, magnitude_paths};
+use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
+use flatout_ir::{DType, Op, Piece, PlanSet};
+use flatout_runtime::{RuntimeError, Session};
+use rayon::prelude::*;
+
+/// Values a task takes: whole blocks.
+const CHUNK: usize = 1 << 16;
+
+/// A weight in NF4.
+struct Quantized {
+    codes: Vec<u8>,
+    magnitudes: Magnitudes,
+}
+
+impl Quantized {
+    /// The codes do not depend on how many threads there are.
+    fn of(values: &[f32]) -> Quantized {
+        let mut codes = vec![0; values.len().div_ceil(2)];
+        let mut absmax = vec![0.0; nf4::blocks(values.len())];
+        values
+            .par_chunks(CHUNK)
+            .zip(codes.par_chunks_mut(CHUNK / 2))
+            .zip(absmax.par_chunks_mut(CHUNK / BLOCK))
+            .for_each(|((values, codes), absmax)| nf4::quantize(values, codes, absmax));
+        Quantized { codes, magnitudes: Magnitudes::of(&absmax) }
+    }
+
+    /// Some of its values, as products of f32 or bf16 read them.
+    fn values(&self, map: &[f32; 256], range: Range<usize>, narrow: bool) -> Vec<f32> {
+        dequantized(&self.codes, |block| self.magnitudes.get(map, block), range, narrow)
+    }
+}
+
+/// Some of the values of codes whose blocks have these magnitudes, as products of f32 or bf16 read them.
+pub fn dequantized(
+    codes: &[u8],
+    magnitude: impl Fn(usize) -> f32 + Sync,
+    range: Range<usize>,
+    narrow: bool,
+) -> Vec<f32> {
+    let mut values = vec![0.0; range.len()];
+    let round = |x: f32| if narrow { bf16_to_f32(bf16_from_f32(x)) } else { x };
+    values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
+        nf4::dequantize(codes, &magnitude, round, range.start + chunk * CHUNK, values);
+    });
+    values
+}
+
+/// The values that a weight comes to in NF4, as products of f32 or bf16 read them.
+pub fn rounded(values: &[f32], narrow: bool) -> Vec<f32> {
+    Quantized::of(values).values(&nf4::dynamic_map(), 0..values.len(), narrow)
+}
+
+/// Writes a piece of a parameter, whose bytes are of its type: as they are, or quantised where the session keeps it in NF4.
+pub fn write(session: &mut Session, piece: &Piece, bytes: &[u8]) -> Result<(), RuntimeError> {
+    if !piece.is_nf4() {
+        return session.write_range(&piece.slot, piece.at, bytes);
+    }
+    let values: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect();
+    if !values.par_iter().all(|x| x.is_finite()) {
+        let path = &piece.path;
+        return Err(RuntimeError::Name(format!(
+            "`{path}` has values that are not finite, which nf4 cannot hold: give base=bf16"
+        )));
+    }
+    let Quantized { codes, magnitudes } = Quantized::of(&values);
+    write_codes(session, piece, &codes, &magnitudes, &nf4::dynamic_map())
+}
+
+/// Writes codes and magnitudes, and the map of these, as they are where the session keeps a weight in NF4.
+pub fn write_codes(
+    session: &mut Session,
+    piece: &Piece,
+    codes: &[u8],
+    magnitudes: &Magnitudes,
+    map: &[f32; 256],
+) -> Result<(), RuntimeError> {
+    assert!(piece.is_nf4() && piece.is_whole(), "ranks divide no weight in NF4");
+    let [absmax, nested, offset] = magnitude_paths(&piece.path);
+    session.write_u8(&piece.slot, codes)?;
+    session.write_u8(&absmax, &magnitudes.codes)?;
+    session.write_f32(&nested, &magnitudes.nested)?;
+    session.write_f32(&offset, &[magnitudes.offset])?;
+    session.write_f32(MAP, map)
+}
+
+/// The values of a piece as f32, as products read them.
+pub fn read_f32(session: &Session, piece: &Piece) -> Result<Vec<f32>, RuntimeError> {
+    if !piece.is_nf4() {
+        return session.read_range_f32(&piece.slot, piece.within());
+    }
+    let [absmax, nested, offset] = magnitude_paths(&piece.path);
+    let (codes, offset) = (session.read_slot(&absmax)?, session.read_f32(&offset)?[0]);
+    let magnitudes = Magnitudes { codes, nested: session.read_f32(&nested)?, offset };
+    let whole = Quantized { codes: session.read_slot(&piece.slot)?, magnitudes };
+    let map: [f32; 256] = session.read_f32(MAP)?.try_into().expect("a map of 256 values");
+    debug_assert_eq!(whole.magnitudes.nested.len(), whole.magnitudes.codes.len().div_ceil(NESTED));
+    Ok(whole.values(&map, piece.range.clone(), reads_bf16(session.plans())))
+}
+
+/// Whether plans make bf16 of the weights that they keep in NF4.
+fn reads_bf16(plans: &PlanSet) -> bool {
+    let mut launches = plans.plans.iter().flat_map(|plan| &plan.launches);
+    launches.any(|launch| matches!(launch.op, Op::Dequantize { to: DType::BF16, .. }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Threads cut weights between blocks, and parts are those of the whole.
+    #[test]
+    fn chunks_have_the_codes_of_the_whole() {
+        let values: Vec<f32> = (0..3 * CHUNK as u32 + 7 * 64 + 30)
+            .map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / 1e7 - 0.8)
+            .collect();
+        let (mut codes, mut absmax) = (vec![0; values.len() / 2], vec![0.0; nf4::blocks(values.len())]);
+        nf4::quantize(&values, &mut codes, &mut absmax);
+        let quantized = Quantized::of(&values);
+        assert!(quantized.codes == codes && quantized.magnitudes == Magnitudes::of(&absmax));
+        let map = nf4::dynamic_map();
+        for narrow in [false, true] {
+            let all = rounded(&values, narrow);
+            assert!(all.iter().zip(&values).all(|(a, b)| (a - b).abs() < 0.2));
+            for range in [0..1, 63..65, CHUNK - 1..2 * CHUNK + 1, 100..values.len()] {
+                assert_eq!(quantized.values(&map, range.clone(), narrow), all[range]);
+            }
+        }
+    }
+}
