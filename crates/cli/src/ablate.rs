@@ -17,6 +17,9 @@ use crate::runs::print_table;
 use crate::screen::{Screen, bytes, count, duration};
 
 pub fn ablate(args: &Ablate, screen: &Screen) -> Result<ExitCode, Failure> {
+    if let Some(goal) = args.to_loss {
+        return crate::to_loss::to_loss(args, goal, screen);
+    }
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     let options = options(args)?;
@@ -88,7 +91,7 @@ fn first(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What `--budget` says.
+/// Reads `--budget` as a duration.
 pub fn budget(minutes: Option<f64>) -> Result<Option<Duration>, UserError> {
     let read = |minutes: f64| match minutes.is_finite() && minutes > 0.0 && minutes <= 1e6 {
         true => Ok(Duration::from_secs_f64(60.0 * minutes)),

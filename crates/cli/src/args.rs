@@ -67,7 +67,7 @@ pub struct Train {
 pub struct ResumeRun {
     /// The run's directory, or its name under `runs`; or that of a sweep or of folds.
     pub run: PathBuf,
-    /// Keys that may change: train.steps, train.epochs, train.on_nonfinite, train.max_skipped, train.patience, eval, checkpoint, log, samples, track.
+    /// Keys that may change: train.steps, train.epochs, train.on_nonfinite, train.max_skipped, train.patience, eval, checkpoint, log, samples, track, mesh.shards, shard, shard_keep.
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
     /// Save and stop with code 3 before this much time has passed, as in 3h50m or 90s.
@@ -95,10 +95,10 @@ pub struct Sweep {
     /// With --by random, how many runs.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub runs: usize,
-    /// With --by random, what combinations are drawn by.
+    /// With --by random, the seed by which combinations are drawn.
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u64,
-    /// What runs are compared by: loss, accuracy, f1 ...; eval.metric where not given.
+    /// The metric that ranks runs: loss, accuracy, f1 ...; eval.metric where not given.
     #[arg(long, value_name = "METRIC")]
     pub goal: Option<Metric>,
     /// The folder of the runs; `runs/<recipe>-sweep-<n>` where not given.
@@ -192,6 +192,15 @@ pub struct Ablate {
     /// Also write ablate.md, ablate.json and bars as SVG into this folder.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Train whole runs instead, each until an evaluation is as good as this, and compare their time and tokens to it.
+    #[arg(long, value_name = "LOSS")]
+    pub to_loss: Option<f64>,
+    /// With --to-loss: overrides to compare with the recipe as it is, in quotes where they are several; repeatable.
+    #[arg(long = "try", value_name = "KEY=VALUE ...", requires = "to_loss")]
+    pub tries: Vec<String>,
+    /// With --to-loss: runs of each, with seeds from train.seed on.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
+    pub seeds: u64,
     #[command(flatten)]
     pub meeting: launch::Meeting,
 }
@@ -210,6 +219,10 @@ pub struct Profile {
     /// Every row of every table.
     #[arg(long)]
     pub all: bool,
+    /// Also measure what one more run of each kernel adds to the update, in time and in energy: on a card at its limit of power that
+    /// is what a kernel costs. Takes a minute or two.
+    #[arg(long)]
+    pub marginal: bool,
     /// Also write trace events, which ui.perfetto.dev shows.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
@@ -222,10 +235,10 @@ pub struct Tune {
     /// A recipe and key=value overrides, as for train: what is given here stays as it is.
     #[arg(value_name = "RECIPE | KEY=VALUE")]
     pub words: Vec<String>,
-    /// A preset or file laid over the recipe; repeatable. What it says may be changed.
+    /// A preset or file laid over the recipe; repeatable. Its values may be changed.
     #[arg(long, value_name = "NAME|FILE")]
     pub with: Vec<String>,
-    /// What may be done to numbers: bitwise (nothing), bounded (rounding), statistical (also narrower types).
+    /// Allowed effect on numbers: bitwise (none), bounded (rounding), statistical (also narrower types).
     #[arg(long, value_name = "CLASS", default_value = "bounded", value_parser = ["bitwise", "bounded", "statistical"])]
     pub allow: String,
     /// Minutes to spend, 2 on the CPU and 10 on a GPU where not given.
@@ -413,7 +426,7 @@ pub struct Compare {
     /// The runs' directories, or their names under `runs`.
     #[arg(value_name = "RUN", required = true)]
     pub runs: Vec<PathBuf>,
-    /// What the losses are drawn over: step, tokens or time.
+    /// The horizontal axis of the losses: step, tokens or time.
     #[arg(long, value_name = "AXIS", default_value_t = Axis::Step)]
     pub by: Axis,
     /// Where the plot is written.
@@ -503,7 +516,7 @@ pub struct Prepare {
     /// Threads that tokenise; the shards are the same for any number. All cores where not given.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub workers: Option<u16>,
-    /// What to do about a document that cannot be used: fail, or skip it and count it.
+    /// How to treat a document that cannot be used: fail, or skip it and count it.
     #[arg(long, value_name = "fail|skip", default_value_t = OnError::Fail)]
     pub on_error: OnError,
     /// Throw away what the folder holds of another or an interrupted preparation.

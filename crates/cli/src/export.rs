@@ -48,7 +48,20 @@ fn to_folder(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
         Folder { to: args.to.clone(), dtype: width, shard_bytes, force: args.force, adapter: args.adapter };
     let made = export::export(&mut loaded, &wanted)?;
     report(args, &loaded, &made, dtype, screen);
+    if !args.adapter {
+        note_nf4(&loaded, screen);
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says which base adapters were merged into, where it is not the one that the run began from.
+fn note_nf4(loaded: &Loaded, screen: &Screen) {
+    let Some(names) = loaded.weights.in_nf4() else { return };
+    let count = names.len();
+    screen.note(format!(
+        "note     {count} frozen weights are exported as the values of their 4-bit codes, beside which the adapters were trained; \
+         --adapter exports the adapters alone"
+    ));
 }
 
 fn to_gguf(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
@@ -67,6 +80,7 @@ fn to_gguf(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
     let dtype = args.dtype.unwrap_or(gguf::Width::F16);
     let made = gguf::export(&mut loaded, &Gguf { to: args.to.clone(), dtype, force: args.force })?;
     report(args, &loaded, &made, dtype, screen);
+    note_nf4(&loaded, screen);
     if loaded.config.model.as_decoder().is_some_and(|model| gguf::is_partly_f16(model, dtype)) {
         screen.note("note     matrices whose rows are no multiple of 32 are f16");
     }

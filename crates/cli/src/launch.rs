@@ -46,7 +46,8 @@ pub struct Ranks {
 pub struct Meeting {
     #[command(flatten)]
     pub ranks: Ranks,
-    /// A folder that all ranks share, by which they meet where nothing names the address of rank 0.
+    /// A folder that all ranks share, by which they meet where nothing names the address of rank 0; of `ablate --to-loss` the folder of its
+    /// runs, in which the same command goes on.
     #[arg(long, value_name = "DIR")]
     pub run: Option<PathBuf>,
 }
@@ -56,6 +57,11 @@ impl Ranks {
     pub fn on_one_node(ranks: Option<usize>, gpus: Option<usize>, share_gpu: bool) -> Ranks {
         let join_timeout = Timing::default().join;
         Ranks { ranks, gpus, share_gpu, nodes: None, node: None, address: None, join_timeout }
+    }
+
+    /// Whether the command names how many ranks there are.
+    pub fn are_given(&self) -> bool {
+        self.ranks.is_some() || self.gpus.is_some()
     }
 
     /// The flag that starts as many ranks again.

@@ -39,6 +39,7 @@ mod start;
 mod status;
 mod sweep;
 mod time_limit;
+mod to_loss;
 mod topology;
 mod track;
 mod train;
@@ -81,7 +82,7 @@ enum Command {
     Train(args::Train),
     /// Continue a run exactly where it stopped.
     Resume(args::ResumeRun),
-    /// Train a recipe several times with other values of some keys, as in `sweep tiny lr=1e-3,3e-3 train.seed=1..3`.
+    /// Train one run per combination of values, as in `sweep tiny lr=1e-3,3e-3 train.seed=1..3`.
     Sweep(args::Sweep),
     /// Show memory to the byte, arithmetic and the least step time of a recipe, running nothing.
     Plan(args::Plan),

@@ -6,6 +6,7 @@ use flatout_measure::bench::Stage;
 use flatout_measure::profile::{Options, Report, page, trace};
 use flatout_train::Config;
 use flatout_train::Failure;
+use flatout_train::UserError;
 use flatout_train::recipes;
 
 use crate::args::{Profile, recipe_and_overrides};
@@ -15,6 +16,8 @@ use crate::screen::Screen;
 
 /// Rounds of measurements.
 const ROUNDS: usize = 8;
+/// Seconds of each measurement of what one more run of a kernel adds: a GPU's clock follows its power within a tenth of one.
+const MARGINAL_SECONDS: f64 = 1.0;
 /// Rows of a table without --all.
 const SHOWN: usize = 12;
 
@@ -31,10 +34,18 @@ pub fn profile(args: &Profile, screen: &Screen) -> Result<ExitCode, Failure> {
 
 /// Measures as every rank does, and reports where this is the first.
 fn on_stage(args: &Profile, config: &Config, stage: &Stage, screen: &Screen) -> Result<ExitCode, Failure> {
+    if args.marginal && stage.ranks() > 1 {
+        let why = "`--marginal` repeats launches of one rank: leave it out, or profile without other ranks";
+        return Err(Failure::User(UserError(why.into())));
+    }
     let bar = screen.bar("{wide_bar} round {pos} of {len}", ROUNDS as u64);
-    let options = Options { steps: args.steps as usize, rounds: ROUNDS };
+    let marginal_seconds = args.marginal.then_some(MARGINAL_SECONDS);
+    let options = Options { steps: args.steps as usize, rounds: ROUNDS, marginal_seconds };
     let mut say = |round, of| match &bar {
-        Some(bar) => bar.set_position(round as u64 + 1),
+        Some(bar) => {
+            bar.set_length(of as u64);
+            bar.set_position(round as u64 + 1);
+        }
         None if screen.verbose => screen.note(format!("round {} of {of}", round + 1)),
         None => {}
     };
@@ -64,6 +75,9 @@ fn print(report: &Report, most: usize, screen: &Screen) {
     screen.result(page::headline(report));
     if let Some(attention) = &report.attention {
         screen.result(format!("attention runs on {attention}"));
+    }
+    if let Some(products) = &report.products {
+        screen.result(format!("of the products run {products}"));
     }
     for part in page::parts(report, most) {
         screen.result(format!("\n{}", part.title));

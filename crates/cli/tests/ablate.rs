@@ -15,8 +15,15 @@ fn ablate(dir: &Path, words: &[&str]) -> (Value, String) {
         flatout(dir, &words).env("FLATOUT_CACHE", dir.join("cache")).output().expect("the program starts");
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    // The events of whole runs, a line each, come before the object.
+    let runs = words.contains(&"--to-loss");
+    let out = text(&output.stdout);
+    let object = match out.find("\n{\n").filter(|_| runs) {
+        Some(before) => &out[before + 1..],
+        None => &out,
+    };
     match words.contains(&"--json") {
-        true => (serde_json::from_slice(&output.stdout).expect("one object"), text(&output.stderr)),
+        true => (serde_json::from_str(object).expect("one object"), text(&output.stderr)),
         false => (Value::Null, text(&output.stdout)),
     }
 }
@@ -28,6 +35,54 @@ fn row<'a>(report: &'a Value, name: &str) -> &'a Value {
 
 fn kept(dir: &Path) -> usize {
     fs::read_dir(dir.join("cache/ablate")).expect("a folder").count()
+}
+
+#[test]
+fn time_to_a_loss_is_compared_seed_by_seed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let run = [
+        "eval.every=4",
+        "eval.rows=8",
+        "train.steps=60",
+        "--to-loss",
+        "6.2",
+        "--seeds",
+        "2",
+        "--run",
+        "race",
+    ];
+    // A rate that learns nothing never gets there.
+    let words = [&run[..], &["--try", "lr=1e-3", "--try", "lr=1e-9 train.steps=8", "--json"]].concat();
+    let (report, _) = ablate(dir, &words);
+    let of = |name: &str| row(&report, name).clone();
+    let base = of("as it is");
+    assert_eq!(base["runs"].as_array().expect("runs").len(), 2, "{report:#}");
+    for run in base["runs"].as_array().unwrap() {
+        let (step, tokens) =
+            (run["reached"]["step"].as_f64().unwrap(), run["reached"]["tokens"].as_f64().unwrap());
+        assert!(step > 0.0 && step < 60.0 && tokens > 0.0 && run["best"].as_f64().unwrap() <= 6.2, "{run}");
+        // The run ended there, and says why.
+        let log =
+            fs::read_to_string(dir.join(run["path"].as_str().unwrap()).join("events.jsonl")).expect("a log");
+        let end = log.lines().last().expect("an end");
+        assert!(end.contains("eval.goal"), "{end}");
+    }
+    let range = &base["seconds"];
+    assert!(
+        range["least"].as_f64() <= range["mean"].as_f64() && range["mean"].as_f64() <= range["most"].as_f64()
+    );
+    assert!(base.get("of_base").is_none());
+    assert!(of("lr=1e-3")["of_base"]["mean"].as_f64().is_some_and(|ratio| ratio > 0.0), "{report:#}");
+    let never = of("lr=1e-9 train.steps=8");
+    assert!(never["seconds"].is_null() && never["runs"][0]["reached"].is_null(), "{never}");
+    // Runs that are done are not trained again, and the numbers are the same.
+    let (again, _) = ablate(dir, &words);
+    assert_eq!(again["rows"], report["rows"]);
+    let log = fs::read_to_string(dir.join("race/as-it-is_seed=0/events.jsonl")).expect("a log");
+    assert_eq!(log.matches("\"event\":\"start\"").count(), 1, "{log}");
+    let table = ablate(dir, &words[..words.len() - 1]).1;
+    assert!(table.contains("not reached by 2 of 2") && table.contains("of the base's time"), "{table}");
 }
 
 #[test]

@@ -71,7 +71,7 @@ const Q: &str = "model.layers.0.self_attn.q_proj.weight";
 const NORM: &str = "model.norm.weight";
 const FIRST: &str = "model-00001-of-00009.safetensors";
 
-/// What is done to a model, and the words of the sentence that names it.
+/// The damage done to a model, and the words of the sentence that names it.
 type Case = (&'static str, fn(&Path), &'static str);
 
 const ONE_FILE: &[Case] = &[
@@ -189,6 +189,33 @@ const ONE_FILE: &[Case] = &[
         "quantised weights",
         |m| config(m, |c| c["quantization_config"] = json!({ "bits": 4 })),
         "`quantization_config`",
+    ),
+    (
+        "weights in fp4",
+        |m| {
+            config(m, |c| {
+                c["quantization_config"] = json!({ "quant_method": "bitsandbytes", "load_in_4bit": true })
+            })
+        },
+        "has bnb_4bit_quant_type fp4, and of bitsandbytes' forms only nf4 is read",
+    ),
+    (
+        "weights in eight bits",
+        |m| {
+            config(m, |c| {
+                c["quantization_config"] = json!({ "quant_method": "bitsandbytes", "load_in_8bit": true })
+            })
+        },
+        "has load_in_8bit",
+    ),
+    (
+        "weights that are said to be in four bits",
+        |m| {
+            let said =
+                json!({ "quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_quant_type": "nf4" });
+            config(m, |c| c["quantization_config"] = said.clone());
+        },
+        "has no quantised weight",
     ),
     (
         "only pickles",

@@ -10,6 +10,8 @@ mod cuda;
 mod data;
 mod disk;
 mod examples;
+#[path = "../../data/src/remote/exchange.rs"]
+mod exchange;
 mod exports;
 #[path = "../../train/tests/fovea_folder/mod.rs"]
 mod fovea_folder;

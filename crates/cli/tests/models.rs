@@ -33,7 +33,7 @@ fn a_run_is_evaluated_exported_and_continued() {
     let dir = scratch.path();
     text_run(dir);
 
-    // What the run itself said of the same rows.
+    // The run's own result for the same rows.
     let events = fs::read_to_string(dir.join("run/events.jsonl")).expect("events");
     let mut evals = events.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
     let last = evals.rfind(|event| event["event"] == "eval").expect("an evaluation");
@@ -303,4 +303,68 @@ fn a_bdh_reads_and_writes_text() {
     assert!(said.code == Some(2) && said.err.contains("no head of classes"), "{}", said.err);
     let said = say(dir, &["export", "run", "--to", "out"]);
     assert!(said.code == Some(2) && said.err.lines().count() == 1, "{}", said.err);
+}
+
+/// The loss of the last evaluation in a run's log.
+fn held_out(dir: &Path, run: &str) -> f64 {
+    let log = fs::read_to_string(dir.join(run).join("events.jsonl")).expect("a log");
+    let events = log.lines().map(|line| serde_json::from_str::<Value>(line).expect("an event"));
+    let mut losses =
+        events.filter(|event| event["event"] == "eval").map(|event| event["loss"].as_f64().expect("a loss"));
+    losses.next_back().expect("an evaluation")
+}
+
+/// Adapters that a run begins from are part of its base: they stay where its own are read, saved, resumed and merged.
+#[test]
+fn a_run_with_adapters_begins_from_a_run_with_adapters() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let done = |words: &[&str]| {
+        let said = say(dir, words);
+        assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
+        said
+    };
+    done(&small_train(&["--run", "base"]));
+    let adapted = |from: &'static str, kind: &'static str, run: &'static str| {
+        let from = if from == "base" { "model.from=base" } else { "model.from=one" };
+        let kind = if kind == "lora" { "adapter.kind=lora" } else { "adapter.kind=dora" };
+        let words = [
+            "train",
+            "tiny",
+            from,
+            kind,
+            "adapter.rank=2",
+            "train.batch=4",
+            "eval.rows=4",
+            "lr=0.05",
+            "train.steps=6",
+        ];
+        done(&[&words[..], &["schedule.warmup_steps=2", "--run", run]].concat());
+    };
+    adapted("base", "lora", "one");
+    adapted("one", "dora", "two");
+    assert_ne!(held_out(dir, "one"), held_out(dir, "base"));
+    let of = |run: &str, what: &str| {
+        let said = done(&["eval", what, "eval.rows=4", "--json"]);
+        let loss =
+            serde_json::from_str::<Value>(&said.out).expect("an object")["loss"].as_f64().expect("a loss");
+        assert!(
+            (loss - held_out(dir, run)).abs() < 1e-5,
+            "{what}: {loss}, and {run} had {}",
+            held_out(dir, run)
+        );
+    };
+    of("one", "one");
+    of("two", "two");
+    done(&["export", "two", "--to", "merged"]);
+    done(&["resume", "two", "train.steps=8"]);
+    of("two", "two");
+    // The weights that it began with, adapters and all, are held to what they were.
+    let changed = dir.join("one/checkpoints/step-6/state.safetensors");
+    let mut bytes = fs::read(&changed).expect("a checkpoint");
+    let data = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("a length")) as usize;
+    bytes[data..].iter_mut().step_by(256).for_each(|byte| *byte ^= 1);
+    fs::write(&changed, bytes).expect("a checkpoint");
+    let refused = say(dir, &["eval", "two", "eval.rows=4"]);
+    assert!(refused.code == Some(2) && refused.err.contains("is not what"), "{refused:?}");
 }

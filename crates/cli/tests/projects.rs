@@ -1,7 +1,11 @@
-//! The projects of `examples/`: every command of their pages, in order and as it is written there, and what it must print and learn.
+//! The projects of `examples/` and the guide `first-hour.md`: every command of their pages, in order and as it is written there, and what it
+//! must print and learn.
 
+use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -136,4 +140,99 @@ fn preference() {
     let accuracy =
         last_evaluation(&scratch, "preference/runs/preference")["metrics"]["reward_accuracy"].as_f64();
     assert!(accuracy > Some(0.95), "{accuracy:?}");
+}
+
+/// A text with every number in it, whatever its length, replaced by one mark: speeds, times and counts differ between machines.
+fn without_numbers(line: &str) -> String {
+    let mut masked = String::new();
+    let mut digits = line.chars().peekable();
+    while let Some(letter) = digits.next() {
+        if !letter.is_ascii_digit() {
+            masked.push(letter);
+            continue;
+        }
+        while digits.next_if(|next| next.is_ascii_digit() || matches!(next, '.' | ',')).is_some() {}
+        masked.push('#');
+    }
+    masked.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Whether a line is of progress between the first step and the last, as in `step 121/200`: such lines are printed once in a while.
+fn is_by_the_clock(line: &str) -> bool {
+    let counted = line.strip_prefix("step ").and_then(|rest| rest.split(' ').next()?.split_once('/'));
+    counted.is_some_and(|(step, steps)| step != "1" && step != steps)
+}
+
+/// Holds the output that a page shows against what was printed. A line `...` stands for any lines, and `...` at the end of a line for its rest;
+/// numbers may differ.
+fn compare(shown: &[&str], printed: &str, page: &str) {
+    let mut printed_lines = printed.lines().filter(|line| !is_by_the_clock(line)).map(without_numbers);
+    let mut may_skip = false;
+    for line in shown {
+        if *line == "..." {
+            may_skip = true;
+            continue;
+        }
+        let (beginning, is_cut) =
+            line.strip_suffix(" ...").map_or((*line, false), |beginning| (beginning, true));
+        let wanted = without_numbers(beginning);
+        let is_it = |said: &String| if is_cut { said.starts_with(&wanted) } else { *said == wanted };
+        let found = if may_skip { printed_lines.find(is_it) } else { printed_lines.next().filter(is_it) };
+        assert!(found.is_some(), "{page} shows `{line}`, and this was printed:\n{printed}");
+        may_skip = false;
+    }
+    let rest = printed_lines.next();
+    assert!(may_skip || rest.is_none(), "{page} ends its output before {rest:?}");
+}
+
+/// A line of a shell, and the code that the page says it ends with in a comment behind it.
+fn line_and_code(line: &str) -> (&str, i32) {
+    match line.split_once("    # ends with code ") {
+        Some((command, code)) => (command, code.parse().expect("a code")),
+        None => (line, 0),
+    }
+}
+
+/// The guide for a new user: what it says is typed, on the CPU, in the folder beside the project's that it makes.
+#[test]
+fn first_hour() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let project = scratch.path().join("flatout");
+    for name in ["docs", "README.md", "examples/chat-lora"] {
+        fs::create_dir_all(project.join("examples")).expect("a folder");
+        copy(&root().join(name), &project.join(name));
+    }
+    let folder = scratch.path().join("first-hour");
+    fs::create_dir(&folder).expect("a folder");
+
+    let mut path = OsString::from(Path::new(env!("CARGO_BIN_EXE_flatout")).parent().expect("its folder"));
+    path.push(":");
+    path.push(env::var_os("PATH").unwrap_or_default());
+    let page = fs::read_to_string(root().join("docs/guides/first-hour.md")).expect("the page");
+    let (mut printed, mut ran, mut compared) = (String::new(), 0, 0);
+    let mut was_output = false;
+    for Block { lines, is_output } in blocks(&page) {
+        // Output is followed by commands, also where their blocks touch.
+        if is_output && !was_output {
+            compare(&lines, &printed, "docs/guides/first-hour.md");
+            (was_output, compared) = (true, compared + 1);
+            continue;
+        }
+        was_output = false;
+        for line in lines {
+            let (command, code) = line_and_code(line);
+            let said = Command::new("sh")
+                .args(["-c", &format!("({command}) 2>&1")])
+                .current_dir(&folder)
+                .env("PATH", &path)
+                .env("CUDA_VISIBLE_DEVICES", "")
+                .stdin(Stdio::null())
+                .output()
+                .expect("a shell");
+            printed = String::from_utf8(said.stdout).expect("UTF-8");
+            assert_eq!(said.status.code(), Some(code), "{command}\n{printed}");
+            ran += 1;
+        }
+    }
+    assert!(ran >= 30 && compared >= 20, "{ran} commands, {compared} outputs");
 }

@@ -15,4 +15,5 @@ pub mod plan;
 pub mod profile;
 pub mod statistics;
 pub mod sweep;
+pub mod to_loss;
 pub mod tune;

@@ -3,7 +3,8 @@
 //!
 //! `budget` measures the update as it runs and with one thing after another left out, down to the launches one by one;
 //! what each step of that ladder takes is its cause's. `launches` joins the times of launches with what the plan says of
-//! them, `table` adds them up, `sinks` says in words where the most is lost, `trace` draws it on a time axis.
+//! them, `table` adds them up, `sinks` says in words where the most is lost, `trace` draws it on a time axis. `marginal` measures what
+//! one more run of each kernel adds to the update, which is less than its own time where the device is held down by power.
 //!
 //! Of several ranks every one measures the same at the same time, and the tables are of one of them; `exchanges` has what they
 //! exchange, and `members` the times of all.
@@ -11,6 +12,7 @@
 pub mod budget;
 pub mod exchanges;
 pub mod launches;
+pub mod marginal;
 pub mod members;
 pub mod page;
 pub mod sinks;
@@ -24,6 +26,7 @@ use flatout_data::Waited;
 use flatout_train::Failure;
 use flatout_train::config::Config;
 use launches::{Timed, joined};
+use marginal::Marginal;
 use members::{Member, RankTimes};
 use sinks::{Sink, sinks};
 use table::{Row, by_kernel, by_place, by_work};
@@ -38,6 +41,8 @@ pub struct Options {
     /// Updates that are timed in a round, of each kind.
     pub steps: usize,
     pub rounds: usize,
+    /// Seconds of each measurement of what one more run of a kernel adds; none where that is not asked for.
+    pub marginal_seconds: Option<f64>,
 }
 
 /// The whole result. Times are of one update.
@@ -47,10 +52,12 @@ pub struct Report {
     pub version: String,
     pub device: String,
     pub precision: String,
-    /// What was trained on.
+    /// The training data.
     pub data: String,
-    /// What attention runs on, on a GPU.
+    /// The kernels that attention runs on, on a GPU.
     pub attention: Option<String>,
+    /// How many products run on which kernel, on a GPU.
+    pub products: Option<String>,
     pub tokens_per_update: usize,
     pub tokens_per_second: f64,
     /// Micro-batches an update.
@@ -73,6 +80,9 @@ pub struct Report {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ranks: Vec<RankTimes>,
     pub sinks: Vec<Sink>,
+    /// The time and energy that one more run of each kernel adds to the update, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub marginal: Option<Marginal>,
     pub timed: Vec<Timed>,
     #[serde(skip)]
     pub host: Vec<Span>,
@@ -126,7 +136,11 @@ pub fn profile(
     let exchanges = own.map_or(vec![], |own| exchanges::table(compiled, &all, &own.timelines, &runs));
     let timed: Vec<Timed> = all.iter().filter(|t| members.is_empty() || !t.is_exchange).cloned().collect();
     let budget = budget::budget(&rounds, &timed, wire_ms, &runs);
-    let active = bench.active();
+    let marginal = match options.marginal_seconds {
+        Some(seconds) => Some(marginal::marginal(&mut bench, &runs, &timed, seconds, say)?),
+        None => None,
+    };
+    let (compiled, active) = (bench.compiled(), bench.active());
     let scene = sinks::Scene {
         config,
         stage,
@@ -160,11 +174,13 @@ pub fn profile(
         exchanges,
         ranks: members.iter().map(|member| member.times.clone()).collect(),
         sinks: sinks(&scene, &timed),
+        marginal,
         budget,
         timed: all,
         host,
         members,
         attention: bench.session().as_cuda().and_then(|cuda| cuda.attention()),
+        products: bench.session().as_cuda().and_then(|cuda| cuda.products()),
     })
 }
 

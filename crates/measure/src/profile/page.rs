@@ -2,6 +2,7 @@
 
 use super::Report;
 use super::exchanges::Exchange;
+use super::marginal::{Added, Marginal};
 use super::members::RankTimes;
 use super::sinks::{millis, percent};
 use super::table::Row;
@@ -16,7 +17,7 @@ pub struct Part {
     pub numbers: usize,
 }
 
-/// What was measured, in a line.
+/// The measurement in a line.
 pub fn headline(report: &Report) -> String {
     format!(
         "{} on {}, {}: {} an update of {} tokens, {} tokens/s",
@@ -29,7 +30,7 @@ pub fn headline(report: &Report) -> String {
     )
 }
 
-/// The tables, each with at most so many rows.
+/// The tables, each with at most `most` rows.
 pub fn parts(report: &Report, most: usize) -> Vec<Part> {
     let mut parts = vec![
         budget(report),
@@ -37,11 +38,44 @@ pub fn parts(report: &Report, most: usize) -> Vec<Part> {
         kernels("by kernel", &report.kernels, most),
         kernels("by place in the model, all layers together", &report.places, most),
     ];
+    parts.extend(report.marginal.as_ref().map(marginal));
     if !report.ranks.is_empty() {
         parts.insert(1, exchanges(&report.exchanges));
         parts.push(ranks(&report.ranks));
     }
     parts
+}
+
+fn marginal(measured: &Marginal) -> Part {
+    let joules = |joules: Option<f64>| joules.map_or("-".into(), |joules| format!("{joules:.2}"));
+    let cells = |row: &Added| {
+        vec![
+            row.name.clone(),
+            count(row.launches),
+            format!("{:.3}", row.ms),
+            format!("{:.3}", row.added_ms),
+            joules(row.added_joules),
+            percent(row.added_ms / measured.step_ms),
+        ]
+    };
+    let energy = match (measured.joules, measured.watts) {
+        (Some(joules), Some(watts)) => {
+            let limit = measured.limit_watts.map_or(String::new(), |limit| format!(" of {limit:.0}"));
+            format!(", {joules:.1} J, {watts:.0}{limit} W")
+        }
+        _ => ", and this device counts no energy".into(),
+    };
+    let once = match measured.once {
+        0 => String::new(),
+        once => format!("; {} launches lie in place of what they read and are not repeated", count(once)),
+    };
+    let title = format!(
+        "by what one more run adds to the update: as it is {}{energy}{once}",
+        millis(measured.step_ms)
+    );
+    let head = vec!["", "launches", "ms alone", "ms added", "J added", "of the update"];
+    let numbers = head.len();
+    Part { title, head, rows: measured.kernels.iter().map(cells).collect(), numbers }
 }
 
 fn exchanges(all: &[Exchange]) -> Part {

@@ -33,8 +33,28 @@ fn near(a: f64, b: f64) -> bool {
 }
 
 #[test]
+fn one_more_run_of_every_kernel_is_measured_beside_the_update_as_it_is() {
+    let options = Options { steps: 1, rounds: 1, marginal_seconds: Some(0.02) };
+    let config = config(&[]);
+    let stage = Stage::open(&config).expect("a stage");
+    let report = profile(&config, &options, &stage, &mut |_, _| {}).expect("a report");
+    let marginal = report.marginal.as_ref().expect("measured");
+    assert!(marginal.step_ms > 0.0 && marginal.kernels.len() > 5, "{marginal:?}");
+    // A CPU counts no energy.
+    assert!(marginal.joules.is_none() && marginal.kernels.iter().all(|row| row.added_joules.is_none()));
+    let product = marginal.kernels.iter().find(|row| row.name.starts_with("product")).expect("products");
+    // Beside other work so short a measurement says nothing of how much is added.
+    assert!(product.added_ms.is_finite() && product.ms > 0.0 && product.launches > 10, "{product:?}");
+    // A launch in place of what it reads would compute another value the second time.
+    assert!(marginal.once > 0, "{marginal:?}");
+    let parts = page::parts(&report, 3);
+    let part = parts.last().expect("a table");
+    assert!(part.title.contains("counts no energy") && part.rows.len() == marginal.kernels.len());
+}
+
+#[test]
 fn every_table_adds_up_to_the_update_and_the_trace_to_its_kernels() {
-    let options = Options { steps: 2, rounds: 3 };
+    let options = Options { steps: 2, rounds: 3, marginal_seconds: None };
     let mut heard = vec![];
     let config = config(&["micro_batch=4"]);
     let stage = Stage::open(&config).expect("a stage");
@@ -267,7 +287,7 @@ fn sinks_name_what_would_help_here() {
         starved.first(None),
         &["waiting for rows (mostly packing) takes 30.0 ms, 30%", "loader.workers=6 (now 3)"],
     );
-    // What noise explains is no sink.
+    // A part within noise is no sink.
     let mut noisy = Played::new(&[]);
     (noisy.budget.copy_ms, noisy.budget.noise_ms) = (30.0, 31.0);
     assert_ne!(noisy.first(None).name, "copy");

@@ -1,0 +1,194 @@
+//! `ablate --to-loss`: the time and the tokens that a recipe and changes of it take to a held-out loss, over seeds.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use flatout_measure::folds;
+use flatout_measure::to_loss::{Range, Report, Row, Trial, Variant, reached, rows, variants};
+use flatout_report::history::History;
+use flatout_train::Config;
+use flatout_train::Failure;
+use flatout_train::UserError;
+use flatout_train::device::Device;
+use flatout_train::recipes;
+use flatout_train::refuse;
+use flatout_train::resolve::compile;
+use flatout_train::run::events::Status;
+use flatout_train::run::{Resume, Run, is_run, quoted};
+use flatout_train::weights::pretrained;
+
+use crate::args::{Ablate, recipe_and_overrides};
+use crate::launch;
+use crate::runs::print_table;
+use crate::screen::{Screen, duration, short};
+use crate::start;
+use crate::train::begin_or_continue;
+
+/// The run of a variant with a seed.
+struct Planned {
+    variant: Variant,
+    seed: u64,
+    config: Config,
+}
+
+pub fn to_loss(args: &Ablate, goal: f64, screen: &Screen) -> Result<ExitCode, Failure> {
+    launch::check_alone("ablate --to-loss")?;
+    check(args)?;
+    let (stop, starting) = start::watch(None, screen)?;
+    let (recipe, overrides) = recipe_and_overrides(&args.words);
+    let base = recipes::resolve(recipe, &args.with, overrides)?;
+    let variants = variants(&args.tries)?;
+    let seeds: Vec<u64> = (0..args.seeds).map(|seed| base.train.seed + seed).collect();
+    let device = Device::open(base.switches.compute.backend)?;
+    // Whatever is wrong with any of them is said before anything is made.
+    let mut planned = vec![];
+    for seed in &seeds {
+        for variant in &variants {
+            let config =
+                prepared(variant, &base, *seed, goal, &device, screen).map_err(|e| of(variant, e))?;
+            planned.push(Planned { variant: variant.clone(), seed: *seed, config });
+        }
+    }
+    let dir: PathBuf = match &args.meeting.run {
+        Some(dir) if is_run(dir) => {
+            return Err(
+                UserError(format!("{} holds a run: give --run a folder of its own", dir.display())).into()
+            );
+        }
+        Some(dir) => dir.clone(),
+        None => Run::allocate(Path::new("runs"), &format!("{}-to-loss", base.recipe))?.dir().to_path_buf(),
+    };
+    let count = planned.len();
+    for (number, Planned { variant, seed, config }) in (1..).zip(&planned) {
+        let folder = variant.folder(&dir, *seed);
+        if folds::is_done(&folder) {
+            screen.note(format!("to loss  {number} of {count} is done: {}", folder.display()));
+            continue;
+        }
+        screen.note(format!("to loss  {number} of {count}: {}, seed {seed}", variant.name));
+        let entered = starting.enter(|| Run::enter(&folder, Resume::Auto))?;
+        let status = begin_or_continue(config, None, entered, &device, &stop, screen)?;
+        starting.leave();
+        if status == Status::Stopped {
+            screen.note(format!("the same command goes on with --run {}", quoted(&dir)));
+            return Ok(ExitCode::from(3));
+        }
+    }
+    let metric = base.eval.metric;
+    let trial = |variant: &Variant, seed: u64| -> Result<Trial, Failure> {
+        let folder = variant.folder(&dir, seed);
+        let history = History::read(&folder)?;
+        let best = history.best(metric).map(|(_, value)| value);
+        let path = folder.display().to_string();
+        Ok(Trial { seed, path, reached: reached(&history, metric, goal), best })
+    };
+    let mut runs = vec![];
+    for variant in &variants {
+        runs.push(seeds.iter().map(|seed| trial(variant, *seed)).collect::<Result<Vec<_>, _>>()?);
+    }
+    let report = Report {
+        recipe: base.recipe.clone(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        device: device.sentence(),
+        metric,
+        goal,
+        seeds,
+        path: dir.display().to_string(),
+        rows: rows(&variants, &runs),
+    };
+    if screen.json {
+        screen.object(&report);
+    } else {
+        print(&report, screen);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Options of `ablate` that measure updates say nothing of whole runs.
+fn check(args: &Ablate) -> Result<(), UserError> {
+    let given = [
+        ("--budget", args.budget.is_some()),
+        ("--only", args.only.is_some()),
+        ("--model", args.model),
+        ("--control", args.control),
+        ("--fresh", args.fresh),
+        ("--out", args.out.is_some()),
+        ("--ranks or --gpus", args.meeting.ranks.are_given()),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        Some((name, _)) => {
+            refuse!(
+                "{name} is of measured updates, and --to-loss trains whole runs, each on one rank: leave it out"
+            )
+        }
+        None => Ok(()),
+    }
+}
+
+/// The config of a run, which fits and can be trained.
+fn prepared(
+    variant: &Variant,
+    base: &Config,
+    seed: u64,
+    goal: f64,
+    device: &Device,
+    screen: &Screen,
+) -> Result<Config, Failure> {
+    let config = variant.config(base, seed, goal)?;
+    config.validate_for_training()?;
+    if config.eval.metric != base.eval.metric
+        || config.switches.compute.backend != base.switches.compute.backend
+    {
+        return Err(
+            UserError("`eval.metric` and `backend` are the same in all runs: leave them out".into()).into()
+        );
+    }
+    pretrained::check(&config, &mut |file| crate::model::fetching(file, screen))?;
+    compile::compile(&config, &device.target(&config.switches))?;
+    Ok(config)
+}
+
+fn of(variant: &Variant, failure: Failure) -> Failure {
+    match failure {
+        Failure::User(error) if !variant.overrides.is_empty() => {
+            Failure::User(UserError(format!("--try `{}`: {}", variant.name, error.0)))
+        }
+        other => other,
+    }
+}
+
+fn print(report: &Report, screen: &Screen) {
+    let Report { metric, goal, seeds, .. } = report;
+    screen.result(format!(
+        "{} on {}: updates alone to a held-out {metric} of {goal}, {} seed{}",
+        report.recipe,
+        report.device,
+        seeds.len(),
+        if seeds.len() == 1 { "" } else { "s, the mean (from the least to the most)" }
+    ));
+    let head = ["", "time", "tokens", "of the base's time", "best"].map(String::from).to_vec();
+    let table: Vec<Vec<String>> = [head].into_iter().chain(report.rows.iter().map(cells)).collect();
+    print_table(&table, 1..5, screen);
+    screen.note(format!("runs     {}", report.path));
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    let range = |range: Option<Range>, show: &dyn Fn(f64) -> String| match range {
+        Some(Range { mean, least, most }) if least == most => show(mean),
+        Some(Range { mean, least, most }) => format!("{} ({} to {})", show(mean), show(least), show(most)),
+        None => "-".into(),
+    };
+    let missed = row.runs.iter().filter(|run| run.reached.is_none()).count();
+    let time = match missed {
+        0 => range(row.seconds, &duration),
+        missed => format!("not reached by {missed} of {}", row.runs.len()),
+    };
+    let best = row.runs.iter().filter_map(|run| run.best).reduce(f64::min);
+    vec![
+        row.name.clone(),
+        time,
+        range(row.tokens, &|tokens| short(tokens as u64)),
+        range(row.of_base, &|ratio| format!("{ratio:.2}")),
+        best.map_or("-".into(), |best| format!("{best:.4}")),
+    ]
+}

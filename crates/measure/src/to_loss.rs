@@ -1,0 +1,250 @@
+//! Time and tokens to a held-out loss: what a setting is worth to somebody who wants a loss, sooner.
+//!
+//! The base and every variant of it are trained with the same seeds, each until an evaluation is as good as the goal. Time is that of the
+//! updates alone: evaluations, saves and the start are none of it. Where between two evaluations the goal was reached is read off
+//! the line between them.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use flatout_report::history::History;
+use flatout_train::UserError;
+use flatout_train::config::Config;
+use flatout_train::metrics::goal::Metric;
+use flatout_train::refuse;
+
+/// The base, or a change of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Variant {
+    /// The overrides as they were given.
+    pub name: String,
+    pub overrides: Vec<String>,
+}
+
+/// The name of the base.
+pub const BASE: &str = "as it is";
+
+/// The base and a variant for each of `tries`, which is one or more overrides between spaces.
+pub fn variants(tries: &[String]) -> Result<Vec<Variant>, UserError> {
+    let mut all = vec![Variant { name: BASE.into(), overrides: vec![] }];
+    for words in tries {
+        let overrides: Vec<String> = words.split_whitespace().map(String::from).collect();
+        let name = overrides.join(" ");
+        if overrides.is_empty() {
+            refuse!("--try is empty: give it overrides, as in --try optimizer.name=adamw");
+        }
+        if all.iter().any(|variant| variant.name == name) {
+            refuse!("--try `{name}` is given twice: leave one out");
+        }
+        all.push(Variant { name, overrides });
+    }
+    Ok(all)
+}
+
+impl Variant {
+    /// The folder of its run with a seed, in that of all.
+    pub fn folder(&self, dir: &Path, seed: u64) -> PathBuf {
+        let kept = |c: char| if c.is_ascii_alphanumeric() || "._+=-".contains(c) { c } else { '-' };
+        let name: String = self.name.chars().map(kept).take(120).collect();
+        dir.join(format!("{name}_seed={seed}"))
+    }
+
+    /// The config of its run with a seed: that of the base but for its overrides.
+    pub fn config(&self, base: &Config, seed: u64, goal: f64) -> Result<Config, UserError> {
+        let own = [format!("train.seed={seed}"), format!("eval.goal={goal}"), "log.every=1".into()];
+        base.with(&self.overrides.iter().cloned().chain(own).collect::<Vec<_>>())
+    }
+}
+
+/// When a run reached the goal.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Reached {
+    /// Updates, with a fraction between two evaluations.
+    pub step: f64,
+    /// Of updates alone.
+    pub seconds: f64,
+    pub tokens: f64,
+}
+
+/// When the run of a history reached the goal; `None` where it did not.
+pub fn reached(history: &History, metric: Metric, goal: f64) -> Option<Reached> {
+    let evals = history.judged(metric);
+    let is_there = |value: f64| value == goal || metric.is_better(value, goal);
+    let at = evals.iter().position(|(_, value)| is_there(*value))?;
+    let (last, value) = evals[at];
+    let step = match at.checked_sub(1).map(|before| evals[before]) {
+        Some((first, before)) => first as f64 + (before - goal) / (before - value) * (last - first) as f64,
+        None => last as f64,
+    };
+    let (mut seconds, mut tokens, mut until) = (0.0, 0.0, 0.0);
+    for made in &history.steps {
+        let this = made.step.step as f64;
+        // A line stands for the updates since the one before it, and the last one for a part of them.
+        let share = ((step - until) / (this - until)).clamp(0.0, 1.0);
+        seconds += share * (this - until) * made.step.step_ms / 1e3;
+        tokens += share * (made.step.tokens as f64 - tokens);
+        until = this;
+        if this >= step {
+            break;
+        }
+    }
+    Some(Reached { step, seconds, tokens })
+}
+
+/// A run of a variant.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Trial {
+    pub seed: u64,
+    pub path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reached: Option<Reached>,
+    /// Of its evaluations, whether or not it reached the goal.
+    pub best: Option<f64>,
+}
+
+/// A number over seeds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Range {
+    pub mean: f64,
+    pub least: f64,
+    pub most: f64,
+}
+
+impl Range {
+    fn of(values: impl Iterator<Item = f64> + Clone) -> Option<Range> {
+        let count = values.clone().count();
+        (count > 0).then(|| Range {
+            mean: values.clone().sum::<f64>() / count as f64,
+            least: values.clone().fold(f64::INFINITY, f64::min),
+            most: values.fold(f64::NEG_INFINITY, f64::max),
+        })
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    pub name: String,
+    pub overrides: Vec<String>,
+    pub runs: Vec<Trial>,
+    /// Over the seeds that reached the goal; absent where not all did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<Range>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<Range>,
+    /// Its time over the base's of the same seed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub of_base: Option<Range>,
+}
+
+/// The whole result.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    pub recipe: String,
+    pub version: String,
+    pub device: String,
+    pub metric: Metric,
+    pub goal: f64,
+    pub seeds: Vec<u64>,
+    pub path: String,
+    pub rows: Vec<Row>,
+}
+
+/// The rows of variants, the base first, from their runs seed by seed.
+pub fn rows(variants: &[Variant], runs: &[Vec<Trial>]) -> Vec<Row> {
+    let seconds = |runs: &[Trial]| -> Option<Vec<f64>> {
+        runs.iter().map(|run| run.reached.map(|reached| reached.seconds)).collect()
+    };
+    let base = runs.first().and_then(|runs| seconds(runs));
+    let row = |(variant, runs): (&Variant, &Vec<Trial>)| {
+        let own = seconds(runs);
+        let tokens: Option<Vec<f64>> =
+            runs.iter().map(|run| run.reached.map(|reached| reached.tokens)).collect();
+        let ratios = own.as_ref().zip(base.as_ref()).filter(|_| !variant.overrides.is_empty());
+        Row {
+            name: variant.name.clone(),
+            overrides: variant.overrides.clone(),
+            runs: runs.clone(),
+            seconds: own.as_ref().and_then(|own| Range::of(own.iter().copied())),
+            tokens: tokens.and_then(|tokens| Range::of(tokens.into_iter())),
+            of_base: ratios
+                .and_then(|(own, base)| Range::of(own.iter().zip(base).map(|(own, base)| own / base))),
+        }
+    };
+    variants.iter().zip(runs).map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flatout_train::recipes::resolve;
+    use flatout_train::run::events::{Event, Start};
+
+    /// Ten updates of 100 ms and 50 tokens, evaluated after every second one.
+    fn history(losses: [f32; 5]) -> History {
+        let mut events = vec![Event::Start(Start::default())];
+        for step in 1..=10 {
+            let line = serde_json::json!({
+                "event": "step", "step": step, "step_ms": 100.0, "tokens": 50 * step, "epoch": 0.0, "loss": 5.0,
+                "grad_norm": 1.0, "lr": 0.1, "samples": step, "tokens_per_second": 500.0, "samples_per_second": 10.0,
+            });
+            events.push(serde_json::from_value(line).expect("an event"));
+            if step % 2 == 0 {
+                let loss = losses[step as usize / 2 - 1];
+                events.push(Event::Eval { step, loss, metrics: None, averaged: false });
+            }
+        }
+        History::of(Path::new("run"), resolve("tiny", &[], &[]).unwrap(), &events)
+    }
+
+    #[test]
+    fn the_goal_is_reached_between_two_evaluations() {
+        let of = |losses, goal| reached(&history(losses), Metric::Loss, goal);
+        let falling = [5.0, 4.0, 3.0, 2.0, 1.0];
+        let at = of(falling, 2.5).expect("reached");
+        assert!((at.step - 7.0).abs() < 1e-9 && (at.seconds - 0.7).abs() < 1e-9, "{at:?}");
+        assert!((at.tokens - 350.0).abs() < 1e-9, "{at:?}");
+        let between = of(falling, 2.75).expect("reached");
+        assert!((between.step - 6.5).abs() < 1e-9 && (between.tokens - 325.0).abs() < 1e-9, "{between:?}");
+        // On the dot, and by the first evaluation, before which nothing is known.
+        assert_eq!(of(falling, 3.0).expect("reached").step, 6.0);
+        assert_eq!(of(falling, 6.0).expect("reached").step, 2.0);
+        assert_eq!(of(falling, 0.5), None);
+        // The first time counts, though it is lost again.
+        assert_eq!(of([5.0, 3.0, 4.0, 3.5, 2.0], 3.0).expect("reached").step, 4.0);
+    }
+
+    #[test]
+    fn times_are_compared_seed_by_seed_where_all_reached_the_goal() {
+        let trial = |seed, seconds: Option<f64>| Trial {
+            seed,
+            path: "run".into(),
+            reached: seconds.map(|seconds| Reached { step: 1.0, seconds, tokens: 10.0 * seconds }),
+            best: Some(3.0),
+        };
+        let variants = variants(&["lr=1e-3".into(), "lr=1e-2 train.batch=8".into()]).unwrap();
+        assert_eq!(variants[2].overrides, ["lr=1e-2", "train.batch=8"]);
+        let runs = [
+            vec![trial(0, Some(2.0)), trial(1, Some(4.0))],
+            vec![trial(0, Some(1.0)), trial(1, Some(3.0))],
+            vec![trial(0, Some(1.0)), trial(1, None)],
+        ];
+        let rows = rows(&variants, &runs);
+        assert_eq!(rows[0].seconds, Some(Range { mean: 3.0, least: 2.0, most: 4.0 }));
+        assert_eq!(rows[0].of_base, None);
+        assert_eq!(rows[1].of_base, Some(Range { mean: 0.625, least: 0.5, most: 0.75 }));
+        assert_eq!(rows[1].tokens.unwrap().mean, 20.0);
+        assert_eq!((rows[2].seconds, rows[2].of_base), (None, None));
+    }
+
+    #[test]
+    fn a_variant_is_its_overrides_in_a_folder_of_their_name() {
+        let all = variants(&["optimizer.name=muon lr=2e-3".into()]).unwrap();
+        assert_eq!(all[1].folder(Path::new("d"), 3), Path::new("d/optimizer.name=muon-lr=2e-3_seed=3"));
+        let base = resolve("tiny", &[], &[]).unwrap();
+        let config = all[1].config(&base, 3, 1.5).unwrap();
+        assert_eq!((config.train.seed, config.eval.goal, config.log.every), (3, Some(1.5), 1));
+        assert!(variants(&["".into()]).unwrap_err().0.contains("--try is empty"));
+        assert!(variants(&["lr=1".into(), " lr=1 ".into()]).unwrap_err().0.contains("given twice"));
+    }
+}
