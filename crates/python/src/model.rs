@@ -10,7 +10,7 @@ use std::thread::{self, ThreadId};
 use flatout_data::Vocabulary;
 use flatout_data::examples::{Date, Questions};
 use flatout_train::device::Device;
-use flatout_train::infer::generate::{Generator, Room, encode};
+use flatout_train::infer::generate::{Generator, GrowingText, Room, encode};
 use flatout_train::infer::logits::{self, Logits};
 use flatout_train::infer::sampling::Sampling;
 use flatout_train::run::{self, BESIDE};
@@ -323,15 +323,25 @@ impl Engine {
             self.generator = Some(Opened { generator, room, is_chat });
         }
         let generator = &mut self.generator.as_mut().expect("it was just opened").generator;
-        let mut pieces = vocabulary.filter(|_| streams).map(|v| Pieces::new(v, prompts.len()));
+        let mut growing: Vec<GrowingText> = vec![];
+        if let Some(vocabulary) = vocabulary.filter(|_| streams) {
+            let vocabulary = Arc::new(vocabulary.clone());
+            growing.extend(prompts.iter().map(|prompt| GrowingText::new(vocabulary.clone(), prompt)));
+        }
+        let say = |prompt: usize, piece: String| {
+            if !piece.is_empty() {
+                told.say((prompt, piece));
+            }
+        };
         let made = generator.continue_all(&prompts, how, &mut |prompt, token| {
             if stopped.load(Ordering::Relaxed) {
                 resume_unwind(Box::new(Stopped));
             }
-            if let Some(piece) = pieces.as_mut().and_then(|pieces| pieces.next(prompt, token)) {
-                told.say((prompt, piece));
+            if let Some(piece) = growing.get_mut(prompt).and_then(|text| text.push(token)) {
+                say(prompt, piece);
             }
         })?;
+        growing.iter_mut().enumerate().for_each(|(prompt, text)| say(prompt, text.finish()));
         let texts = texts.and(vocabulary).map(|vocabulary| {
             let whole = |(prompt, more): (&Vec<u32>, &Vec<u32>)| match is_chat {
                 true => vocabulary.decode(more).trim().to_string(),
@@ -355,32 +365,6 @@ fn asked(
     let questions = Questions::open(vocabulary, data.template.as_deref(), &folders, date)?;
     let tokens = texts.iter().map(|text| questions.tokens(text)).collect::<Result<_, _>>()?;
     Ok((tokens, questions.end()?))
-}
-
-/// Texts that grow token by token, of which only whole characters are shown.
-struct Pieces<'a> {
-    vocabulary: &'a Vocabulary,
-    tokens: Vec<Vec<u32>>,
-    shown: Vec<String>,
-}
-
-impl<'a> Pieces<'a> {
-    fn new(vocabulary: &'a Vocabulary, prompts: usize) -> Pieces<'a> {
-        Pieces { vocabulary, tokens: vec![vec![]; prompts], shown: vec![String::new(); prompts] }
-    }
-
-    /// The text that a token adds to its prompt, where that is settled.
-    fn next(&mut self, prompt: usize, token: u32) -> Option<String> {
-        self.tokens[prompt].push(token);
-        let text = self.vocabulary.decode(&self.tokens[prompt]);
-        let more = text.strip_prefix(&self.shown[prompt])?;
-        if more.is_empty() || more.ends_with('\u{fffd}') {
-            return None;
-        }
-        let more = more.to_string();
-        self.shown[prompt] = text;
-        Some(more)
-    }
 }
 
 /// The tokeniser of a model.

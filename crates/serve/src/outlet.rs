@@ -89,8 +89,8 @@ impl Outlet {
 
     /// Takes the news of a choice; gives whether all have ended.
     pub fn take(&mut self, index: usize, news: Progress) -> bool {
-        let Progress { echoed, text, tokens, finish, .. } = news;
-        self.usage.completion += tokens.len() + usize::from(matches!(finish, Some(Finish::Token(_))));
+        let Progress { echoed, text, tokens, is_drawn, finish, .. } = news;
+        self.usage.completion += usize::from(is_drawn);
         let choice = &mut self.choices[index];
         choice.text += &text;
         choice.told.extend(echoed.into_iter().chain(tokens));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     fn news(text: &str, finish: Option<Finish>) -> Progress {
-        Progress { id: 0, echoed: vec![], text: text.into(), tokens: vec![], finish }
+        Progress { id: 0, echoed: vec![], text: text.into(), tokens: vec![], is_drawn: true, finish }
     }
 
     #[test]

@@ -88,6 +88,34 @@ fn log_probabilities_are_of_the_prompt_and_the_text() {
 }
 
 #[test]
+fn usage_counts_the_tokens_of_a_string_that_ends_a_text() {
+    let scene = Scene::new(None);
+    let plain = |more: Value| {
+        let mut body = endless(json!({ "temperature": 0, "max_tokens": 40, "logprobs": 0 }));
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        scene.post("/v1/completions", &body).1
+    };
+    let whole = plain(json!({}));
+    let text = whole["choices"][0]["text"].as_str().unwrap();
+    let stop: String = text.chars().skip(text.chars().count() / 2).take(12).collect();
+    let ended = plain(json!({ "stop": stop }));
+    assert_eq!(ended["choices"][0]["finish_reason"], "stop", "{ended}");
+    let drawn = ended["usage"]["completion_tokens"].as_u64().unwrap();
+    // The string is there with the last of these tokens and not before.
+    let with_most = |most: u64| plain(json!({ "stop": stop, "max_tokens": most }));
+    assert_eq!(with_most(drawn)["choices"], ended["choices"]);
+    assert_eq!(with_most(drawn - 1)["choices"][0]["finish_reason"], "length");
+    let kept = ended["choices"][0]["logprobs"]["tokens"].as_array().unwrap().len() as u64;
+    assert!(kept + 1 < drawn, "{kept} tokens of the text and more than one of {stop:?} make {drawn}");
+    let parts = sse(&scene.post_raw(
+        "/v1/completions",
+        &endless(json!({ "temperature": 0, "max_tokens": 40, "stop": stop, "stream": true,
+            "stream_options": { "include_usage": true } })),
+    ));
+    assert_eq!(parts.last().unwrap()["usage"], ended["usage"]);
+}
+
+#[test]
 fn answers_are_messages_of_the_assistant() {
     let scene = Scene::new(None);
     let mut body = json!({ "messages": [{ "role": "system", "content": "be brief" }, { "role": "user", "content": "what?" }],

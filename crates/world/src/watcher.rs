@@ -6,7 +6,7 @@ use std::net::{IpAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::beats::{CallHash, at_step};
 use crate::failure::Failure;
@@ -15,6 +15,9 @@ use crate::join::{Leave, Stop};
 use crate::message::{Account, Beat, Member, Status, json, nodes, parse, split_call};
 use crate::parent::{Down, Line, Up};
 use crate::timing::Timing;
+
+/// The time a word of the hub has to arrive before the end of another rank counts as the failure itself.
+const MOMENT: Duration = Duration::from_millis(500);
 
 /// The state that the threads of a rank share.
 pub(crate) struct Core {
@@ -56,7 +59,7 @@ pub(crate) struct State {
     accounts: Vec<Account>,
     /// Where rank 0 listens, as the parent said.
     address: Option<String>,
-    /// Who waits for the result of a call, by line and count.
+    /// Callers that wait for the result of a call, by line and count.
     pub waiting: HashMap<(String, u64), Sender<Vec<u8>>>,
 }
 
@@ -128,7 +131,7 @@ impl Core {
                 self.state().accounts.push(account.clone());
                 if self.members.get().is_some() {
                     self.send(Kind::Account, &json(&account));
-                } else if !self.is_over.load(Ordering::SeqCst) {
+                } else if !self.is_told_why() && !self.is_over.load(Ordering::SeqCst) {
                     let Account { rank, process, how } = account;
                     let who = format!("rank {rank} ({}, process {process})", self.host);
                     self.fall(
@@ -142,6 +145,20 @@ impl Core {
             Down::Stopped => {}
         }
         self.changed.notify_all();
+    }
+
+    /// Whether the hub says within a moment why ranks end: one that it told so may be gone before this one is told.
+    fn is_told_why(&self) -> bool {
+        let until = Instant::now() + MOMENT;
+        let mut state = self.state();
+        loop {
+            if state.failure.is_some() || self.is_falling.load(Ordering::SeqCst) {
+                return true;
+            }
+            let Some(left) = until.checked_duration_since(Instant::now()) else { return false };
+            state =
+                self.changed.wait_timeout(state, left).expect("no thread of a rank panics with its state").0;
+        }
     }
 
     /// The line to the parent ended.

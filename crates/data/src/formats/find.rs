@@ -88,9 +88,9 @@ pub(crate) fn unreadable(path: &Path, error: &io::Error) -> DataError {
         ));
     }
     match error.kind() {
-        io::ErrorKind::NotFound => {
-            DataError::input(format!("There is no file or folder {shown}: check data.path."))
-        }
+        io::ErrorKind::NotFound => DataError::input(format!(
+            "There is no file or folder {shown}: check the path; a relative one begins in the folder that the command is typed in."
+        )),
         io::ErrorKind::PermissionDenied => DataError::input(format!(
             "{shown} may not be read: change its permissions, or leave it out of data.path."
         )),

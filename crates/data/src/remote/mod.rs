@@ -14,6 +14,8 @@
 
 pub mod access;
 pub(crate) mod cache;
+#[cfg(test)]
+pub(crate) mod exchange;
 pub mod http;
 pub(crate) mod hub;
 pub mod location;

@@ -2,10 +2,10 @@
 //! redirections to a store, ranges of bytes, and whatever a server may do wrong.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use super::exchange::{self, Reply, Request, reply};
 
 /// The commit of `main` when a server starts.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -80,73 +80,13 @@ impl SetServer {
 }
 
 fn listen(content: Arc<Mutex<Content>>, seen: Arc<Mutex<Vec<String>>>, store: Option<String>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = format!("http://{}", listener.local_addr().expect("an address"));
-    let own = address.clone();
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let (content, seen, store, own) = (content.clone(), seen.clone(), store.clone(), own.clone());
-            std::thread::spawn(move || answer(&stream, &content, &seen, &own, store.as_deref()));
+    exchange::listen(move |asked, own| {
+        seen.lock().unwrap().push(asked.line());
+        match &store {
+            Some(store) => of_hub(asked, &content.lock().unwrap(), own, store),
+            None => of_store(asked, &content),
         }
-    });
-    address
-}
-
-struct Request {
-    method: String,
-    path: String,
-    headers: BTreeMap<String, String>,
-}
-
-fn request(stream: &TcpStream) -> Option<Request> {
-    let mut lines = BufReader::new(stream).lines();
-    let first = lines.next()?.ok()?;
-    let mut words = first.split(' ').map(String::from);
-    let (method, path) = (words.next()?, words.next()?);
-    let mut headers = BTreeMap::new();
-    for line in lines {
-        let line = line.ok()?;
-        let Some((name, value)) = line.split_once(':') else { break };
-        headers.insert(name.to_ascii_lowercase(), value.trim().to_string());
-    }
-    Some(Request { method, path, headers })
-}
-
-struct Reply {
-    status: u16,
-    headers: Vec<(&'static str, String)>,
-    body: Vec<u8>,
-    /// How much of the body is sent before the connection breaks.
-    sent: usize,
-}
-
-fn reply(status: u16, headers: Vec<(&'static str, String)>, body: &[u8]) -> Reply {
-    Reply { status, headers, body: body.to_vec(), sent: body.len() }
-}
-
-fn answer(
-    mut stream: &TcpStream,
-    content: &Mutex<Content>,
-    seen: &Mutex<Vec<String>>,
-    own: &str,
-    store: Option<&str>,
-) {
-    let Some(asked) = request(stream) else { return };
-    let header = |name: &str| asked.headers.get(name).map_or("-", String::as_str);
-    let line =
-        format!("{} {} range={} auth={}", asked.method, asked.path, header("range"), header("authorization"));
-    seen.lock().unwrap().push(line);
-    let Reply { status, headers, body, sent } = match store {
-        Some(store) => of_hub(&asked, &content.lock().unwrap(), own, store),
-        None => of_store(&asked, content),
-    };
-    let mut head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n", body.len());
-    headers.iter().for_each(|(name, value)| head += &format!("{name}: {value}\r\n"));
-    // Whoever went away does not want the rest.
-    let _ = stream
-        .write_all(head.as_bytes())
-        .and_then(|()| stream.write_all(b"\r\n"))
-        .and_then(|()| stream.write_all(&body[..sent]));
+    })
 }
 
 /// Files of a page of a listing.

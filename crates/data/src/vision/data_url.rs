@@ -1,4 +1,4 @@
-//! Images that are written into a text: `data:image/png;base64,...`.
+//! Images that are written into a text: `data:image/png;base64,...`, in rows of data and in requests to a server.
 
 use crate::formats::Reason;
 use crate::images::Flaw;
@@ -7,12 +7,12 @@ use crate::images::Flaw;
 const SCHEME: &str = "data:";
 
 /// Whether a text is a data URL, whatever it holds.
-pub(crate) fn is_data_url(text: &str) -> bool {
+pub fn is_data_url(text: &str) -> bool {
     text.get(..SCHEME.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(SCHEME))
 }
 
-/// The bytes of a data URL, which holds at most `most` of them.
-pub(crate) fn decode_data_url(text: &str, most: usize) -> Result<Vec<u8>, Flaw> {
+/// The bytes of a text that [`is_data_url`], which holds at most `most` of them.
+pub fn decode_data_url(text: &str, most: usize) -> Result<Vec<u8>, Flaw> {
     let broken = |said: &str| Flaw::new(Reason::BrokenImage, format!("the data URL of an image {said}"));
     let (head, body) = text[SCHEME.len()..].split_once(',').ok_or_else(|| broken("has no comma"))?;
     if !head.rsplit(';').next().is_some_and(|last| last.trim().eq_ignore_ascii_case("base64")) {
@@ -27,8 +27,9 @@ pub(crate) fn decode_data_url(text: &str, most: usize) -> Result<Vec<u8>, Flaw> 
     base64(body.as_bytes()).ok_or_else(|| broken("has a character that base64 does not, or ends early"))
 }
 
-/// The bytes that base64 spells; `None` where it is broken. Both alphabets are read, white space between is left out, and
-/// the signs that fill up the end may be missing.
+/// The bytes that base64 spells; `None` where it is broken. Everything that encoders write is read: both alphabets, lines of any
+/// length, the signs that fill up the end or none. Encoders leave the bits behind the last byte 0, so others mean that the
+/// end of the text is missing, which a decoder of images might not notice.
 fn base64(text: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 3);
     let (mut held, mut digits, mut filled) = (0u32, 0, 0);

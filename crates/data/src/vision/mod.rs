@@ -32,7 +32,7 @@ mod scaling_avx2;
 mod store;
 mod tower;
 
-pub(crate) use data_url::{decode_data_url, is_data_url};
+pub use data_url::{decode_data_url, is_data_url};
 pub use feature_cache::{CachedImage, FeatureCache, StoredFeatures};
 pub use feature_index::{FeatureFormat, FeatureIndex};
 pub use feature_writer::{CacheWriter, PartSize};

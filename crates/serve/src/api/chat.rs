@@ -1,5 +1,6 @@
 //! `/v1/chat/completions`: answers in conversations.
 
+use flatout_data::vision::{decode_data_url, is_data_url};
 use flatout_train::infer::generate::{Finish, Told};
 use serde_json::{Value, json};
 
@@ -127,39 +128,13 @@ fn part_of(part: &Value) -> Result<Part, String> {
 
 /// The bytes of an image that lies in the address itself. Nothing is fetched from anywhere.
 fn image(url: &str) -> Result<Vec<u8>, String> {
-    let Some(rest) = url.strip_prefix("data:") else {
-        return Err("has an image that is elsewhere, and this server fetches nothing: give it as data:image/...;base64,...".into());
-    };
-    let (_, data) = rest
-        .split_once(";base64,")
-        .ok_or("has an image that is not in base64: give it as data:image/...;base64,...")?;
-    decoded(data).ok_or("has an image whose base64 is broken".into())
-}
-
-/// Bytes out of base64, as data URLs and JSON have it.
-fn decoded(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| match byte {
-        b'A'..=b'Z' => Some(byte - b'A'),
-        b'a'..=b'z' => Some(byte - b'a' + 26),
-        b'0'..=b'9' => Some(byte - b'0' + 52),
-        b'+' | b'-' => Some(62),
-        b'/' | b'_' => Some(63),
-        _ => None,
-    };
-    let bare = text.trim_end_matches('=');
-    if bare.len() % 4 == 1 {
-        return None;
+    const FORM: &str = "give it as data:image/...;base64,...";
+    if !is_data_url(url) {
+        return Err(format!("has an image that is elsewhere, and this server fetches nothing: {FORM}"));
     }
-    let mut out = Vec::with_capacity(bare.len() / 4 * 3 + 2);
-    for group in bare.as_bytes().chunks(4) {
-        let mut bits = 0u32;
-        for byte in group {
-            bits = bits << 6 | u32::from(digit(*byte)?);
-        }
-        bits <<= 6 * (4 - group.len());
-        out.extend_from_slice(&bits.to_be_bytes()[1..group.len()]);
-    }
-    Some(out)
+    // It lies in a body, which is bounded.
+    decode_data_url(url, usize::MAX)
+        .map_err(|flaw| format!("has an image that is broken: {}; {FORM}", flaw.said))
 }
 
 /// A choice of an answer.
@@ -204,6 +179,15 @@ mod tests {
         let parts = json!([{ "type": "text", "text": "a" }, image]);
         let wanted = vec![Part::Text("a".into()), Part::Image(vec![1, 2, 3, 255])];
         assert_eq!(read(json!({ "role": "user", "content": parts })), user(wanted));
+        for url in [
+            "data:image/png;base64,AQID_w",
+            "data:image/png;base64,AQ\nID\r\n/w==\n",
+            "DATA:image/png;name=a.png;BASE64,AQID/w==",
+        ] {
+            let parts = json!([{ "type": "image_url", "image_url": url }]);
+            let wanted = vec![Part::Image(vec![1, 2, 3, 255])];
+            assert_eq!(read(json!({ "role": "user", "content": parts })), user(wanted), "{url:?}");
+        }
         let texts = json!([{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }]);
         assert_eq!(read(json!({ "role": "user", "content": texts })), user(vec![Part::Text("a\nb".into())]));
         assert_eq!(read(json!({ "role": "developer", "content": "x" })).unwrap().role, "system");
@@ -222,8 +206,15 @@ mod tests {
                 "parts are text or image_url",
             ),
             (json!({ "role": "user", "content": image("https://example.com/a.png") }), "fetches nothing"),
-            (json!({ "role": "user", "content": image("data:image/png,abc") }), "not in base64"),
-            (json!({ "role": "user", "content": image("data:image/png;base64,a!b") }), "base64 is broken"),
+            (json!({ "role": "user", "content": image("data:image/png,abc") }), "is not written in base64"),
+            (
+                json!({ "role": "user", "content": image("data:image/png;base64,a!b") }),
+                "that base64 does not",
+            ),
+            // The end is missing: three characters of four, and one of the next four.
+            (json!({ "role": "user", "content": image("data:image/png;base64,AQL") }), "or ends early"),
+            (json!({ "role": "user", "content": image("data:image/png;base64,AQID/") }), "or ends early"),
+            (json!({ "role": "user", "content": image("data:image/png;base64,AQ==AQID") }), "or ends early"),
             (json!("hi"), "has no role"),
         ] {
             let error = read(message.clone()).expect_err("a refusal");
@@ -239,15 +230,5 @@ mod tests {
         assert!(many.message.contains("257 images, and at most 256"), "{many:?}");
         let lonely = json!({ "messages": [{ "role": "user", "content": "x" }], "top_logprobs": 2 });
         assert!(Chat::read(&lonely, 9).unwrap_err().message.contains("needs `logprobs`"));
-    }
-
-    #[test]
-    fn base64_is_decoded() {
-        for (text, bytes) in
-            [("", &b""[..]), ("TQ==", b"M"), ("TWE", b"Ma"), ("TWFu", b"Man"), ("-_-_", &[251, 255, 191])]
-        {
-            assert_eq!(decoded(text).as_deref(), Some(bytes), "{text}");
-        }
-        assert_eq!(decoded("TWFuT"), None);
     }
 }

@@ -17,6 +17,7 @@ mod pipeline;
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
+use flatout_waits::{self as waits, Unit};
 use serde::{Deserialize, Serialize};
 
 use self::folder::Folder;
@@ -260,12 +261,15 @@ impl Job {
             }
             (None, Tokenizer::Train(vocab), Some(reader)) => {
                 // It can be read only once: what the tokeniser has seen is kept for the shards.
+                let wait = waits::begin("reading text for a tokeniser", Unit::Bytes, None);
                 let mut bytes = 0;
                 while bytes < sample::SAMPLE_BYTES {
                     let Some(document) = reader.next().transpose()? else { break };
                     bytes += document.text.len() as u64;
+                    wait.set(bytes);
                     head.push(document);
                 }
+                drop(wait);
                 Vocabulary::train(head.iter().map(|document| document.text.as_str()), *vocab)?
             }
             (None, ..) => unreachable!("a tokeniser that is not given is trained"),
