@@ -56,10 +56,15 @@ def completions(client, model, claims):
     again = make(model=model, prompt=told.choices[0].text, max_tokens=0, logprobs=0, echo=True)
     claims("max_tokens=0 scores a text and adds nothing", again.choices[0].text == told.choices[0].text
            and again.usage.completion_tokens == 0)
-    long = make(model=model, prompt="a", max_tokens=40, temperature=0, logit_bias={"1": -100, "3": -100}).choices[0]
-    middle = long.text[len(long.text) // 2:][:3]
-    cut = make(model=model, prompt="a", max_tokens=40, temperature=0, logit_bias={"1": -100, "3": -100}, stop=["@@", middle]).choices[0]
+    ending = dict(model=model, prompt="a", max_tokens=40, temperature=0, logit_bias={"1": -100, "3": -100}, logprobs=0)
+    long = make(**ending).choices[0]
+    middle = long.text[len(long.text) // 2:][:12]
+    stopped = make(**ending, stop=["@@", middle])
+    cut = stopped.choices[0]
     claims("a text ends before a string of stop", cut.text == long.text[:long.text.index(middle)] and cut.finish_reason == "stop")
+    parts = list(make(**ending, stop=["@@", middle], stream=True, stream_options={"include_usage": True}))
+    claims("the tokens of that string count in the usage, of an answer and of a stream",
+           len(cut.logprobs.tokens) < stopped.usage.completion_tokens == parts[-1].usage.completion_tokens, stopped.usage.completion_tokens)
     claims("a text that is as long as was asked for says so", long.finish_reason == "length")
     several = make(**{**plain, "prompt": ["the feather", "a table"]}, n=3)
     texts = [choice.text for choice in several.choices]

@@ -2,6 +2,9 @@
 """Two binaries of flatout on one GPU in turns, to show that a change costs no speed and no memory.
 
     python bench/turns_gpu.py OLD NEW [--rounds 2] [--steps 20] [--cases pretrain-bf16 bdh ...]
+    python bench/turns_gpu.py "target/ship/flatout fuse.activation=off" target/ship/flatout
+
+Either may have overrides behind it, in quotes with it.
 
 A round of a case is a run of OLD, then one of NEW, each a fresh process on the recipe's synthetic data. A figure is the
 median step behind the warm-up. The last table has the ratio of medians of all rounds, and beside it the spread of OLD
@@ -9,6 +12,7 @@ against itself over the rounds: a ratio within it is no difference.
 """
 
 import argparse
+import shlex
 import statistics
 import tempfile
 from pathlib import Path
@@ -26,6 +30,7 @@ CASES = {
     "pretrain-bf16": ["pretrain-226m", *TEXT, *rows(32)],
     "pretrain-fp8": ["pretrain-226m", *TEXT, *rows(32), "precision=fp8"],
     "gpt2": ["gpt2-124m", *TEXT, *rows(32)],
+    "gpt2-64": ["gpt2-124m", *TEXT, "train.batch=128", "train.micro_batch=64"],
     "bdh": ["bdh-cifar10", "data.source=synthetic", "data.synthetic_rows=4096", *rows(512)],
     "vit-s": ["dinov2-s-classify", "data.source=synthetic", "data.synthetic_rows=1024", "model.classes=10", *rows(256)],
     "vit-b": ["dinov2-b-classify", "data.source=synthetic", "data.synthetic_rows=1024", "model.classes=10", *rows(256)],
@@ -35,20 +40,26 @@ CASES = {
 
 
 def median_ms(binary, words, steps, folder):
-    command = [str(binary), "train", *words, "eval.rows=0", "checkpoint.every=0", "checkpoint.best=false", "--run", tempfile.mkdtemp(dir=folder) + "/run"]
+    binary, *more = binary
+    command = [binary, "train", *words, *more, "eval.rows=0", "checkpoint.every=0", "checkpoint.best=false", "--run", tempfile.mkdtemp(dir=folder) + "/run"]
     done = steady.run(command, steady.WARM + steps)
     return statistics.median(e["step_ms"] for e in done["steps"]), done["memory"]["card_bytes"]
 
 
+def binary_and_overrides(words):
+    binary, *overrides = shlex.split(words)
+    return [str(Path(binary).resolve()), *overrides]
+
+
 def main():
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("old", type=Path)
-    flags.add_argument("new", type=Path)
+    flags.add_argument("old", type=binary_and_overrides)
+    flags.add_argument("new", type=binary_and_overrides)
     flags.add_argument("--rounds", type=int, default=2)
     flags.add_argument("--steps", type=int, default=20)
     flags.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     a = flags.parse_args()
-    binaries = {"old": a.old.resolve(), "new": a.new.resolve()}
+    binaries = {"old": a.old, "new": a.new}
     print(f"{'case':15} {'old ms':>9} {'new ms':>9} {'new/old':>8} {'old spread':>10}  card GiB old, new", flush=True)
     for case in a.cases:
         times, card = {"old": [], "new": []}, {}
