@@ -9,11 +9,11 @@ use flatout_train::Failure;
 use flatout_train::device::Device;
 use flatout_train::run::events::Status;
 use flatout_train::run::signal::StopFlag;
-use flatout_train::run::{Resume, Run, quoted};
+use flatout_train::run::{Resume, quoted};
 
 use crate::screen::Screen;
 use crate::start::Starting;
-use crate::train::begin_or_continue;
+use crate::train::{OneOf, train_one_of};
 
 /// Trains the folds in a directory: those that are done are left alone unless `resume` is never.
 pub fn train(
@@ -31,13 +31,9 @@ pub fn train(
     let count = configs.len();
     for (number, config) in (1..).zip(&configs) {
         let folder = folds::folder(dir, number);
-        if resume == Resume::Auto && folds::is_done(&folder) {
-            screen.note(format!("fold     {number} of {count} is done: {}", folder.display()));
-            continue;
-        }
-        screen.note(format!("fold     {number} of {count}"));
-        let entered = starting.enter(|| Run::enter(&folder, resume))?;
-        if begin_or_continue(config, None, entered, device, stop, screen)? == Status::Stopped {
+        let one =
+            OneOf { label: "fold", number, count, words: String::new(), folder: &folder, resume, config };
+        if train_one_of(&one, device, stop, starting, screen)? == Status::Stopped {
             screen.note(format!("all folds go on with: flatout resume {}", quoted(dir)));
             return Ok(ExitCode::from(3));
         }

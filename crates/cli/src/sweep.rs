@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use flatout_measure::folds;
 use flatout_measure::sweep::{By, Combination, SUMMARY, Summary, Sweep, SweepCommand, Trial};
 use flatout_report::history::State;
 use flatout_train::Config;
@@ -26,7 +25,7 @@ use crate::launch;
 use crate::runs::print_table;
 use crate::screen::{Screen, bytes, duration};
 use crate::start;
-use crate::train::begin_or_continue;
+use crate::train::{OneOf, train_one_of};
 
 /// A run that was checked.
 struct Planned {
@@ -100,13 +99,10 @@ pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
     let count = planned.len();
     for (number, Planned { combination, config, .. }) in (1..).zip(&planned) {
         let folder = dir.join(&combination.name);
-        if folds::is_done(&folder) {
-            screen.note(format!("sweep    {number} of {count} is done: {}", folder.display()));
-            continue;
-        }
-        screen.note(format!("sweep    {number} of {count}: {}", combination.words().join(" ")));
-        let entered = starting.enter(|| Run::enter(&folder, Resume::Auto))?;
-        let status = match begin_or_continue(config, None, entered, &device, &stop, screen) {
+        let words = combination.words().join(" ");
+        let one =
+            OneOf { label: "sweep", number, count, words, folder: &folder, resume: Resume::Auto, config };
+        let status = match train_one_of(&one, &device, &stop, &starting, screen) {
             // One that cannot go on, as with a rate that is too high, says nothing of the others.
             Err(Failure::Environment(sentence)) => {
                 screen.note(format!("sweep    {} failed: {sentence}", combination.name));
@@ -121,7 +117,6 @@ pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
             }
             Ok(status) => Some(status),
         };
-        starting.leave();
         summary(&failed).write(&dir)?;
         if status == Some(Status::Stopped) {
             screen.note(format!("the whole sweep goes on with: flatout resume {}", quoted(&dir)));

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use flatout_measure::folds;
 use flatout_measure::to_loss::{Range, Report, Row, Trial, Variant, reached, rows, variants};
 use flatout_report::history::History;
 use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::device::Device;
+use flatout_train::metrics::goal::Metric;
 use flatout_train::recipes;
 use flatout_train::refuse;
 use flatout_train::resolve::compile;
@@ -22,7 +22,7 @@ use crate::launch;
 use crate::runs::print_table;
 use crate::screen::{Screen, duration, short};
 use crate::start;
-use crate::train::begin_or_continue;
+use crate::train::{OneOf, train_one_of};
 
 /// The run of a variant with a seed.
 struct Planned {
@@ -61,14 +61,10 @@ pub fn to_loss(args: &Ablate, goal: f64, screen: &Screen) -> Result<ExitCode, Fa
     let count = planned.len();
     for (number, Planned { variant, seed, config }) in (1..).zip(&planned) {
         let folder = variant.folder(&dir, *seed);
-        if folds::is_done(&folder) {
-            screen.note(format!("to loss  {number} of {count} is done: {}", folder.display()));
-            continue;
-        }
-        screen.note(format!("to loss  {number} of {count}: {}, seed {seed}", variant.name));
-        let entered = starting.enter(|| Run::enter(&folder, Resume::Auto))?;
-        let status = begin_or_continue(config, None, entered, &device, &stop, screen)?;
-        starting.leave();
+        let words = format!("{}, seed {seed}", variant.name);
+        let one =
+            OneOf { label: "to loss", number, count, words, folder: &folder, resume: Resume::Auto, config };
+        let status = train_one_of(&one, &device, &stop, &starting, screen)?;
         if status == Status::Stopped {
             screen.note(format!("the same command goes on with --run {}", quoted(&dir)));
             return Ok(ExitCode::from(3));
@@ -167,12 +163,13 @@ fn print(report: &Report, screen: &Screen) {
         if seeds.len() == 1 { "" } else { "s, the mean (from the least to the most)" }
     ));
     let head = ["", "time", "tokens", "of the base's time", "best"].map(String::from).to_vec();
-    let table: Vec<Vec<String>> = [head].into_iter().chain(report.rows.iter().map(cells)).collect();
+    let table: Vec<Vec<String>> =
+        [head].into_iter().chain(report.rows.iter().map(|row| cells(row, *metric))).collect();
     print_table(&table, 1..5, screen);
     screen.note(format!("runs     {}", report.path));
 }
 
-fn cells(row: &Row) -> Vec<String> {
+fn cells(row: &Row, metric: Metric) -> Vec<String> {
     let range = |range: Option<Range>, show: &dyn Fn(f64) -> String| match range {
         Some(Range { mean, least, most }) if least == most => show(mean),
         Some(Range { mean, least, most }) => format!("{} ({} to {})", show(mean), show(least), show(most)),
@@ -183,7 +180,8 @@ fn cells(row: &Row) -> Vec<String> {
         0 => range(row.seconds, &duration),
         missed => format!("not reached by {missed} of {}", row.runs.len()),
     };
-    let best = row.runs.iter().filter_map(|run| run.best).reduce(f64::min);
+    let better = |one, other| if metric.is_better(other, one) { other } else { one };
+    let best = row.runs.iter().filter_map(|run| run.best).reduce(better);
     vec![
         row.name.clone(),
         time,

@@ -115,6 +115,40 @@ pub fn begin_or_continue(
     begin_or_continue_as(&rank, config, compiled, entered, stop, screen)
 }
 
+/// One of several runs that a command trains, each in a folder of its own.
+pub struct OneOf<'a> {
+    /// The command as its lines begin, in nine columns.
+    pub label: &'static str,
+    pub number: usize,
+    pub count: usize,
+    /// The words that tell it from the others; may be empty.
+    pub words: String,
+    pub folder: &'a Path,
+    pub resume: Resume,
+    pub config: &'a Config,
+}
+
+/// Trains such a run or goes on with it; one that is done stays as it is where runs may go on.
+pub fn train_one_of(
+    one: &OneOf<'_>,
+    device: &Device,
+    stop: &StopFlag,
+    starting: &Starting,
+    screen: &Screen,
+) -> Result<Status, Failure> {
+    let OneOf { label, number, count, words, folder, resume, config } = one;
+    if *resume != Resume::Never && folds::is_done(folder) {
+        screen.note(format!("{label:<9}{number} of {count} is done: {}", folder.display()));
+        return Ok(Status::Done);
+    }
+    let words = if words.is_empty() { String::new() } else { format!(": {words}") };
+    screen.note(format!("{label:<9}{number} of {count}{words}"));
+    let entered = starting.enter(|| Run::enter(folder, *resume))?;
+    let status = begin_or_continue(config, None, entered, device, stop, screen);
+    starting.leave();
+    status
+}
+
 /// One process of a run: its place among the ranks, what it computes on, and how a run of that many ranks is continued.
 struct Rank<'a> {
     ranks: &'a Ranks,

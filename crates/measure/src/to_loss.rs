@@ -4,9 +4,11 @@
 //! updates alone: evaluations, saves and the start are none of it. Where between two evaluations the goal was reached is read off
 //! the line between them.
 
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use xxhash_rust::xxh3::xxh3_64;
 
 use flatout_report::history::History;
 use flatout_train::UserError;
@@ -21,6 +23,9 @@ pub struct Variant {
     pub name: String,
     pub overrides: Vec<String>,
 }
+
+/// The most characters of a variant's name that are in that of its folder.
+const LONGEST_NAME: usize = 120;
 
 /// The name of the base.
 pub const BASE: &str = "as it is";
@@ -45,8 +50,13 @@ pub fn variants(tries: &[String]) -> Result<Vec<Variant>, UserError> {
 impl Variant {
     /// The folder of its run with a seed, in that of all.
     pub fn folder(&self, dir: &Path, seed: u64) -> PathBuf {
-        let kept = |c: char| if c.is_ascii_alphanumeric() || "._+=-".contains(c) { c } else { '-' };
-        let name: String = self.name.chars().map(kept).take(120).collect();
+        let is_kept = |c: char| c.is_ascii_alphanumeric() || "._+=-".contains(c);
+        let mut name: String =
+            self.name.chars().map(|c| if is_kept(c) { c } else { '-' }).take(LONGEST_NAME).collect();
+        // Two that differ only in characters that no folder has, or behind the longest name, must not meet.
+        if !self.name.chars().all(|c| is_kept(c) || c == ' ') || self.name.chars().count() > LONGEST_NAME {
+            let _ = write!(name, "-{:08x}", xxh3_64(self.name.as_bytes()) as u32);
+        }
         dir.join(format!("{name}_seed={seed}"))
     }
 
@@ -177,6 +187,8 @@ pub fn rows(variants: &[Variant], runs: &[Vec<Trial>]) -> Vec<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+
     use flatout_train::recipes::resolve;
     use flatout_train::run::events::{Event, Start};
 
@@ -241,6 +253,11 @@ mod tests {
     fn a_variant_is_its_overrides_in_a_folder_of_their_name() {
         let all = variants(&["optimizer.name=muon lr=2e-3".into()]).unwrap();
         assert_eq!(all[1].folder(Path::new("d"), 3), Path::new("d/optimizer.name=muon-lr=2e-3_seed=3"));
+        let long = "a=1,".repeat(50);
+        let alike = variants(&["lr=1e-3|2".into(), "lr=1e-3/2".into(), long.clone(), long + "2"]).unwrap();
+        let folders: BTreeSet<PathBuf> =
+            alike.iter().map(|variant| variant.folder(Path::new("d"), 3)).collect();
+        assert_eq!(folders.len(), 5, "{folders:?}");
         let base = resolve("tiny", &[], &[]).unwrap();
         let config = all[1].config(&base, 3, 1.5).unwrap();
         assert_eq!((config.train.seed, config.eval.goal, config.log.every), (3, Some(1.5), 1));
