@@ -142,7 +142,8 @@ fn preference() {
     assert!(accuracy > Some(0.95), "{accuracy:?}");
 }
 
-/// A text with every number in it, whatever its length, replaced by one mark: speeds, times and counts differ between machines.
+/// A text with every number in it, whatever its length, replaced by one mark, and units of time by another: speeds, times and counts
+/// differ between machines, and a slow one needs minutes where another needs seconds.
 fn without_numbers(line: &str) -> String {
     let mut masked = String::new();
     let mut digits = line.chars().peekable();
@@ -154,7 +155,13 @@ fn without_numbers(line: &str) -> String {
         while digits.next_if(|next| next.is_ascii_digit() || matches!(next, '.' | ',')).is_some() {}
         masked.push('#');
     }
-    masked.split_whitespace().collect::<Vec<_>>().join(" ")
+    let mut words: Vec<&str> = masked.split_whitespace().collect();
+    for at in 1..words.len() {
+        if words[at - 1].ends_with('#') && matches!(words[at], "ms" | "s" | "min" | "h") {
+            words[at] = "time";
+        }
+    }
+    words.join(" ")
 }
 
 /// Whether a line is of progress between the first step and the last, as in `step 121/200`: such lines are printed once in a while.
