@@ -23,8 +23,12 @@ fn small(recipe: &str) -> Vec<String> {
         }
         Some(decoder) => {
             words.push(format!("model.width={}", 16 * decoder.heads));
-            let sizes = "model.head_size=16 model.layers=1 model.ffn=32 model.vocab=320 model.context=64";
+            let sizes = "model.head_size=16 model.ffn=32 model.vocab=320 model.context=64";
             words.extend(sizes.split(' ').map(String::from));
+            // A table of learned values serves two layers.
+            let tables = decoder.value_embeddings.min(1);
+            words.push(format!("model.value_embeddings={tables}"));
+            words.push(format!("model.layers={}", 1 + tables));
         }
         None => {
             let own = if config.model.kind().to_string() == "bdh" {

@@ -64,6 +64,8 @@ pub struct Weights {
 pub struct Block {
     attn_norm: Option<layers::Norm>,
     attn: layers::Attention,
+    /// A table of learned values [V, HK K], which another layer reads as well.
+    value_table: Option<SlotId>,
     attn_post_norm: Option<layers::Norm>,
     attn_residual_norm: Option<layers::Norm>,
     ffn_norm: Option<layers::Norm>,
@@ -76,11 +78,15 @@ pub struct Block {
 pub struct Pass<'g> {
     /// i32 [1, T], or [3, T] of a decoder that sees images: time, height and width.
     pub positions: Tensor<'g>,
+    /// The tokens themselves, i32 [T], where layers add learned values of them.
+    pub tokens: Option<Tensor<'g>>,
     /// The type of each token, where there are several: i32 [T].
     pub types: Option<Tensor<'g>>,
     pub sight: Sight<'g>,
     pub draw: Option<Draw<'g>>,
     pub images: Option<Images<'g>>,
+    /// The most tokens that any token sees, where a schedule of windows says.
+    pub window: Option<usize>,
     /// The rows that the last block goes on with behind its attention, where these are not all: i32 [R].
     pub read: Option<Tensor<'g>>,
 }
@@ -108,16 +114,29 @@ pub struct Images<'g> {
 pub fn weights(b: &Builder, c: &DecoderConfig) -> Weights {
     let table =
         |scope: &str, rows: usize| b.scope(scope, || weight(b, "weight", &[rows, c.width], normal(c)));
+    let head = |b: &Builder| {
+        let init = Init::Normal { std: (c.init_std * c.init_head) as f32 };
+        b.scope("head", || weight(b, "weight", &[c.vocab, c.width], init))
+    };
+    let values = |i: usize| {
+        let width = c.kv_heads() * c.head_size();
+        b.scope(&format!("value_embed_{i}"), || weight(b, "weight", &[c.vocab, width], normal(c)))
+    };
+    let values: Vec<SlotId> = (0..c.value_embeddings).map(values).collect();
+    let block = |i: usize| Block {
+        value_table: c.value_table(i).map(|table| values[table]),
+        ..b.scope(&format!("layers.{i}"), || Block::declare(b, c, i))
+    };
     let of_classes = c.head == Head::Classes;
     Weights {
         embed: table("embed", c.vocab),
         positions: (c.positions == Positions::Learned).then(|| table("positions", c.context)),
         types: (c.token_types > 0).then(|| table("types", c.token_types)),
         embed_norm: c.embed_norm.then(|| layers::Norm::declare(b, "embed_norm", c.width, norm_spec(c))),
-        blocks: (0..c.layers).map(|i| b.scope(&format!("layers.{i}"), || Block::declare(b, c, i))).collect(),
+        blocks: (0..c.layers).map(block).collect(),
         norm: (!c.residual_norms).then(|| layers::Norm::declare(b, "norm", c.width, norm_spec(c))),
         head: match c.head {
-            Head::Tokens => (!c.tied).then(|| table("head", c.vocab)),
+            Head::Tokens => (!c.tied).then(|| head(b)),
             Head::Classes => Some(table("score", c.classes())),
         },
         class_bias: (of_classes && c.class_bias)
@@ -245,8 +264,10 @@ impl Block {
         Block {
             attn_norm: (c.pre_norms && (c.first_norm || layer > 0)).then(|| norm("attn_norm")),
             attn: b.scope("attn", || {
-                layers::Attention::declare(b, c.width, heads, head_norm, [qkv, output], init)
+                let attention = layers::Attention::declare(b, c.width, heads, head_norm, [qkv, output], init);
+                if c.value_table(layer).is_some() { attention.adding_values(b) } else { attention }
             }),
+            value_table: None,
             attn_post_norm: c.post_norms.then(|| norm("attn_post_norm")),
             attn_residual_norm: c.residual_norms.then(|| norm("attn_residual_norm")),
             ffn_norm: c.pre_norms.then(|| norm("ffn_norm")),
@@ -279,8 +300,13 @@ impl Block {
         let rotation = rotation(c, layer, pass.positions);
         let normed = norm_where("attn_norm", &self.attn_norm, x);
         let y = b.scope("attn", || {
-            let mask = pass.sight.mask(c.mask(layer));
-            let heads = self.attn.attend(b, normed, layer, rotation.as_ref(), &pass.sight, mask);
+            let mask = pass.sight.mask(c.mask_within(layer, pass.window));
+            let [q, k, v] = self.attn.project(b, normed);
+            let v = self.value_table.map_or(v, |table| {
+                let tokens = pass.tokens.expect("a decoder with tables of values is given its tokens");
+                self.attn.add_to_values(b, v, b.read(table).gather(tokens))
+            });
+            let heads = self.attn.attend(b, [q, k, v], layer, rotation.as_ref(), &pass.sight, mask);
             self.attn.output(b, at_read(heads, read))
         });
         let x = at_read(x, read) + residual("attn_post_norm", &self.attn_post_norm, y);
@@ -349,7 +375,22 @@ fn images<'g>(
 ) -> Images<'g> {
     let v = c.vision.as_ref().expect("only a decoder with a tower sees images");
     let body = |x: Tensor<'g>, positions: Tensor<'g>, sight: Sight<'g>| {
-        apply(b, c, w, x, &Pass { positions, types: None, sight, draw: None, images: None, read: None })
+        apply(
+            b,
+            c,
+            w,
+            x,
+            &Pass {
+                positions,
+                tokens: None,
+                types: None,
+                sight,
+                draw: None,
+                images: None,
+                window: None,
+                read: None,
+            },
+        )
     };
     let cached = match form {
         Form::Cached { sequences, .. } => Some(sequences),
@@ -408,7 +449,12 @@ fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pas
         }
         _ => None,
     };
-    (tokens, Pass { positions, types, sight, draw, images: None, read })
+    let window = match form {
+        Form::Loss(LossForm { window, .. }) => window,
+        _ => None,
+    };
+    let given = (c.value_embeddings > 0).then_some(tokens);
+    (tokens, Pass { positions, tokens: given, types, sight, draw, images: None, window, read })
 }
 
 /// Hidden states [T, D] of texts to one state a text, and the loss of their classes.

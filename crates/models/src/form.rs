@@ -33,6 +33,8 @@ pub struct LossForm {
     pub read: Option<usize>,
     /// Behind its attention the last block of a decoder runs at the rows that are read, and not at every row.
     pub trims_last: bool,
+    /// No token sees further than this, whatever the layer: itself and the tokens before it.
+    pub window: Option<usize>,
     /// Dropout is applied.
     pub dropout: bool,
     pub seen: Option<Seen>,
@@ -54,6 +56,7 @@ impl LossForm {
             documents: Documents::Joined,
             read: None,
             trims_last: false,
+            window: None,
             dropout: false,
             seen: None,
             features_given: false,

@@ -65,7 +65,16 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 
 fn pass(b: &Builder) -> Pass<'_> {
     let positions = b.input("positions", DType::I32, &[1, 10]);
-    Pass { positions, types: None, sight: Sight::rows(5), draw: None, images: None, read: None }
+    Pass {
+        positions,
+        tokens: None,
+        types: None,
+        sight: Sight::rows(5),
+        draw: None,
+        images: None,
+        window: None,
+        read: None,
+    }
 }
 
 /// The loss of states x [10, D] under a head of its own.

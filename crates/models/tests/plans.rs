@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use flatout_ir::cost::{Part, training_flops};
 use flatout_ir::interpreter::Interpreter;
+use flatout_ir::optimizers;
 use flatout_ir::passes::differentiate::{differentiate, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::target::paper;
@@ -197,6 +198,7 @@ fn every_option_of_the_model_compiles_to_its_gradients() {
             rope_beta_fast: 2.0,
             ..small()
         },
+        DecoderConfig { value_embeddings: 1, tied: false, ..small() },
         gpt2(),
         DecoderConfig { attention: Attention::Bidirectional, score_size: Some(9), ..gemma() },
         DecoderConfig { norm: Norm::Layer, norm_bias: true, qk_norm: false, global_every: None, ..gemma() },
@@ -340,4 +342,16 @@ fn landings_are_planned_memory() {
     assert_eq!(landing.arena_bytes, in_place.arena_bytes + 2 * inputs.len());
     assert_eq!(landing.categories().values().sum::<usize>(), landing.arena_bytes);
     assert!(in_place.landings.is_empty());
+}
+
+/// Tables of learned values are embeddings: two layers read each, and Muon leaves them to AdamW.
+#[test]
+fn tables_of_values_belong_to_no_layer() {
+    let graph = build(&DecoderConfig { value_embeddings: 1, tied: false, ..small() }, LOSS);
+    let tables: Vec<_> = graph.slots.iter().filter(|slot| slot.path.starts_with("value_embed")).collect();
+    assert_eq!(tables.len(), 1);
+    for table in tables {
+        let rule = optimizers::Name::Muon.of(&table.path, table.ty.rank());
+        assert_eq!(rule, optimizers::Name::AdamW, "{}", table.path);
+    }
 }

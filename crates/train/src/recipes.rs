@@ -28,6 +28,7 @@ const RECIPES: &[Embedded] = &[
     Embedded { name: "tiny", text: include_str!("../../../recipes/tiny.toml") },
     Embedded { name: "pretrain-226m", text: include_str!("../../../recipes/pretrain-226m.toml") },
     Embedded { name: "gpt2-124m", text: include_str!("../../../recipes/gpt2-124m.toml") },
+    Embedded { name: "gpt2-speedrun", text: include_str!("../../../recipes/gpt2-speedrun.toml") },
     Embedded { name: "smollm2-135m", text: include_str!("../../../recipes/smollm2-135m.toml") },
     Embedded { name: "smollm2-360m", text: include_str!("../../../recipes/smollm2-360m.toml") },
     Embedded { name: "gemma3-1b-pairs", text: include_str!("../../../recipes/gemma3-1b-pairs.toml") },
@@ -611,7 +612,10 @@ mod tests {
             refused("llama", &[])
                 .contains("there is no recipe `llama` and no such file; `flatout recipes` lists the recipes")
         );
-        assert_eq!(refused("gpt", &[]), "there is no recipe `gpt`; did you mean `gpt2-124m`?");
+        assert_eq!(
+            refused("gpt", &[]),
+            "there is no recipe `gpt`; did you mean `gpt2-124m` or `gpt2-speedrun`?"
+        );
         assert_eq!(
             refused("tiny", &["a100"]),
             "there is no preset `a100`; did you mean `a100-40` or `a100-80`?"

@@ -363,7 +363,16 @@ impl Golden {
                 c,
                 w,
                 x[0],
-                &Pass { positions: x[1], types: None, sight, draw: None, images: None, read: None },
+                &Pass {
+                    positions: x[1],
+                    tokens: None,
+                    types: None,
+                    sight,
+                    draw: None,
+                    images: None,
+                    window: None,
+                    read: None,
+                },
             )
         }
         let over = |x, positions, sight| body(&b, c, &w, [x, positions], sight);

@@ -54,3 +54,4 @@ mod visual_run;
 mod vl_folder;
 mod vl_generate;
 mod vl_golden;
+mod windows;

@@ -89,6 +89,27 @@ fn with_muon_in_bf16() {
     goes_on_exactly(&["optimizer.name=muon", "optimizer.state=bf16", "precision=bf16"]);
 }
 
+/// The options of `gpt2-speedrun`: learned values, first outputs of zero, capped logits, and a schedule of windows that changes in the
+/// middle of either half.
+#[test]
+fn with_learned_values_and_a_schedule_of_windows() {
+    goes_on_exactly(&[
+        "optimizer.name=muon",
+        "model.value_embeddings=1",
+        "model.tied=false",
+        "model.init_head=0",
+        "model.init_residual=0",
+        "model.logit_cap=15",
+        "model.activation=relu2",
+        "model.dropout=0.1",
+        "schedule.windows=[4,8,16,32]",
+        "train.micro_batch=4",
+        "precision=bf16",
+        "eval.rows=4",
+        "eval.every=10",
+    ]);
+}
+
 /// Rates of their own by group: the schedule goes on where it was, for each of them.
 #[test]
 fn with_learning_rates_by_group() {

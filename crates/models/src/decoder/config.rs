@@ -101,6 +101,8 @@ section! {
         pub bias: Bias = Bias::None,
         /// The feed-forward's non-linearity; swiglu, geglu and geglu_exact are gated, geglu with the tanh form of GELU.
         pub activation: Activation = Activation::Swiglu,
+        /// Tables of learned values: of the first and the last layers, as many each, every token adds its row to the layer's values.
+        pub value_embeddings: usize = 0,
         /// Which tokens of its text a token sees: those up to itself, or all.
         pub attention: Attention = Attention::Causal,
         /// Tokens a token of a local layer sees, itself among them, or half of them to either side; all see all if not given.
@@ -183,8 +185,10 @@ section! {
         pub dropout: f64 = 0.0,
         /// Standard deviation of the initial weights.
         pub init_std: f64 = 0.02,
-        /// Factor on init_std for the two products of a block that write to the residual stream.
+        /// Factor on init_std for the two products of a block that write to the residual stream; with 0 a block adds nothing at first.
         pub init_residual: f64 = 1.0,
+        /// Factor on init_std for a head of its own; with 0 all tokens are equally likely at first.
+        pub init_head: f64 = 1.0,
         /// The family it is published as (`phi3`, `mistral`), where several have such a model; the first that does if not given.
         pub family: Option<String>,
         /// The tower by which it sees images; none where not given.
@@ -254,12 +258,13 @@ impl DecoderConfig {
                 wide(self.classes()) * (width + u64::from(self.class_bias)) + layer
             }
         };
+        let values = wide(self.value_embeddings) * (wide(self.vocab) + 2) * wide(self.kv_heads()) * head_size;
         let positions = if self.positions == Positions::Learned { wide(self.context) * width } else { 0 };
         let types = wide(self.token_types) * width;
         let last = norm * u64::from(!self.residual_norms);
         let vision = self.vision.as_ref().map_or(0, |vision| vision.parameters(self.width));
         let text = wide(self.layers) * (attention + feed_forward + biases + norms);
-        text + last + of_embedding - idle + embedding + head + positions + types + vision
+        text + last + of_embedding - idle + embedding + head + values + positions + types + vision
     }
 
     /// Whether a model of these dimensions exists; otherwise one sentence that names the key.
@@ -336,8 +341,19 @@ impl DecoderConfig {
             ("logit_cap", self.logit_cap.unwrap_or(1.0)),
             ("score_cap", self.score_cap.unwrap_or(1.0)),
             ("init_std", self.init_std),
-            ("init_residual", self.init_residual),
         ])?;
+        for (key, factor) in [("init_residual", self.init_residual), ("init_head", self.init_head)] {
+            if !(factor.is_finite() && factor >= 0.0) {
+                return Err(format!("`model.{key}` is {factor} and must be a number of 0 or more"));
+            }
+        }
+        if self.init_head != 1.0 && self.head == Head::Tokens && self.tied {
+            return Err(
+                "`model.init_head` is given and `model.tied` is true: the head is the embedding, so leave one of them out"
+                    .into(),
+            );
+        }
+        self.validate_value_embeddings()?;
         self.validate_rope()?;
         self.validate_window()?;
         self.validate_vision()?;
@@ -373,6 +389,31 @@ impl DecoderConfig {
 }
 
 impl DecoderConfig {
+    /// The table of learned values that a layer, counted from 0, reads: the first layers read the tables in order, and so do the
+    /// last.
+    pub fn value_table(&self, layer: usize) -> Option<usize> {
+        let tables = self.value_embeddings;
+        let last = self.layers - tables;
+        if layer < tables { Some(layer) } else { layer.checked_sub(last) }
+    }
+
+    fn validate_value_embeddings(&self) -> Result<(), String> {
+        let most = self.layers / 2;
+        if self.value_embeddings > most {
+            return Err(format!(
+                "`model.value_embeddings` is {} and may be {most} at most with {} layers: every table serves one of the first \
+                 layers and one of the last",
+                self.value_embeddings, self.layers
+            ));
+        }
+        if self.value_embeddings > 0 && self.vision.is_some() {
+            return Err(
+                "`model.value_embeddings` has no use with `model.vision`: tokens of images have no rows in its tables".into(),
+            );
+        }
+        Ok(())
+    }
+
     /// Whether a tower and the positions of a text with images go together; otherwise one sentence that names the key.
     fn validate_vision(&self) -> Result<(), String> {
         let Some(vision) = &self.vision else {
@@ -525,6 +566,19 @@ mod tests {
         assert_eq!(pairs.parameters(), 999_885_952 + 2 * 1152);
     }
 
+    /// Two tables of 12 layers, each read by one of the first two and one of the last two, with gains of 256 values.
+    #[test]
+    fn tables_of_values_serve_the_first_and_the_last_layers() {
+        let with = DecoderConfig { layers: 12, value_embeddings: 2, ..pretrain() };
+        assert_eq!(with.validate(), Ok(()));
+        let tables: Vec<Option<usize>> = (0..12).map(|layer| with.value_table(layer)).collect();
+        let none = [None; 8];
+        assert_eq!(tables, [&[Some(0), Some(1)][..], &none, &[Some(0), Some(1)]].concat());
+        let without = DecoderConfig { value_embeddings: 0, ..with.clone() };
+        assert!((0..12).all(|layer| without.value_table(layer).is_none()));
+        assert_eq!(with.parameters() - without.parameters(), 2 * 32768 * 256 + 4 * 256);
+    }
+
     #[test]
     fn absent_head_counts_follow_from_the_others() {
         let config = DecoderConfig { kv_heads: None, head_size: None, ..pretrain() };
@@ -551,6 +605,10 @@ mod tests {
         refused(|c| c.norm_eps = f64::NAN, "`model.norm_eps` is NaN");
         refused(|c| c.rope_theta = -1.0, "`model.rope_theta` is -1");
         refused(|c| c.init_std = 0.0, "`model.init_std` is 0");
+        refused(|c| c.init_residual = -1.0, "`model.init_residual` is -1");
+        refused(|c| (c.tied, c.init_head) = (false, f64::NAN), "`model.init_head` is NaN");
+        refused(|c| c.init_head = 0.0, "`model.tied` is true");
+        refused(|c| c.value_embeddings = 17, "may be 16 at most with 32 layers");
         refused(|c| c.dropout = 1.0, "`model.dropout` is 1");
         refused(|c| c.dropout = f64::NAN, "`model.dropout` is NaN");
         refused(|c| c.head_dropout = 1.5, "`model.head_dropout` is 1.5");

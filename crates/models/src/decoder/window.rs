@@ -25,7 +25,13 @@ impl DecoderConfig {
 
     /// Which keys the queries of a layer see. A window of W reaches W - 1 tokens back, or W / 2 to either side.
     pub fn mask(&self, layer: usize) -> Mask {
-        let window = self.window.filter(|_| self.is_local(layer));
+        self.mask_within(layer, None)
+    }
+
+    /// The same where no layer sees further than a window of training.
+    pub fn mask_within(&self, layer: usize, window: Option<usize>) -> Mask {
+        let own = self.window.filter(|_| self.is_local(layer));
+        let window = own.into_iter().chain(window).min();
         match (self.attention, window) {
             (Attention::Causal, None) => Mask::Causal,
             (Attention::Causal, Some(window)) => Mask::Window { back: window - 1, ahead: 0 },
@@ -137,6 +143,12 @@ mod tests {
         let both = DecoderConfig { attention: Attention::Bidirectional, ..model.clone() };
         assert_eq!([both.mask(4), both.mask(5)], [Mask::Window { back: 3, ahead: 3 }, Mask::Full]);
         assert_eq!((model.frequencies(4).theta, model.frequencies(5).theta), (100.0, 1e4));
+        let within = |layer, window| model.mask_within(layer, Some(window));
+        assert_eq!([within(4, 3), within(5, 3)], [Mask::Window { back: 2, ahead: 0 }; 2]);
+        assert_eq!(
+            [within(4, 9), within(5, 9)].map(|mask| mask == Mask::Window { back: 8, ahead: 0 }),
+            [false, true]
+        );
         let none = DecoderConfig { global_every: None, ..model };
         assert!((0..12).all(|layer| none.is_local(layer)));
         let plain = DecoderConfig { window: None, global_every: None, rope_local_theta: None, ..none };

@@ -4,9 +4,10 @@ use flatout_ir::ops::attention::{Attend, Mask, Masking, Segments};
 use flatout_ir::ops::cap::Cap;
 use flatout_ir::ops::norm::NormSpec;
 use flatout_ir::ops::rope::RopeSpec;
-use flatout_ir::{Builder, DType, Init, Tensor};
+use flatout_ir::{Builder, DType, Init, SlotId, Tensor};
 
-use super::{Cache, Linear, Norm};
+use super::linear::row;
+use super::{Cache, Linear, Norm, weight};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
@@ -124,8 +125,13 @@ pub struct Attention {
     norms: Option<[Norm; 2]>,
     /// Whether those are over all heads of a token together, and not over each.
     norms_join_heads: bool,
+    /// The factors on learned values of the tokens, [HK K], where such are added.
+    value_gain: Option<SlotId>,
     wo: Linear,
 }
+
+/// First value of the factors on learned values.
+const VALUE_GAIN: f32 = 0.5;
 
 impl Attention {
     /// Declares `wq`, `wk`, `wv`, `q_norm`, `k_norm` and `wo`. Biases and first values are those of the projections to heads
@@ -155,8 +161,22 @@ impl Attention {
                 HeadNorm::All(spec) => norms(spec, [count * size, kv_count * size]),
             }),
             norms_join_heads: matches!(norm, Some(HeadNorm::All(_))),
+            value_gain: None,
             wo: Linear::named(b, "wo", [width, heads.count * heads.size], outward, biases[1]),
         }
+    }
+
+    /// The same, to whose values learned ones of the tokens are added. Declares `value_gain`.
+    pub fn adding_values(self, b: &Builder) -> Attention {
+        let size = self.heads.kv_count * self.heads.size;
+        let gain = weight(b, "value_gain", &[size], Init::Constant { value: VALUE_GAIN });
+        Attention { value_gain: Some(gain), ..self }
+    }
+
+    /// Values [T, HK, K] with learned ones of their tokens, [T, HK K], added.
+    pub fn add_to_values<'g>(&self, b: &'g Builder, v: Tensor<'g>, learned: Tensor<'g>) -> Tensor<'g> {
+        let gain = self.value_gain.expect("this attention was declared with factors on learned values");
+        v + (learned * row(b.read(gain))).reshape(&v.dims())
     }
 
     /// Queries [T, H, K], keys and values [T, HK, K] of x [T, D], as they leave their products.
@@ -215,17 +235,16 @@ impl Attention {
         self.wo.apply(b, gathered.reshape(&[t, self.heads.count * self.heads.size]))
     }
 
-    /// The heads' outputs [T, H, K] for x [T, D]. `layer` numbers the caches.
+    /// The heads' outputs [T, H, K] of queries, keys and values as they leave their products. `layer` numbers the caches.
     pub fn attend<'g>(
         &self,
         b: &'g Builder,
-        x: Tensor<'g>,
+        [q, k, v]: [Tensor<'g>; 3],
         layer: usize,
         rotation: Option<&Rotation<'g>>,
         sight: &Sight<'g>,
         mask: Mask,
     ) -> Tensor<'g> {
-        let [q, k, v] = self.project(b, x);
         let [q, k] = self.place(b, [q, k], rotation);
         let [k, v] = match sight.cache {
             Some(cache) => [("k", k), ("v", v)].map(|(name, x)| cache.extend(&format!("{name}.{layer}"), x)),
@@ -251,6 +270,6 @@ impl Attention {
         sight: &Sight<'g>,
         mask: Mask,
     ) -> Tensor<'g> {
-        self.output(b, self.attend(b, x, layer, rotation, sight, mask))
+        self.output(b, self.attend(b, self.project(b, x), layer, rotation, sight, mask))
     }
 }

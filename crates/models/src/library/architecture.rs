@@ -186,6 +186,7 @@ fn comparable(model: &DecoderConfig, scales_embeddings: bool) -> Value {
         dropout: d.dropout,
         init_std: d.init_std,
         init_residual: d.init_residual,
+        init_head: d.init_head,
         rope_sections: None,
         family: None,
         vision: None,

@@ -4,6 +4,7 @@ use flatout_data::Tree;
 use flatout_data::examples::MOST_FRAMES;
 use flatout_ir::passes::adapter::{EMBED, HEAD};
 use flatout_models::config::Head;
+use flatout_models::decoder::Attention;
 
 use super::pattern::matches;
 use super::{
@@ -516,6 +517,38 @@ impl Config {
         self.validate_groups()
     }
 
+    fn validate_windows(&self) -> Result<(), UserError> {
+        const MOST: usize = 16;
+        let windows = &self.schedule.windows;
+        if windows.is_empty() {
+            return Ok(());
+        }
+        if windows.len() > MOST {
+            refuse!(
+                "`schedule.windows` has {} windows and may have {MOST} at most: every one has plans of its own",
+                windows.len()
+            );
+        }
+        if windows.contains(&0) {
+            refuse!(
+                "`schedule.windows` has a window of 0 tokens: a token sees itself at least, which is a window of 1"
+            );
+        }
+        let sees_back = self.model.as_decoder().is_some_and(|model| model.attention == Attention::Causal);
+        if !sees_back || self.model.has_tower() {
+            refuse!(
+                "`schedule.windows` is for decoders of text, whose tokens see those before them: leave it out"
+            );
+        }
+        let has_lengths = self.data.mean_tokens.is_some() || !self.data.lengths.is_empty();
+        if self.data.task != Task::Text || has_lengths {
+            refuse!(
+                "`schedule.windows` is for rows of one length, which data.task=text without lengths has: leave it out"
+            );
+        }
+        Ok(())
+    }
+
     fn validate_schedule(&self) -> Result<(), UserError> {
         let schedule = &self.schedule;
         within("schedule.final_ratio", schedule.final_ratio, 0.0, 1.0)?;
@@ -527,6 +560,7 @@ impl Config {
                 schedule.name
             );
         }
+        self.validate_windows()?;
         let converges = schedule.name == ScheduleName::Converge;
         match schedule.final_lr {
             None if converges => {

@@ -452,6 +452,8 @@ section! {
         pub final_lr: Option<f64>,
         /// Updates of wsd's descent; a fifth of the horizon where not given.
         pub decay_steps: Option<u64>,
+        /// Tokens that a token sees at most in equal parts of the horizon, in order; evaluation and generation see as the model says.
+        pub windows: Vec<usize> = vec![],
         /// Updates the schedule spans; those of the run as it started where not given.
         pub horizon_steps: Option<u64>,
     }

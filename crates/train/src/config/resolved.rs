@@ -29,6 +29,9 @@ pub struct Capacities {
     pub trees: usize,
     /// Tokens of the longest segment or tree.
     pub longest: usize,
+    /// The most tokens that a token sees, by a schedule of windows; 0 where the model alone says.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub window: usize,
     /// Rows that the loss reads; 0 where it reads every row.
     #[serde(skip_serializing_if = "is_zero")]
     pub read: usize,

@@ -27,6 +27,7 @@ use crate::resolve::recompute_layers;
 use crate::resolve::samples;
 use crate::resolve::settle::{check_base, settle};
 use crate::resolve::tower;
+use crate::resolve::windows;
 use crate::switches::active;
 use crate::switches::memory::{Base, SHARD};
 use crate::switches::{Auto, Settled};
@@ -53,6 +54,8 @@ pub struct Compiled {
     pub parameters: u64,
     /// Forward and backward arithmetic of products, attention and head.
     pub flops_per_token: u64,
+    /// The same for every plan of gradients, where a schedule of windows has several.
+    pub flops_of_windows: Vec<u64>,
 }
 
 impl Compiled {
@@ -244,7 +247,7 @@ pub fn settle_for(config: &Config, target: &Target, micro_batch: usize) -> Resul
 /// The capacities of the plans of gradients, the largest first.
 fn capacities(config: &Config, micro_batch: usize, arrangement: Option<&Arrangement>) -> Vec<Capacities> {
     match arrangement {
-        None => vec![Capacities::of_rows(config, micro_batch)],
+        None => windows::of(config, Capacities::of_rows(config, micro_batch)),
         Some(arrangement) => {
             let layout = &arrangement.layout;
             (0..layout.shapes().len()).map(|shape| Capacities::of_shape(config, layout, shape)).collect()
@@ -323,7 +326,14 @@ pub fn compile_for(
         true => Part::Frozen,
         false => Part::Trained,
     };
-    let flops = training_flops(forward, part);
+    let flops_of = |program: &Program| training_flops(&program.graph, part) / tokens as u64;
+    let flops_per_token = flops_of(&programs[0]);
+    // Plans of several lengths are counted as the longest; those of several windows do another amount of work a token.
+    let is_same = capacities.iter().all(|c| c.window == 0);
+    let flops_of_windows = match is_same {
+        true => vec![],
+        false => programs.iter().take(capacities.len()).map(flops_of).collect(),
+    };
     let compiled = Compiled {
         plans: plans?,
         target: target.clone(),
@@ -339,7 +349,8 @@ pub fn compile_for(
             .chain(&tower::parameters_apart(config))
             .map(|s| s.ty.elements() as u64)
             .sum(),
-        flops_per_token: flops / tokens as u64,
+        flops_per_token,
+        flops_of_windows,
     };
     active::check(&asked.switches, &compiled.plans, target, &compiled.settled)?;
     Ok(compiled)

@@ -13,3 +13,4 @@ mod recompute_layers;
 pub mod samples;
 pub mod settle;
 pub mod tower;
+pub mod windows;

@@ -59,13 +59,20 @@ pub const QKV: Switch = Switch {
     ..ROW
 };
 
-/// Whether attention reads its values out of a wider tensor.
+/// Whether attention reads its values out of a wider tensor, or what was added to such values.
 fn fused_qkv(reading: &Reading<'_>) -> &'static str {
-    let mut slices = reading.launches(OpKind::Attention).map(|l| is_slice(&l.ins[2])).peekable();
-    match slices.peek() {
-        Some(_) => on(slices.all(|is_slice| is_slice)),
-        None => NOTHING,
+    let mut added_to: HashMap<usize, bool> = HashMap::new();
+    let mut fused = vec![];
+    for launch in &reading.grad.launches {
+        if launch.op.kind() == OpKind::Attention {
+            let values = &launch.ins[2];
+            fused.push(is_slice(values) || added_to.get(&values.offset) == Some(&true));
+        }
+        let is_elementwise = matches!(launch.op.kind(), OpKind::Map | OpKind::Region);
+        let is_sum = is_elementwise && launch.ins.iter().any(is_slice);
+        added_to.extend(launch.outs.iter().flatten().map(|out| (out.offset, is_sum)));
     }
+    if fused.is_empty() { NOTHING } else { on(fused.into_iter().all(|is_fused| is_fused)) }
 }
 
 /// Whether a tensor lies in a wider one, as it does behind a merged product.

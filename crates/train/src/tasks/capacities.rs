@@ -96,7 +96,7 @@ impl Capacities {
 
 /// The forward graph over texts, with the loss of the next token, of classes or of preferences.
 pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph {
-    let Capacities { rows, tokens, segments, trees, longest, read, answers, .. } = *capacities;
+    let Capacities { rows, tokens, segments, trees, longest, read, answers, window, .. } = *capacities;
     let form = match config.model.class_head() {
         Some(_) => Form::Classes { tokens, texts: segments, longest, dropout: training },
         None => {
@@ -111,6 +111,7 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
                 documents,
                 read,
                 trims_last,
+                window: (window > 0).then_some(window),
                 dropout: training,
                 seen: seen(capacities),
                 features_given: config.data.vision_cache.is_some(),

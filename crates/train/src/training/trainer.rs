@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use flatout_data::{Layout, Waited};
+use flatout_ir::Role;
 use flatout_ir::passes::lanes::lanes_a_rank;
 pub use flatout_runtime::Laps;
 use flatout_runtime::{Mark, Posted, Session};
@@ -21,6 +22,7 @@ use crate::metrics::Metrics;
 use crate::metrics::goal::Patience;
 use crate::ranks::Ranks;
 use crate::resolve::compile::Compiled;
+use crate::resolve::windows;
 use crate::run::Run;
 use crate::run::checkpoint::State;
 use crate::run::events::{self, DataWait, End, Event, EventLog, Status, Step};
@@ -139,6 +141,8 @@ struct Pending {
     padding: Option<f64>,
     /// Tokens of this rank.
     own_tokens: usize,
+    /// The plan of gradients that its micro-batches ran, where all have the same extents.
+    grad: Role,
     /// The step's micro-batches, until it is known to be finite.
     batches: Vec<Batch>,
 }
@@ -306,6 +310,7 @@ impl Trainer<'_, '_, '_> {
             let (of, layout) = ((Side::Train, &*self.source.numbers()), self.layout.as_ref());
             baseline::take_among(self.ranks, self.session, compared, of, layout)?;
         }
+        let grad = windows::role(&self.config.schedule, self.horizon, self.progress.step + 1);
         let wire = self.ranks.take_wire_time();
         let (mut batches, mut warnings) = (vec![], vec![]);
         let mut lane = 0;
@@ -313,6 +318,8 @@ impl Trainer<'_, '_, '_> {
         while let Some(batch) = self.source.next_batch()? {
             #[cfg(test)]
             let batch = tests::disturbed(batch);
+            // A schedule of windows has as many plans over the same inputs.
+            let batch = if batch.role == Role::GRAD { Batch { role: grad, ..batch } } else { batch };
             epoch = batch.epoch;
             waited += batch.waited;
             real_tokens += batch.real_tokens;
@@ -359,6 +366,7 @@ impl Trainer<'_, '_, '_> {
             span,
             real_tokens,
             own_tokens,
+            grad,
             padding,
             batches,
         };
@@ -403,7 +411,7 @@ impl Trainer<'_, '_, '_> {
             return Ok(());
         }
         let batch = self.config.train.batch;
-        let seen = self.watch.see(own_tokens, seconds);
+        let seen = self.watch.see(own_tokens, update.grad, seconds);
         self.sharing.see(seen.gpu.as_ref().filter(|_| self.ranks.are_many()));
         if let Some(message) = self.watch.doubt(&seen, waited.total.as_secs_f64() / seconds) {
             self.say(Event::Warning { message })?;

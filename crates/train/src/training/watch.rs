@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use flatout_ir::Role;
 use flatout_runtime::cuda::nvml::Reading;
 
 use crate::device::Device;
@@ -23,7 +24,8 @@ const LEAST_SHARE: f64 = 0.6;
 const MOST_WAITED: f64 = 0.1;
 
 pub struct Watch {
-    flops_per_token: f64,
+    /// Of the plans of gradients; one where all do as much a token.
+    flops_per_token: Vec<f64>,
     peak_flops: Option<f64>,
     predicted_seconds: f64,
     /// Whether the prediction adds up measured times of kernels, and not peak rates.
@@ -61,7 +63,10 @@ impl Watch {
             Some(Err(why)) => (None, Some(format!("the GPU's use and power are not shown: {why}"))),
         };
         Watch {
-            flops_per_token: compiled.flops_per_token as f64,
+            flops_per_token: match &compiled.flops_of_windows[..] {
+                [] => vec![compiled.flops_per_token as f64],
+                all => all.iter().map(|flops| *flops as f64).collect(),
+            },
             peak_flops: prediction::peak_flops(compiled),
             predicted_seconds: prediction::step_cost(compiled, batch).predicted_seconds,
             is_calibrated: prediction::is_calibrated(compiled),
@@ -101,9 +106,13 @@ impl Watch {
         })
     }
 
-    /// Observes an update of `tokens` tokens that took `seconds`. Waits for nothing.
-    pub fn see(&self, tokens: usize, seconds: f64) -> Seen {
-        let rate = tokens as f64 * self.flops_per_token / seconds;
+    /// Observes an update of `tokens` tokens by a plan of gradients that took `seconds`. Waits for nothing.
+    pub fn see(&self, tokens: usize, by: Role, seconds: f64) -> Seen {
+        let flops_per_token = match by {
+            Role::Grad(index) => self.flops_per_token.get(index).unwrap_or(&self.flops_per_token[0]),
+            _ => &self.flops_per_token[0],
+        };
+        let rate = tokens as f64 * flops_per_token / seconds;
         let share = (self.predicted_seconds > 0.0).then_some(self.predicted_seconds / seconds);
         Seen {
             mfu: self.peak_flops.map(|peak| rate / peak),
@@ -183,18 +192,18 @@ mod tests {
         let mut compiled = compile::compile(&config, &compile::target()).unwrap();
         let watch = Watch::new(&compiled, config.train.batch, &Device::cpu());
         let predicted = prediction::step_cost(&compiled, config.train.batch).predicted_seconds;
-        let seen = watch.see(1024, 2.0 * predicted);
+        let seen = watch.see(1024, Role::GRAD, 2.0 * predicted);
         assert_eq!(seen, Seen::default(), "rates of no CPU in particular promise nothing");
         assert_eq!(watch.note(), None);
 
         compiled.target.name = "h200".into();
         compiled.target.rates.f32_flops = 100.0 * compiled.flops_per_token as f64;
         let watch = Watch::new(&compiled, config.train.batch, &Device::cpu());
-        let seen = watch.see(25, 0.5);
+        let seen = watch.see(25, Role::GRAD, 0.5);
         assert_eq!(seen.mfu, Some(0.5), "50 tokens a second of the 100 it could");
         assert!(seen.of_predicted.is_none() && seen.of_roofline.is_some());
         let watch = Watch { is_calibrated: true, predicted_seconds: 0.25, ..watch };
-        let seen = watch.see(25, 0.5);
+        let seen = watch.see(25, Role::GRAD, 0.5);
         assert_eq!((seen.of_predicted, seen.of_roofline), (Some(0.5), None));
         let mut watch = watch;
         let doubts: Vec<String> = (0..40).filter_map(|_| watch.doubt(&seen, 0.0)).collect();

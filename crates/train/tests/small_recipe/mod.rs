@@ -32,7 +32,10 @@ pub fn small(recipe: &str, eval_rows: usize) -> Config {
     }
     let width = format!("model.width={}", 16 * heads);
     let eval = format!("eval.rows={eval_rows}");
+    // Two layers have room for one table.
+    let tables = format!("model.value_embeddings={}", model.decoder().value_embeddings.min(1));
     let words = [
+        tables.as_str(),
         width.as_str(),
         "model.head_size=16",
         "model.layers=2",

@@ -22,13 +22,14 @@ impl Layers {
     /// must agree.
     pub fn model(&mut self, model: &Model, whence: &str) -> Result<(), UserError> {
         /// Keys of training, which a description of a model does not have.
-        const NOT_THE_MODELS: [&str; 9] = [
+        const NOT_THE_MODELS: [&str; 10] = [
             "from",
             "context",
             "dropout",
             "head_dropout",
             "init_std",
             "init_residual",
+            "init_head",
             "image_size",
             "image_height",
             "drop_path",

@@ -1,0 +1,57 @@
+//! A schedule of windows: how far tokens see in the course of a run. Every window has a plan of gradients of its own, and the host's
+//! step says which of them an update runs.
+
+use flatout_ir::Role;
+
+use crate::config::Config;
+use crate::config::Schedule;
+use crate::config::resolved::Capacities;
+
+/// The capacities of the plans of gradients that the schedule asks for, the widest window first; those given where it asks for none.
+pub fn of(config: &Config, capacities: Capacities) -> Vec<Capacities> {
+    match widest_first(&config.schedule) {
+        windows if windows.is_empty() => vec![capacities],
+        windows => windows.into_iter().map(|window| Capacities { window, ..capacities }).collect(),
+    }
+}
+
+/// The plan of gradients that update number `step` runs, counted from 1, of a schedule that spans `horizon` updates; the first where
+/// there is no schedule of windows. Behind the horizon the last window stays.
+pub fn role(schedule: &Schedule, horizon: u64, step: u64) -> Role {
+    let windows = &schedule.windows;
+    if windows.is_empty() {
+        return Role::GRAD;
+    }
+    let part = u128::from(step - 1) * windows.len() as u128 / u128::from(horizon.max(1));
+    let window = windows[usize::try_from(part).unwrap_or(usize::MAX).min(windows.len() - 1)];
+    let index = widest_first(schedule).iter().position(|other| *other == window);
+    Role::Grad(index.expect("every window has a plan"))
+}
+
+fn widest_first(schedule: &Schedule) -> Vec<usize> {
+    let mut windows = schedule.windows.clone();
+    windows.sort_unstable_by(|a, b| b.cmp(a));
+    windows.dedup();
+    windows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_parts_of_the_horizon_have_the_windows_in_order() {
+        let schedule = Schedule { windows: vec![64, 256, 128, 256], ..Schedule::default() };
+        let indices: Vec<usize> = [1, 25, 26, 50, 51, 75, 76, 100, 101, u64::MAX]
+            .map(|step| match role(&schedule, 100, step) {
+                Role::Grad(index) => index,
+                other => panic!("{other} is no plan of gradients"),
+            })
+            .to_vec();
+        assert_eq!(indices, [2, 2, 0, 0, 1, 1, 0, 0, 0, 0]);
+        assert_eq!(widest_first(&schedule), [256, 128, 64]);
+        // A horizon of fewer updates than windows leaves some out.
+        assert_eq!([1, 2].map(|step| role(&schedule, 2, step)), [Role::Grad(2), Role::Grad(1)]);
+        assert_eq!(role(&Schedule::default(), 100, 50), Role::GRAD);
+    }
+}
