@@ -24,13 +24,20 @@ def main():
         print("SKIP tmux is not installed")
         return
     program = pathlib.Path(sys.argv[1]).resolve()
-    tmux = ["tmux", "-L", f"flatout-{os.getpid()}"]
+    tmux = []
     failed = False
 
     def claim(good, words, shown):
         nonlocal failed
         failed |= not good
         print(f"{'PASS' if good else 'FAIL'} {words}" + ("" if good else "\n" + shown))
+
+    def begin(name, columns, command, scratch):
+        """A server of its own for every session: one that is ending takes no other."""
+        tmux[:] = ["tmux", "-L", f"flatout-{os.getpid()}-{name}"]
+        env = {**os.environ, "TERM": "xterm-256color"}
+        typed = [*tmux, "-f", "/dev/null", "new-session", "-d", "-x", str(columns), "-y", "50", command]
+        subprocess.run(typed, cwd=scratch, env=env, check=True)
 
     def screen(history=0):
         return subprocess.run([*tmux, "capture-pane", "-p", "-S", f"-{history}"], check=True, capture_output=True, text=True).stdout
@@ -47,8 +54,9 @@ def main():
         text = "\n\n".join(" ".join(words.choices(vocabulary, k=150)) for _ in range(2000))
         pipe = pathlib.Path(scratch, "pipe")
         os.mkfifo(pipe)
-        command = f"LC_ALL=C.UTF-8 {program} train tiny data.path=- model.vocab=600 train.steps=2 eval.rows=0 --run waits < pipe; echo finished-here; sleep 600"
-        subprocess.run([*tmux, "-f", "/dev/null", "new-session", "-d", "-x", "90", "-y", "50", command], cwd=scratch, env=env, check=True)
+        # A line stands above, as a prompt does: where none does, a line that tmux breaks in two is half in its history, out of reach.
+        command = f"echo above; LC_ALL=C.UTF-8 {program} data prepare - --out shards --vocab 600 < pipe; echo finished-here; sleep 600"
+        begin("waits", 90, command, scratch)
         line = "reading text for a tokeniser"
         with pipe.open("w") as writer:
             writer.write(text)
@@ -64,10 +72,9 @@ def main():
         subprocess.run([*tmux, "kill-server"], check=False)
 
     with tempfile.TemporaryDirectory() as scratch:
-        env = {**os.environ, "TERM": "xterm-256color"}
         waits(scratch)
         command = f"LC_ALL=C.UTF-8 {program} train tiny {' '.join(SMALL)} --run run; echo finished-here; sleep 600"
-        subprocess.run([*tmux, "-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "50", command], cwd=scratch, env=env, check=True)
+        begin("bar", 120, command, scratch)
         try:
             wait(lambda: BAR in screen(), 60)
             claim(BAR in screen(), "a bar is drawn", screen())

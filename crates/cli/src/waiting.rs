@@ -101,12 +101,12 @@ impl Line {
         }
     }
 
-    /// The escape sequences that remove it. A terminal that became narrower has broken it in several lines.
+    /// The escape sequences that remove it. A terminal that became narrower has broken it in several lines, which are erased one by one:
+    /// erasing down to the end of the screen would put the line into the history of tmux where nothing stands above it.
     fn away(&self) -> String {
         match self.columns.div_ceil(width()) {
             0 => String::new(),
-            1 => "\r\x1b[J".into(),
-            lines => format!("\r\x1b[{}A\x1b[J", lines - 1),
+            lines => format!("\r\x1b[K{}", "\x1b[A\x1b[2K".repeat(lines - 1)),
         }
     }
 }
