@@ -368,3 +368,26 @@ fn a_run_with_adapters_begins_from_a_run_with_adapters() {
     let refused = say(dir, &["eval", "two", "eval.rows=4"]);
     assert!(refused.code == Some(2) && refused.err.contains("is not what"), "{refused:?}");
 }
+
+/// A run that begins where adapters were trained has adapters of any rank, and what else it adds is drawn, however many such runs lie
+/// below it.
+#[test]
+fn what_is_added_to_runs_with_adapters_is_drawn() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path();
+    text_run(dir);
+    let train = |recipe: &str, own: &str, run: &str| {
+        let shared = "train.batch=4 eval.rows=4 lr=0.01 schedule.warmup_steps=0";
+        let words =
+            ["train", recipe, "--run", run].into_iter().chain(shared.split(' ')).chain(own.split(' '));
+        done(say(dir, &words.collect::<Vec<_>>()));
+    };
+    let few = "data.path=book.txt train.steps=2";
+    train("tiny", &format!("model.from=run adapter.kind=lora adapter.rank=2 {few}"), "one");
+    train("tiny", &format!("model.from=one adapter.kind=dora adapter.rank=2 {few}"), "two");
+    train("tiny", &format!("model.from=two adapter.kind=lora adapter.rank=5 {few}"), "wider");
+    train("tiny", &format!("model.from=two data.new_tokens=['<note>'] {few}"), "longer");
+    let rows: String = (0..40).map(|i| format!("{i} is a number,{}\n", ["even", "odd"][i % 2])).collect();
+    fs::write(dir.join("numbers.csv"), format!("text,label\n{rows}")).expect("a table");
+    train("text-classify", "model.from=two data.path=numbers.csv train.epochs=1", "classes");
+}

@@ -26,6 +26,7 @@ use flatout_train::device::Device;
 use flatout_train::ranks::Ranks;
 use flatout_train::resolve::compile::{Compiled, compile};
 use flatout_train::resolve::prediction;
+use flatout_train::resolve::windows;
 use flatout_train::switches::{Switches, active};
 use flatout_train::tasks::batch::{BatchSource, Draw};
 use flatout_train::tasks::image_table;
@@ -289,8 +290,10 @@ impl Bench {
         let draw = Draw { seed: self.config.train.seed, step: self.asked };
         let lanes = lanes_a_rank(&self.compiled.settled.options);
         let mut lane = 0;
+        let grad = windows::role(&self.config.schedule, self.horizon, self.asked + 1);
         self.source.begin_update();
         while let Some(batch) = self.spans.within_some("rows", || self.source.next_batch())? {
+            let batch = windows::planned(batch, grad);
             self.waited += batch.waited;
             end_lanes(&mut self.session, lane..batch.lane, lanes)?;
             lane = batch.lane;
@@ -348,9 +351,16 @@ impl Bench {
         made.map(|_| spans)
     }
 
-    /// The plans an update runs and how often; where lengths vary, a typical one.
+    /// The plans an update runs and how often; where lengths vary, a typical one, and where windows do, the first.
     pub fn runs(&self) -> Vec<(Role, u64)> {
-        prediction::typical_runs(&self.compiled, self.config.train.batch)
+        let batch = self.config.train.batch;
+        match self.compiled.windows[..] {
+            [] => prediction::typical_runs(&self.compiled, batch),
+            _ => {
+                let first = windows::role(&self.config.schedule, self.horizon, 1);
+                prediction::runs_of_window(&self.compiled, batch, first)
+            }
+        }
     }
 
     /// Micro-batches an update.

@@ -114,9 +114,9 @@ pub struct Images<'g> {
 pub fn weights(b: &Builder, c: &DecoderConfig) -> Weights {
     let table =
         |scope: &str, rows: usize| b.scope(scope, || weight(b, "weight", &[rows, c.width], normal(c)));
-    let head = |b: &Builder| {
+    let head = |scope: &str, rows: usize| {
         let init = Init::Normal { std: (c.init_std * c.init_head) as f32 };
-        b.scope("head", || weight(b, "weight", &[c.vocab, c.width], init))
+        b.scope(scope, || weight(b, "weight", &[rows, c.width], init))
     };
     let values = |i: usize| {
         let width = c.kv_heads() * c.head_size();
@@ -136,8 +136,8 @@ pub fn weights(b: &Builder, c: &DecoderConfig) -> Weights {
         blocks: (0..c.layers).map(block).collect(),
         norm: (!c.residual_norms).then(|| layers::Norm::declare(b, "norm", c.width, norm_spec(c))),
         head: match c.head {
-            Head::Tokens => (!c.tied).then(|| head(b)),
-            Head::Classes => Some(table("score", c.classes())),
+            Head::Tokens => (!c.tied).then(|| head("head", c.vocab)),
+            Head::Classes => Some(head("score", c.classes())),
         },
         class_bias: (of_classes && c.class_bias)
             .then(|| b.scope("score", || weight(b, "bias", &[c.classes()], Init::Zeros))),

@@ -374,6 +374,29 @@ fn ranks_have_whole_layers_of_matrices() {
     }
 }
 
+/// A table of learned values that two layers read is divided as others are: the sum of both gradients has the bits of one rank.
+#[test]
+fn tables_that_two_layers_read_are_divided() {
+    // Of fewer tokens the table would be too small to be worth it.
+    let c = &DecoderConfig { value_embeddings: 1, tied: false, vocab: 2048, ..dividable() };
+    let two = Mesh::new(1, 2);
+    for name in [Name::AdamW, Name::Muon] {
+        let with = |o: Options| Options { update: Update { name, ..Update::default() }, ..o };
+        let one = on_ranks(c, 4, &with(options(Mesh::ONE, 4)));
+        assert!(on_ranks(c, 4, &with(options(two, 4))) == one, "{name:?}: bits of one rank");
+        for (shard, buckets) in LEVELS.into_iter().zip([1, usize::MAX, usize::MAX]) {
+            let shared = with(Options { shard, ..shared(two, 4, buckets) });
+            let is_table = |path: &str| path == "value_embed_0.weight";
+            assert!(
+                plans_of(c, &shared).sharded.iter().any(|tensor| is_table(&tensor.path)),
+                "{}",
+                shard.name()
+            );
+            assert!(on_ranks(c, 4, &shared) == one, "{name:?}, {}", shard.name());
+        }
+    }
+}
+
 /// Where ranks add their gradients in every micro-batch, they have lanes that lie side by side at a time: the bits of one rank for
 /// every number of ranks and every mesh.
 #[test]

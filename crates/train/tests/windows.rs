@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use flatout_ir::Role;
-use flatout_train::resolve::compile;
+use flatout_train::resolve::{compile, prediction};
 use flatout_train::run::events::Event;
+use flatout_train::weights::loaded::Loaded;
 
 use crate::small_run::{STEPS, config, train_in};
 
@@ -55,9 +56,18 @@ fn every_window_has_a_plan_and_its_own_arithmetic() {
     assert_eq!(grads, [Role::Grad(0), Role::Grad(1), Role::Grad(2)]);
     let windows: Vec<usize> = compiled.capacities.iter().map(|capacities| capacities.window).collect();
     assert_eq!(windows, [32, 8, 4]);
-    let flops = &compiled.flops_of_windows;
+    let windows = &compiled.windows;
+    let flops: Vec<u64> = windows.iter().map(|window| window.flops_per_token).collect();
     assert!(flops[0] > flops[1] && flops[1] > flops[2], "{flops:?}");
-    assert_eq!(flops[0], compiled.flops_per_token);
+    assert_eq!(windows.iter().map(|window| window.share).collect::<Vec<_>>(), [0.25, 0.25, 0.5]);
+    let mean = (flops[0] + flops[1] + 2 * flops[2]) / 4;
+    assert!(compiled.flops_per_token.abs_diff(mean) <= 1, "{} and {mean}", compiled.flops_per_token);
+    let plain = compile::compile(&self::config(&[]), &compile::target()).expect("plans");
+    assert_eq!(flops[0], plain.flops_per_token, "a window of the whole context costs what none costs");
+    let flops = |role| prediction::step_cost_by(&compiled, 8, role).flops;
+    let [widest, _, narrowest] = [0, 1, 2].map(|index| flops(Role::Grad(index)));
+    let mean = prediction::step_cost(&compiled, 8).flops;
+    assert!(narrowest < mean && mean < widest, "{narrowest} {mean} {widest}");
 }
 
 #[test]
@@ -72,4 +82,13 @@ fn a_schedule_that_cannot_be_is_refused() {
     refused(&["schedule.windows=[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]"], "has 17 windows");
     refused(&["schedule.windows=[4]", "data.mean_tokens=20"], "rows of one length");
     refused(&["schedule.windows=[4]"], "for decoders of text");
+}
+
+/// A run with windows is used for what they are not for.
+#[test]
+fn a_run_with_windows_answers_other_tasks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    losses(folder.path(), "run", &["schedule.windows=[4,32]"]);
+    let loaded = Loaded::open(&folder.path().join("run"), &["data.task=chat".into()]).expect("a model");
+    assert!(loaded.config.schedule.windows.is_empty());
 }

@@ -200,8 +200,18 @@ pub fn pairs(mask: Mask, q: Segments, k: Segments, ins: &[&TensorType]) -> usize
         Mask::TwoIntervals => tq * lk.div_ceil(2),
         Mask::Causal if lq <= lk => tq * (lk - lq) + tq * (lq + 1) / 2,
         Mask::Causal => tq * lk / 2,
+        // Where queries are the keys, those at the ends of a segment have fewer on one side.
+        Mask::Window { back, ahead } if lq == lk && lq > 0 => {
+            tq * (lq + within(lq, back) + within(lq, ahead)) / lq
+        }
         Mask::Window { back, ahead } => tq * lk.min(back + ahead + 1),
     }
+}
+
+/// Pairs of two of `len` neighbours in a row that are at most `most` apart.
+fn within(len: usize, most: usize) -> usize {
+    let most = most.min(len - 1);
+    most * len - most * (most + 1) / 2
 }
 
 pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
@@ -333,4 +343,30 @@ pub fn expand_grad<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Vec<Tenso
         seeds.push((outs[1], ins[n + 3]));
     }
     gradients(b, &seeds, &wrt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_have_the_pairs_that_they_show() {
+        let q = |tokens| TensorType::new(DType::F32, [tokens, 1, 1]);
+        for (len, back, ahead) in
+            [(7, 3, 0), (7, 0, 0), (7, 6, 0), (7, 90, 0), (7, 2, 2), (8, 3, 90), (1, 5, 5)]
+        {
+            let sees = |i: usize, j: usize| j + back >= i && j <= i + ahead;
+            let shown =
+                (0..len).flat_map(|i| (0..len).map(move |j| (i, j))).filter(|(i, j)| sees(*i, *j)).count();
+            let of = Segments::Uniform { len };
+            let both = [&q(3 * len), &q(3 * len)];
+            assert_eq!(pairs(Mask::Window { back, ahead }, of, of, &both), 3 * shown, "{len} {back} {ahead}");
+        }
+        let (of, both) = (Segments::Uniform { len: 9 }, [&q(18), &q(18)]);
+        assert_eq!(
+            pairs(Mask::Window { back: 8, ahead: 0 }, of, of, &both),
+            pairs(Mask::Causal, of, of, &both),
+            "a window of the whole segment is none"
+        );
+    }
 }

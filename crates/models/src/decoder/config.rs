@@ -187,7 +187,7 @@ section! {
         pub init_std: f64 = 0.02,
         /// Factor on init_std for the two products of a block that write to the residual stream; with 0 a block adds nothing at first.
         pub init_residual: f64 = 1.0,
-        /// Factor on init_std for a head of its own; with 0 all tokens are equally likely at first.
+        /// Factor on init_std for a head of its own; with 0 all tokens, or classes, are equally likely at first.
         pub init_head: f64 = 1.0,
         /// The family it is published as (`phi3`, `mistral`), where several have such a model; the first that does if not given.
         pub family: Option<String>,

@@ -4,7 +4,7 @@ use flatout_data::Tree;
 use flatout_data::examples::MOST_FRAMES;
 use flatout_ir::passes::adapter::{EMBED, HEAD};
 use flatout_models::config::Head;
-use flatout_models::decoder::Attention;
+use flatout_models::decoder::{Attention, DecoderConfig};
 
 use super::pattern::matches;
 use super::{
@@ -35,6 +35,7 @@ impl Config {
         self.validate_train()?;
         self.validate_preference()?;
         self.adapter.validate()?;
+        self.validate_lengths_of_rows()?;
         self.validate_optimizer()?;
         self.validate_schedule()?;
         self.validate_classes()?;
@@ -98,6 +99,18 @@ impl Config {
         Ok(())
     }
 
+    /// DoRA learns the lengths of rows, and divides by those they have.
+    fn validate_lengths_of_rows(&self) -> Result<(), UserError> {
+        let is_zero = |model: &DecoderConfig| model.init_residual == 0.0 && model.from.is_none();
+        if self.adapter.kind == AdapterKind::Dora && self.model.as_decoder().is_some_and(is_zero) {
+            refuse!(
+                "`adapter.kind=dora` divides by the lengths of rows, and `model.init_residual=0` begins with rows of zero: give \
+                 model.from or adapter.kind=lora"
+            );
+        }
+        Ok(())
+    }
+
     /// Tokens that are added have a tokeniser to be added to, and rows that are trained.
     fn validate_new_tokens(&self) -> Result<(), UserError> {
         let tokens = &self.data.new_tokens;
@@ -113,6 +126,13 @@ impl Config {
         if self.data.tokenizer.is_none() && self.model.from().is_none() {
             refuse!(
                 "`data.new_tokens` is given and there is no tokeniser to add them to: give model.from or data.tokenizer"
+            );
+        }
+        if decoder.value_embeddings > 0 {
+            refuse!(
+                "`data.new_tokens` is given and `model.value_embeddings` is {}: tables of learned values cannot grow, so leave \
+                 data.new_tokens out",
+                decoder.value_embeddings
             );
         }
         let has_own_head = decoder.head == Head::Tokens && !decoder.tied;
@@ -668,6 +688,7 @@ pub(super) mod tests {
                 "`data.group` and `data.held_out_path` are both given",
             ),
             ("data.source=synthetic data.path=a.txt", "reads no file"),
+            ("adapter.kind=dora model.init_residual=0", "divides by the lengths of rows"),
             ("data.path=", "`data.path` is empty"),
             ("tokenizer=t.json", "`data.tokenizer` is given but the synthetic source"),
             ("data.template=chatml", "`data.template` is given but `data.task` is text: give data.task=chat"),

@@ -27,7 +27,7 @@ use crate::resolve::recompute_layers;
 use crate::resolve::samples;
 use crate::resolve::settle::{check_base, settle};
 use crate::resolve::tower;
-use crate::resolve::windows;
+use crate::resolve::windows::{self, OfWindow};
 use crate::switches::active;
 use crate::switches::memory::{Base, SHARD};
 use crate::switches::{Auto, Settled};
@@ -52,10 +52,10 @@ pub struct Compiled {
     pub settled: Settled,
     /// Trained and frozen values.
     pub parameters: u64,
-    /// Forward and backward arithmetic of products, attention and head.
+    /// Forward and backward arithmetic of products, attention and head; the mean over the run where windows differ.
     pub flops_per_token: u64,
-    /// The same for every plan of gradients, where a schedule of windows has several.
-    pub flops_of_windows: Vec<u64>,
+    /// The plans of gradients of a schedule of windows, the widest first; none without one.
+    pub windows: Vec<OfWindow>,
 }
 
 impl Compiled {
@@ -327,12 +327,13 @@ pub fn compile_for(
         false => Part::Trained,
     };
     let flops_of = |program: &Program| training_flops(&program.graph, part) / tokens as u64;
-    let flops_per_token = flops_of(&programs[0]);
-    // Plans of several lengths are counted as the longest; those of several windows do another amount of work a token.
-    let is_same = capacities.iter().all(|c| c.window == 0);
-    let flops_of_windows = match is_same {
-        true => vec![],
-        false => programs.iter().take(capacities.len()).map(flops_of).collect(),
+    let of_window = |(program, share)| OfWindow { flops_per_token: flops_of(program), share };
+    let windows: Vec<OfWindow> =
+        programs.iter().zip(windows::shares(&config.schedule)).map(of_window).collect();
+    // Plans of several lengths are counted as the longest.
+    let flops_per_token = match &windows[..] {
+        [] => flops_of(&programs[0]),
+        all => all.iter().map(|of| of.share * of.flops_per_token as f64).sum::<f64>() as u64,
     };
     let compiled = Compiled {
         plans: plans?,
@@ -350,7 +351,7 @@ pub fn compile_for(
             .map(|s| s.ty.elements() as u64)
             .sum(),
         flops_per_token,
-        flops_of_windows,
+        windows,
     };
     active::check(&asked.switches, &compiled.plans, target, &compiled.settled)?;
     Ok(compiled)

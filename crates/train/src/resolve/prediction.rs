@@ -14,19 +14,39 @@ use crate::resolve::compile::Compiled;
 /// The cost of one update of `batch` rows: `grad` for every micro-batch, `keep` and `fold` behind lanes, then `apply`. Of several
 /// ranks, the time of one of them with its exchanges.
 pub fn step_cost(compiled: &Compiled, batch: usize) -> Cost {
+    cost_of(compiled, &mean_runs(compiled, batch))
+}
+
+/// The same of an update whose micro-batches all run one plan of gradients, as those of one window do.
+pub fn step_cost_by(compiled: &Compiled, batch: usize, grad: Role) -> Cost {
+    cost_of(compiled, &by_one_plan(mean_runs(compiled, batch), grad))
+}
+
+fn cost_of(compiled: &Compiled, runs: &[(Role, f64)]) -> Cost {
     let mut total = Cost::default();
-    step_by_work(compiled, batch).into_iter().for_each(|(_, cost)| total += cost);
+    by_work_of(compiled, runs).into_iter().for_each(|(_, cost)| total += cost);
     if compiled.target.ranks > 1 {
-        let (predicted, roofline) = step_played(compiled, batch);
+        let (predicted, roofline) = played_of(compiled, runs);
         (total.predicted_seconds, total.roofline_seconds) = (predicted.seconds, roofline.seconds);
     }
     total
 }
 
+/// Runs of which all of gradients are of one plan.
+fn by_one_plan(runs: Vec<(Role, f64)>, grad: Role) -> Vec<(Role, f64)> {
+    let (grads, others): (Vec<_>, Vec<_>) = runs.into_iter().partition(|(role, _)| role.is_grad());
+    let micro_batches = grads.iter().map(|(_, times)| times).sum();
+    [(grad, micro_batches)].into_iter().chain(others).collect()
+}
+
 /// One update with its exchanges beside what does not wait for them, by the target's timings and at best by its rates.
 pub fn step_played(compiled: &Compiled, batch: usize) -> (Played, Played) {
+    played_of(compiled, &mean_runs(compiled, batch))
+}
+
+fn played_of(compiled: &Compiled, runs: &[(Role, f64)]) -> (Played, Played) {
     let (mut predicted, mut roofline) = (Played::default(), Played::default());
-    for (role, times) in mean_runs(compiled, batch) {
+    for (role, times) in runs.iter().copied() {
         if let Some(plan) = compiled.plans.plan(role) {
             let of_plan = played(plan, &compiled.target);
             predicted += of_plan.0.times(times);
@@ -38,8 +58,12 @@ pub fn step_played(compiled: &Compiled, batch: usize) -> (Played, Played) {
 
 /// The same by kind of work.
 pub fn step_by_work(compiled: &Compiled, batch: usize) -> Vec<(Work, Cost)> {
+    by_work_of(compiled, &mean_runs(compiled, batch))
+}
+
+fn by_work_of(compiled: &Compiled, runs: &[(Role, f64)]) -> Vec<(Work, Cost)> {
     let mut sums: BTreeMap<Work, Cost> = BTreeMap::new();
-    for (role, times) in mean_runs(compiled, batch) {
+    for (role, times) in runs.iter().copied() {
         let of_plan = compiled.plans.plan(role).map(|plan| by_work(plan, &compiled.target));
         for (work, cost) in of_plan.unwrap_or_default() {
             let cost = if times.fract() == 0.0 { cost.times(times as u64) } else { cost.scaled(times) };
@@ -56,7 +80,11 @@ fn mean_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, f64)> {
     let mut runs: Vec<(Role, f64)> = match &compiled.settled.arrangement {
         None => {
             let of_lane = batch.div_ceil(lanes * ranks).div_ceil(compiled.micro_batch);
-            vec![(Role::GRAD, (lanes * of_lane) as f64)]
+            let micro_batches = (lanes * of_lane) as f64;
+            match &compiled.windows[..] {
+                [] => vec![(Role::GRAD, micro_batches)],
+                all => (0..).map(Role::Grad).zip(all.iter().map(|of| of.share * micro_batches)).collect(),
+            }
         }
         Some(arrangement) => {
             let runs = arrangement.runs.iter().map(|times| times / ranks as f64);
@@ -85,6 +113,12 @@ pub fn typical_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, u64)> {
     shared.retain(|(_, runs)| *runs > 0);
     shared.extend(others.into_iter().map(|(role, runs)| (role, runs as u64)));
     shared
+}
+
+/// The plans of an update of one window in its order, and how often it runs each.
+pub fn runs_of_window(compiled: &Compiled, batch: usize, grad: Role) -> Vec<(Role, u64)> {
+    let runs = by_one_plan(mean_runs(compiled, batch), grad);
+    runs.into_iter().map(|(role, times)| (role, times.round() as u64)).collect()
 }
 
 /// Tokens an update learns from or reads, padding apart; where lengths vary, in the mean.

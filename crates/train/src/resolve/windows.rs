@@ -6,6 +6,16 @@ use flatout_ir::Role;
 use crate::config::Config;
 use crate::config::Schedule;
 use crate::config::resolved::Capacities;
+use crate::tasks::batch::Batch;
+
+/// What is known of a window's plan of gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OfWindow {
+    /// Forward and backward arithmetic of products, attention and head.
+    pub flops_per_token: u64,
+    /// Of the horizon's updates, those that run it.
+    pub share: f64,
+}
 
 /// The capacities of the plans of gradients that the schedule asks for, the widest window first; those given where it asks for none.
 pub fn of(config: &Config, capacities: Capacities) -> Vec<Capacities> {
@@ -26,6 +36,19 @@ pub fn role(schedule: &Schedule, horizon: u64, step: u64) -> Role {
     let window = windows[usize::try_from(part).unwrap_or(usize::MAX).min(windows.len() - 1)];
     let index = widest_first(schedule).iter().position(|other| *other == window);
     Role::Grad(index.expect("every window has a plan"))
+}
+
+/// The share of updates of every plan, the widest window first; none where there is no schedule of windows.
+pub fn shares(schedule: &Schedule) -> Vec<f64> {
+    let windows = &schedule.windows;
+    let share =
+        |window| windows.iter().filter(|other| **other == window).count() as f64 / windows.len() as f64;
+    widest_first(schedule).into_iter().map(share).collect()
+}
+
+/// A batch of an update as it is computed: by the plan of gradients of the update's window, which has the inputs of every other.
+pub fn planned(batch: Batch, grad: Role) -> Batch {
+    if batch.role == Role::GRAD { Batch { role: grad, ..batch } } else { batch }
 }
 
 fn widest_first(schedule: &Schedule) -> Vec<usize> {
@@ -49,7 +72,7 @@ mod tests {
             })
             .to_vec();
         assert_eq!(indices, [2, 2, 0, 0, 1, 1, 0, 0, 0, 0]);
-        assert_eq!(widest_first(&schedule), [256, 128, 64]);
+        assert_eq!((widest_first(&schedule), shares(&schedule)), (vec![256, 128, 64], vec![0.5, 0.25, 0.25]));
         // A horizon of fewer updates than windows leaves some out.
         assert_eq!([1, 2].map(|step| role(&schedule, 2, step)), [Role::Grad(2), Role::Grad(1)]);
         assert_eq!(role(&Schedule::default(), 100, 50), Role::GRAD);

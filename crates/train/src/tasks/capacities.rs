@@ -111,7 +111,8 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
                 documents,
                 read,
                 trims_last,
-                window: (window > 0).then_some(window),
+                // One as wide as a row is none, and costs what none costs.
+                window: (1..tokens / rows).contains(&window).then_some(window),
                 dropout: training,
                 seen: seen(capacities),
                 features_given: config.data.vision_cache.is_some(),

@@ -318,8 +318,7 @@ impl Trainer<'_, '_, '_> {
         while let Some(batch) = self.source.next_batch()? {
             #[cfg(test)]
             let batch = tests::disturbed(batch);
-            // A schedule of windows has as many plans over the same inputs.
-            let batch = if batch.role == Role::GRAD { Batch { role: grad, ..batch } } else { batch };
+            let batch = windows::planned(batch, grad);
             epoch = batch.epoch;
             waited += batch.waited;
             real_tokens += batch.real_tokens;

@@ -7,11 +7,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use flatout_ir::Role;
+use flatout_ir::cost::Cost;
 use flatout_runtime::cuda::nvml::Reading;
 
 use crate::device::Device;
 use crate::resolve::compile::Compiled;
 use crate::resolve::prediction;
+use crate::resolve::windows::OfWindow;
 use crate::run::events::GpuSample;
 
 /// Between two samples of the GPU. A sample takes milliseconds in the driver, on a thread of its own.
@@ -24,10 +26,9 @@ const LEAST_SHARE: f64 = 0.6;
 const MOST_WAITED: f64 = 0.1;
 
 pub struct Watch {
-    /// Of the plans of gradients; one where all do as much a token.
-    flops_per_token: Vec<f64>,
+    /// What an update should be, by its plan of gradients where windows have several; one for all otherwise.
+    expected: Vec<Expected>,
     peak_flops: Option<f64>,
-    predicted_seconds: f64,
     /// Whether the prediction adds up measured times of kernels, and not peak rates.
     is_calibrated: bool,
     /// Shares of the predicted speed so far, until they are held against it.
@@ -35,6 +36,29 @@ pub struct Watch {
     gpu: Option<Sampler>,
     /// Why the GPU is not watched.
     note: Option<String>,
+}
+
+/// What an update does and how long it should take.
+#[derive(Clone, Copy)]
+struct Expected {
+    flops_per_token: f64,
+    predicted_seconds: f64,
+}
+
+impl Expected {
+    fn all(compiled: &Compiled, batch: usize) -> Vec<Expected> {
+        let of = |flops: u64, cost: Cost| Expected {
+            flops_per_token: flops as f64,
+            predicted_seconds: cost.predicted_seconds,
+        };
+        let of_window = |(index, window): (usize, &OfWindow)| {
+            of(window.flops_per_token, prediction::step_cost_by(compiled, batch, Role::Grad(index)))
+        };
+        match &compiled.windows[..] {
+            [] => vec![of(compiled.flops_per_token, prediction::step_cost(compiled, batch))],
+            windows => windows.iter().enumerate().map(of_window).collect(),
+        }
+    }
 }
 
 /// One update, as progress shows it.
@@ -63,12 +87,8 @@ impl Watch {
             Some(Err(why)) => (None, Some(format!("the GPU's use and power are not shown: {why}"))),
         };
         Watch {
-            flops_per_token: match &compiled.flops_of_windows[..] {
-                [] => vec![compiled.flops_per_token as f64],
-                all => all.iter().map(|flops| *flops as f64).collect(),
-            },
+            expected: Expected::all(compiled, batch),
             peak_flops: prediction::peak_flops(compiled),
-            predicted_seconds: prediction::step_cost(compiled, batch).predicted_seconds,
             is_calibrated: prediction::is_calibrated(compiled),
             shares: vec![],
             gpu,
@@ -108,12 +128,11 @@ impl Watch {
 
     /// Observes an update of `tokens` tokens by a plan of gradients that took `seconds`. Waits for nothing.
     pub fn see(&self, tokens: usize, by: Role, seconds: f64) -> Seen {
-        let flops_per_token = match by {
-            Role::Grad(index) => self.flops_per_token.get(index).unwrap_or(&self.flops_per_token[0]),
-            _ => &self.flops_per_token[0],
-        };
+        let index = if let Role::Grad(index) = by { index } else { 0 };
+        let Expected { flops_per_token, predicted_seconds } =
+            *self.expected.get(index).unwrap_or(&self.expected[0]);
         let rate = tokens as f64 * flops_per_token / seconds;
-        let share = (self.predicted_seconds > 0.0).then_some(self.predicted_seconds / seconds);
+        let share = (predicted_seconds > 0.0).then_some(predicted_seconds / seconds);
         Seen {
             mfu: self.peak_flops.map(|peak| rate / peak),
             of_predicted: share.filter(|_| self.is_calibrated),
@@ -202,7 +221,8 @@ mod tests {
         let seen = watch.see(25, Role::GRAD, 0.5);
         assert_eq!(seen.mfu, Some(0.5), "50 tokens a second of the 100 it could");
         assert!(seen.of_predicted.is_none() && seen.of_roofline.is_some());
-        let watch = Watch { is_calibrated: true, predicted_seconds: 0.25, ..watch };
+        let expected = vec![Expected { predicted_seconds: 0.25, ..watch.expected[0] }];
+        let watch = Watch { is_calibrated: true, expected, ..watch };
         let seen = watch.see(25, Role::GRAD, 0.5);
         assert_eq!((seen.of_predicted, seen.of_roofline), (Some(0.5), None));
         let mut watch = watch;

@@ -46,7 +46,10 @@ impl Loaded {
         let mut layers = Layers::default();
         let (dir, is_run) = match &source {
             Source::Run { dir, .. } => {
-                layers.file(&run::config(dir)?.to_toml(), "config.toml")?;
+                // How far tokens saw while the model was trained says nothing of its use.
+                let mut own = run::config(dir)?;
+                own.schedule.windows.clear();
+                layers.file(&own.to_toml(), "config.toml")?;
                 (dir.clone(), true)
             }
             _ => {

@@ -12,6 +12,9 @@ use crate::config::schema::{self, Found};
 use crate::config::{Adapter, text};
 use crate::refuse;
 
+/// The factor on the first values of a head of its own.
+const FIRST_HEAD: &str = "model.init_head";
+
 impl Layers {
     /// The value of `model.from`, where it is given.
     pub fn from(&self) -> Option<&str> {
@@ -92,6 +95,11 @@ impl Layers {
                 "`model.classes` is {} and the model of {whence} has a head of {classes}: leave it out",
                 text::value(&held.value)
             );
+        }
+        // What a lower layer says of a head of its own has nothing to say it of where the head is the embedding.
+        let is_tied = model.as_decoder().is_some_and(|decoder| decoder.tied);
+        if is_tied && self.values.get(FIRST_HEAD).is_some_and(|held| held.layer < of_source) {
+            self.values.remove(FIRST_HEAD);
         }
         let value = |key: &str| {
             let held = self.values.get(&format!("model.{key}"))?;

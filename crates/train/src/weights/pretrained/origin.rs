@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use flatout_ir::passes::adapter::SCOPE;
 use flatout_ir::passes::nf4;
-use flatout_ir::{Class, Role};
+use flatout_ir::{Class, Piece, Role};
 use flatout_runtime::Session;
 use serde::{Deserialize, Serialize};
 
@@ -98,8 +99,11 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
         Some(from) => {
             let mut pretrained = open_for(&config.model, from, &mut |_| {})?;
             pretrained.weights.draw_rest(&config.model, config.train.seed);
-            let frozen = pretrained.weights.load(session, |class| class == Class::Frozen)?;
-            pretrained.weights.load(session, |class| class != Class::Frozen)?;
+            let is_frozen = |piece: &Piece| piece.class == Class::Frozen;
+            // Adapters of the source are part of its weights, and those of this run begin anew, whatever their rank.
+            let is_adapter = |piece: &Piece| piece.path.starts_with(SCOPE);
+            let frozen = pretrained.weights.load(session, is_frozen)?;
+            pretrained.weights.load(session, |piece| !is_frozen(piece) && !is_adapter(piece))?;
             let weights = &pretrained.weights;
             let left_out = weights.left_out().or_else(|| as_values(weights, config, &frozen));
             initial::write_adapters(session, config.train.seed, |piece| weights.piece(piece))?;
@@ -163,7 +167,7 @@ pub fn resume(config: &Config, session: &mut Session, run: &Path) -> Result<(), 
             named_otherwise(run, kept, named)?;
         }
         weights.expect(&origin.frozen);
-        weights.load(session, |class| class == Class::Frozen)?;
+        weights.load(session, |piece| piece.class == Class::Frozen)?;
     }
     Ok(initial::write_tables(session)?)
 }

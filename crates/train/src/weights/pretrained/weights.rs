@@ -113,16 +113,35 @@ impl Weights {
     /// seed.
     pub fn draw_rest(&mut self, model: &Model, seed: u64) {
         for table in [EMBED, HEAD] {
-            let Some(place) = self.found(table) else { continue };
-            let rows = self.file(place).1.entries()[&place.name].shape[0];
+            let Some(rows) = self.rows(table) else { continue };
             if model.vocab().is_some_and(|vocab| vocab > rows) {
                 self.grown.insert(table.to_string(), (rows, seed));
             }
         }
         let head = model.class_head().map(|head| format!("{head}.weight"));
         let query = model.as_fovea().map(|_| format!("{}.q_init", vision::SCOPE));
-        if head.into_iter().chain(query).any(|path| !self.places.contains_key(&path)) {
-            self.seed.get_or_insert(seed);
+        if head.into_iter().chain(query).any(|path| !self.has(&path)) {
+            self.draw_by(seed);
+        }
+    }
+
+    /// Rows of a table in the files, be it those of what lies below.
+    fn rows(&self, table: &str) -> Option<usize> {
+        match self.found(table) {
+            Some(place) => Some(self.file(place).1.entries()[&place.name].shape[0]),
+            None => self.below.as_ref()?.rows(table),
+        }
+    }
+
+    fn has(&self, path: &str) -> bool {
+        self.places.contains_key(path) || self.below.as_ref().is_some_and(|below| below.has(path))
+    }
+
+    /// Draws what no file has by a seed, where all else has been looked for.
+    fn draw_by(&mut self, seed: u64) {
+        match &mut self.below {
+            Some(below) => below.draw_by(seed),
+            None => _ = self.seed.get_or_insert(seed),
         }
     }
 
@@ -152,6 +171,9 @@ impl Weights {
 
     /// Reads only the first rows of a matrix, where its file has more.
     pub fn read_first_rows(&mut self, path: &str, rows: usize) {
+        if let Some(below) = &mut self.below {
+            below.read_first_rows(path, rows);
+        }
         for places in [&mut self.places, &mut self.averages] {
             let Some(place) = places.get_mut(path) else { continue };
             let (_, file) = &self.files[place.file];
@@ -530,15 +552,17 @@ impl Weights {
         Ok((entry.dtype, bytes, hash))
     }
 
-    /// Writes the parameters of some classes into a session, adapters where their tensors are there. Gives the hashes of
+    /// Writes some parameters into a session, adapters where their tensors are there. Gives the hashes of
     /// the tensors read.
     pub fn load(
         &self,
         session: &mut Session,
-        wanted: impl Fn(Class) -> bool,
+        wanted: impl Fn(&Piece) -> bool,
     ) -> Result<BTreeMap<String, String>, Failure> {
-        let mut pieces = held(session, |class| class.is_parameter() && wanted(class));
-        pieces.retain(|piece| !piece.path.starts_with(SCOPE) || self.places.contains_key(&piece.path));
+        let mut pieces = held(session, Class::is_parameter);
+        pieces.retain(|piece| {
+            wanted(piece) && (!piece.path.starts_with(SCOPE) || self.places.contains_key(&piece.path))
+        });
         // No checkpoint has what nothing trains: the first rank, which keeps the hashes, reads whole tensors of it, also where ranks
         // have shares.
         let is_first = session.rank() == 0;
