@@ -155,9 +155,11 @@ def live(proof, page, name):
     then = wait(lambda: (now := step_of()) > first + 5 and now, "its steps go on", 180)
     proof.say(True, "a run that begins appears by itself and is followed", f"step {first}, then {then}")
     wait(lambda: page.run("document.querySelectorAll('.chart').length") >= 4, "charts are drawn")
-    inked = page.run("""(() => { const c = document.querySelector('.chart canvas'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+    # A chart draws with the browser's next frame.
+    ink = lambda: page.run("""(() => { const c = document.querySelector('.chart canvas'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
         let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; })()""")
-    proof.say(inked > 500, "its loss is drawn", f"{inked} pixels")
+    inked = wait(lambda: (pixels := ink()) > 500 and pixels, "its loss is drawn")
+    proof.say(True, "its loss is drawn", f"{inked} pixels")
     before = page.picture()
     wait(lambda: step_of() > then + 10, "more steps", 180)
     time.sleep(0.5)
