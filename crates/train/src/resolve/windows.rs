@@ -8,7 +8,7 @@ use crate::config::Schedule;
 use crate::config::resolved::Capacities;
 use crate::tasks::batch::Batch;
 
-/// What is known of a window's plan of gradients.
+/// Arithmetic and share of the plan of gradients of one window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OfWindow {
     /// Forward and backward arithmetic of products, attention and head.

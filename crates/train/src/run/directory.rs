@@ -242,7 +242,7 @@ pub fn asked_and_resolved(dir: &Path) -> Result<(Config, Resolved), UserError> {
     Ok((Config::parse(&text, &path.display().to_string())?, resolved(dir)?))
 }
 
-/// What a run came to, as far as it was written down.
+/// The outcome of a run, as far as it was written down.
 pub fn resolved(dir: &Path) -> Result<Resolved, UserError> {
     let path = dir.join(RESOLVED);
     if !path.is_file() {

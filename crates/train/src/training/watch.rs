@@ -26,7 +26,7 @@ const LEAST_SHARE: f64 = 0.6;
 const MOST_WAITED: f64 = 0.1;
 
 pub struct Watch {
-    /// What an update should be, by its plan of gradients where windows have several; one for all otherwise.
+    /// Arithmetic and predicted time of an update, by its plan of gradients where windows have several; one for all otherwise.
     expected: Vec<Expected>,
     peak_flops: Option<f64>,
     /// Whether the prediction adds up measured times of kernels, and not peak rates.
@@ -38,7 +38,7 @@ pub struct Watch {
     note: Option<String>,
 }
 
-/// What an update does and how long it should take.
+/// Arithmetic and predicted time of an update.
 #[derive(Clone, Copy)]
 struct Expected {
     flops_per_token: f64,

@@ -96,7 +96,7 @@ impl Layers {
                 text::value(&held.value)
             );
         }
-        // What a lower layer says of a head of its own has nothing to say it of where the head is the embedding.
+        // A factor on the first values of a head is for a head of its own: where the source ties it to the embedding, a recipe's is dropped.
         let is_tied = model.as_decoder().is_some_and(|decoder| decoder.tied);
         if is_tied && self.values.get(FIRST_HEAD).is_some_and(|held| held.layer < of_source) {
             self.values.remove(FIRST_HEAD);
