@@ -14,6 +14,7 @@ use super::{Config, Count};
 use crate::UserError;
 use crate::switches::Auto;
 use crate::switches::data::{HeadRows, LAST_LAYER};
+use crate::switches::memory::{BASE, Base};
 
 /// How much of everything one run of a plan has room for. A task leaves at 0 what it has none of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,6 +122,11 @@ pub struct Resolved {
 }
 
 impl Resolved {
+    /// Whether the plans keep frozen weights in four bits.
+    pub fn base_in_nf4(&self) -> bool {
+        self.switches.get(BASE.name).is_some_and(|state| state == Base::Nf4.name())
+    }
+
     /// The config with everything that was resolved in place of what it left open.
     pub fn over(&self, asked: &Config) -> Config {
         let mut config = self.placed(asked);
@@ -154,6 +160,10 @@ impl Resolved {
             let is_trimmed =
                 self.switches.get(LAST_LAYER.name).is_some_and(|state| state == HeadRows::Answers.name());
             config.switches.data.last_layer = if is_trimmed { HeadRows::Answers } else { HeadRows::All };
+        }
+        if !self.switches.is_empty() && config.switches.memory.base == Auto::Auto {
+            let base = if self.base_in_nf4() { Base::Nf4 } else { Base::Bf16 };
+            config.switches.memory.base = Auto::Given(base);
         }
         let train = &mut config.train;
         self.micro_batch.iter().for_each(|rows| train.micro_batch = Count::Given(*rows));

@@ -29,12 +29,12 @@ use crate::resolve::settle::{check_base, settle};
 use crate::resolve::tower;
 use crate::resolve::windows::{self, OfWindow};
 use crate::switches::active;
-use crate::switches::memory::{Base, SHARD};
+use crate::switches::memory::{BASE, Base, SHARD};
 use crate::switches::{Auto, Settled};
 use crate::tasks::capacities::Capacities;
 use crate::tasks::dataset::Feeding;
 use crate::tasks::{self, image_table};
-use crate::weights::adapters;
+use crate::weights::{adapters, pretrained};
 use flatout_waits::{self as waits, Unit};
 
 /// Plans of a run and the extents they were made for.
@@ -139,25 +139,46 @@ const FURTHER: [(Shard, &str); 2] = [
 ];
 
 /// Compiles for training: `grad`, `apply` and, where something is held out, `eval`; where samples of text are asked for, the plans that
-/// write them. Several ranks also divide sums of gradients,
-/// and then what layers read, where `shard=auto` fits no other way.
+/// write them. Several ranks also divide sums of gradients, and then what layers read, where `shard=auto` fits no other way; and beside
+/// adapters `base=auto` keeps frozen weights in four bits where nothing else fits.
 pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
     let _wait = waits::begin("planning", Unit::Nothing, None);
     let refused = match compile_as_asked(config, target) {
-        Err(refused) if target.ranks > 1 && config.switches.memory.shard == Auto::Auto => refused,
+        Err(refused) => refused,
         compiled => return compiled,
     };
-    let mut further = config.clone();
-    for (level, reason) in FURTHER {
-        further.switches.memory.shard = Auto::Given(level);
-        if let Ok(mut compiled) = compile_as_asked(&further, target)
-            && !compiled.plans.sharded.is_empty()
-        {
-            compiled.settled.choose(SHARD.name, level.name(), reason);
-            return Ok(compiled);
-        }
+    let divided = further_divided(config, target);
+    divided.or_else(|| kept_in_four_bits(config, target)).ok_or(refused)
+}
+
+fn further_divided(config: &Config, target: &Target) -> Option<Compiled> {
+    if target.ranks == 1 || config.switches.memory.shard != Auto::Auto {
+        return None;
     }
-    Err(refused)
+    FURTHER.into_iter().find_map(|(level, reason)| {
+        let mut further = config.clone();
+        further.switches.memory.shard = Auto::Given(level);
+        let mut compiled = compile_as_asked(&further, target).ok()?;
+        compiled.settled.choose(SHARD.name, level.name(), reason);
+        (!compiled.plans.sharded.is_empty()).then_some(compiled)
+    })
+}
+
+/// Other numbers are better than no run, and are said. A source that has no such base is left to the refusal, which says what it is.
+fn kept_in_four_bits(config: &Config, target: &Target) -> Option<Compiled> {
+    if config.adapter.kind == AdapterKind::None || config.switches.memory.base != Auto::Auto {
+        return None;
+    }
+    let mut small = config.clone();
+    small.switches.memory.base = Auto::Given(Base::Nf4);
+    let mut compiled = compile_as_asked(&small, target).ok()?;
+    pretrained::check(&small, &mut |_| {}).ok()?;
+    compiled.settled.choose(
+        BASE.name,
+        Base::Nf4.name(),
+        "in bf16 the frozen base does not fit; losses are other ones than with base=bf16",
+    );
+    Some(compiled)
 }
 
 fn compile_as_asked(config: &Config, target: &Target) -> Result<Compiled, Failure> {
@@ -206,14 +227,14 @@ fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) ->
     )))
 }
 
-/// Beside adapters, what would fit with a base in four bits, and in how many bytes. `auto` does not choose it: losses are
-/// others with it.
+/// Beside adapters, what would fit with a base in four bits, and in how many bytes: with `base=bf16`, and where `auto` is kept from it by what
+/// else is given.
 fn in_four_bits(config: &Config, target: &Target, rows: usize) -> Option<String> {
-    if config.adapter.kind == AdapterKind::None || config.switches.memory.base == Base::Nf4 {
+    if config.adapter.kind == AdapterKind::None || config.switches.memory.base_in_nf4() {
         return None;
     }
     let mut small = config.clone();
-    small.switches.memory.base = Base::Nf4;
+    small.switches.memory.base = Auto::Given(Base::Nf4);
     let mut settings = String::from("base=nf4");
     let mut compiled = compile_for(&small, target, rows, true).ok();
     if compiled.is_none() && small.switches.memory.recompute != Auto::Given(Recompute::Full) {

@@ -152,17 +152,24 @@ mod tests {
             let small = fit(&config, &target).unwrap();
             let taken = small.bytes() as f64 / (1u64 << 30) as f64;
             assert!(small.fits && taken < gib, "{shape:?}: {taken:.2} GiB");
-            let words = words.iter().filter(|word| *word != "base=nf4").cloned().collect::<Vec<_>>();
-            let full = resolve("qwen3-8b-lora", &["rtx4090".into()], &words).unwrap();
-            if let Err(refused) = compile(&full, &target) {
-                let refused = refused.to_string();
-                let takes = format!(
-                    "base=nf4 keeps the frozen base in four bits, with other numbers, and takes {} bytes",
-                    small.bytes()
-                );
-                assert!(refused.contains(&takes), "{refused}");
-            } else {
-                assert!(shape.is_empty(), "32B in bf16 does not fit");
+            let with_base = |base: &str| {
+                let words = words.iter().map(|word| word.replace("base=nf4", base)).collect::<Vec<_>>();
+                compile(&resolve("qwen3-8b-lora", &["rtx4090".into()], &words).unwrap(), &target)
+            };
+            let auto = with_base("base=auto").expect("a base that fits");
+            let chosen = auto.settled.choice("base").map(|choice| choice.value.as_str());
+            match with_base("base=bf16") {
+                Ok(_) => assert!(shape.is_empty() && chosen.is_none(), "32B in bf16 does not fit"),
+                Err(refused) => {
+                    let refused = refused.to_string();
+                    let takes = format!(
+                        "base=nf4 keeps the frozen base in four bits, with other numbers, and takes {} bytes",
+                        small.bytes()
+                    );
+                    assert!(refused.contains(&takes), "{refused}");
+                    assert_eq!(chosen, Some("nf4"), "what fits no other way");
+                    assert_eq!(auto.plans.arena_bytes, small.compiled.plans.arena_bytes);
+                }
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::resolve::groups;
 use crate::resolve::lanes;
 use crate::resolve::recompute_layers;
 use crate::resolve::tower;
-use crate::switches::memory::{Base, SHARD};
+use crate::switches::memory::SHARD;
 
 use crate::switches::{self, Settled};
 use crate::tasks::image_table;
@@ -50,15 +50,15 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
 
 /// The weights of a model, or of a part of it, that are kept in NF4.
 fn in_nf4(config: &Config, model: &Graph, freeze: &BTreeSet<String>) -> BTreeSet<String> {
-    match config.switches.memory.base {
-        Base::Bf16 => BTreeSet::new(),
-        Base::Nf4 => nf4::linear(model).intersection(freeze).cloned().collect(),
+    match config.switches.memory.base_in_nf4() {
+        true => nf4::linear(model).intersection(freeze).cloned().collect(),
+        false => BTreeSet::new(),
     }
 }
 
 /// Refuses a base in four bits for a training without one.
 pub fn check_base(config: &Config, settled: &Settled) -> Result<(), UserError> {
-    if config.switches.memory.base == Base::Nf4 && settled.options.nf4.is_empty() {
+    if config.switches.memory.base_in_nf4() && settled.options.nf4.is_empty() {
         refuse!(
             "`base=nf4` is for weights of layers that nothing trains, and all of them are trained here: give adapter.kind=lora \
              or adapter.kind=dora, freeze layers with train.freeze, or leave it out"

@@ -15,7 +15,6 @@ use crate::config::Config;
 use crate::config::pattern::matches;
 use crate::refuse;
 use crate::resolve::arranged::trains_tower;
-use crate::switches::memory::Base;
 use crate::switches::{self, Settled};
 
 /// Patches at once: enough that products are as fast as they get.
@@ -75,7 +74,7 @@ impl Tower {
         }
         let parameters = graph.slots.iter().filter(|slot| slot.class.is_parameter());
         options.freeze = parameters.map(|slot| slot.path.clone()).collect();
-        if config.switches.memory.base == Base::Nf4 {
+        if config.switches.memory.base_in_nf4() {
             options.nf4 = nf4::linear(&graph);
         }
         let plans = compile(&[Program { role: Role::Eval, graph }], target, &settled.options)?;

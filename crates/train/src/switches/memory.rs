@@ -23,7 +23,7 @@ choice! {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Memory {
-    pub base: Base,
+    pub base: Auto<Base>,
     pub optimizer_state: Moments,
     pub shard: Auto<Shard>,
     pub shard_keep: Toggle,
@@ -34,7 +34,7 @@ pub struct Memory {
 impl Default for Memory {
     fn default() -> Memory {
         Memory {
-            base: Base::Bf16,
+            base: Auto::Auto,
             optimizer_state: Moments::F32,
             shard: Auto::Auto,
             shard_keep: Toggle::Off,
@@ -44,9 +44,17 @@ impl Default for Memory {
     }
 }
 
+impl Memory {
+    /// Whether frozen weights of linear layers are asked for in four bits, or were settled to be.
+    pub fn base_in_nf4(&self) -> bool {
+        self.base == Auto::Given(Base::Nf4)
+    }
+}
+
 pub(super) const ROWS: [Switch; 6] = [BASE, OPTIMIZER_STATE, SHARD, SHARD_KEEP, RECOMPUTE, PLAN];
 
-/// Which weights are kept so, `resolve::settle` knows.
+/// Which weights are kept so, `resolve::settle` knows. `auto` is bf16; beside adapters `resolve::compile` takes it on to nf4 where plans
+/// fit no other way.
 pub const BASE: Switch = Switch {
     name: "base",
     doc: "Type that frozen weights of linear layers are kept in; nf4 is 4.13 bits a value, made into numbers where they are read.",
@@ -54,7 +62,7 @@ pub const BASE: Switch = Switch {
     class: Class::Statistical,
     off: Some("bf16"),
     settle: Settle::ByModel(|s| {
-        if s.asked.memory.base == Base::Nf4 {
+        if s.asked.memory.base_in_nf4() {
             if s.settled.options.precision == Precision::FP8 {
                 refuse!(
                     "`base=nf4` cannot run with `precision=fp8`, whose copies of weights take more: give precision=bf16"

@@ -8,6 +8,8 @@ use flatout_models::config::Model;
 use crate::UserError;
 use crate::config::{Config, Layers, Task, keys_of};
 use crate::run::{self, BESIDE};
+use crate::switches::Auto;
+use crate::switches::memory::Base;
 use crate::weights::pretrained::{
     Pretrained, Source, Weights, class_names, folder, lay_area, lay_processor, open,
 };
@@ -49,6 +51,9 @@ impl Loaded {
                 // How far tokens saw while the model was trained says nothing of its use.
                 let mut own = run::config(dir)?;
                 own.schedule.windows.clear();
+                if own.switches.memory.base == Auto::Auto && run::resolved(dir)?.base_in_nf4() {
+                    own.switches.memory.base = Auto::Given(Base::Nf4);
+                }
                 layers.file(&own.to_toml(), "config.toml")?;
                 (dir.clone(), true)
             }

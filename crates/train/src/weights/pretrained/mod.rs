@@ -30,7 +30,6 @@ use crate::refuse;
 use crate::run::checkpoint;
 use crate::run::{self, BESIDE};
 use crate::switches::compute::PRECISION;
-use crate::switches::memory::Base;
 use crate::weights::adapters;
 
 /// Where a model is.
@@ -281,13 +280,13 @@ fn open_for(model: &Model, from: &str, watch: Watch<'_>) -> Result<Pretrained, U
 pub fn check(config: &Config, watch: Watch<'_>) -> Result<(), UserError> {
     let Some(from) = config.model.from() else { return Ok(()) };
     let opened = open_for(&config.model, from, watch)?;
-    if config.switches.memory.base == Base::Nf4 && opened.weights.in_nf4().is_some() {
+    if config.switches.memory.base_in_nf4() && opened.weights.in_nf4().is_some() {
         refuse!(
             "`model.from` is {from}, a run that keeps its base in nf4 as this one would: export it and begin from the export, \
              or give base=bf16"
         );
     }
-    if config.switches.memory.base == Base::Nf4 {
+    if config.switches.memory.base_in_nf4() {
         opened.weights.check_packed(&nf4::linear(&config.model.build(config.model.least())))?;
     }
     // An encoder without a head is there to be given one that the library has.
@@ -367,7 +366,7 @@ fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &Model) -> Result<W
         _ => Weights::drawn(config.train.seed),
     };
     // Trained weights lie in the checkpoint; only the others were kept in NF4.
-    let in_nf4 = (config.switches.memory.base == Base::Nf4).then(|| {
+    let in_nf4 = run::resolved(dir)?.base_in_nf4().then(|| {
         let mut names = nf4::linear(&graph);
         names.retain(|name| !file.entries().contains_key(name));
         names

@@ -20,7 +20,6 @@ use crate::config::resolved::Resolved;
 use crate::refuse;
 use crate::run::BESIDE;
 use crate::run::state::held;
-use crate::switches::memory::Base;
 use crate::weights::initial;
 use crate::weights::peft::Peft;
 use flatout_data::durable;
@@ -128,7 +127,7 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
 /// Says that a run makes numbers of weights that its source has in four bits, and that it could keep those that are frozen.
 fn as_values(weights: &Weights, config: &Config, frozen: &BTreeMap<String, String>) -> Option<String> {
     let count = weights.packed();
-    if count == 0 || config.switches.memory.base == Base::Nf4 {
+    if count == 0 || config.switches.memory.base_in_nf4() {
         return None;
     }
     let linear = nf4::linear(&config.model.build(config.model.least()));
