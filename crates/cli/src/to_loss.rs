@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use flatout_measure::to_loss::{Range, Report, Row, Trial, Variant, reached, rows, variants};
+use flatout_measure::to_loss::{self, Range, Report, Row, Trial, Variant, rows, variants};
 use flatout_report::history::History;
 use flatout_train::Config;
 use flatout_train::Failure;
@@ -14,14 +14,16 @@ use flatout_train::recipes;
 use flatout_train::refuse;
 use flatout_train::resolve::compile;
 use flatout_train::run::events::Status;
-use flatout_train::run::{Resume, Run, is_run, quoted};
+use flatout_train::run::signal::StopFlag;
+use flatout_train::run::{Resume, Run, asked_and_resolved, is_run, quoted};
+use flatout_train::training::resume::check_compared;
 use flatout_train::weights::pretrained;
 
 use crate::args::{Ablate, recipe_and_overrides};
 use crate::launch;
 use crate::runs::print_table;
 use crate::screen::{Screen, duration, short};
-use crate::start;
+use crate::start::{self, Starting};
 use crate::train::{OneOf, train_one_of};
 
 /// The run of a variant with a seed.
@@ -50,33 +52,18 @@ pub fn to_loss(args: &Ablate, goal: f64, screen: &Screen) -> Result<ExitCode, Fa
         }
     }
     let dir: PathBuf = match &args.meeting.run {
-        Some(dir) if is_run(dir) => {
-            return Err(
-                UserError(format!("{} holds a run: give --run a folder of its own", dir.display())).into()
-            );
-        }
         Some(dir) => dir.clone(),
         None => Run::allocate(Path::new("runs"), &format!("{}-to-loss", base.recipe))?.dir().to_path_buf(),
     };
-    let count = planned.len();
-    for (number, Planned { variant, seed, config }) in (1..).zip(&planned) {
-        let folder = variant.folder(&dir, *seed);
-        let words = format!("{}, seed {seed}", variant.name);
-        let one =
-            OneOf { label: "to loss", number, count, words, folder: &folder, resume: Resume::Auto, config };
-        let status = train_one_of(&one, &device, &stop, &starting, screen)?;
-        if status == Status::Stopped {
-            screen.note(format!("the same command goes on with --run {}", quoted(&dir)));
-            return Ok(ExitCode::from(3));
-        }
+    check_there(&dir, &planned)?;
+    if train_all(&planned, &dir, goal, &device, (&stop, &starting), screen)? == Status::Stopped {
+        screen.note(format!("the same command goes on with --run {}", quoted(&dir)));
+        return Ok(ExitCode::from(3));
     }
     let metric = base.eval.metric;
-    let trial = |variant: &Variant, seed: u64| -> Result<Trial, Failure> {
+    let trial = |variant: &Variant, seed: u64| {
         let folder = variant.folder(&dir, seed);
-        let history = History::read(&folder)?;
-        let best = history.best(metric).map(|(_, value)| value);
-        let path = folder.display().to_string();
-        Ok(Trial { seed, path, reached: reached(&history, metric, goal), best })
+        Trial::read(&folder, seed, metric, goal)
     };
     let mut runs = vec![];
     for variant in &variants {
@@ -98,6 +85,57 @@ pub fn to_loss(args: &Ablate, goal: f64, screen: &Screen) -> Result<ExitCode, Fa
         print(&report, screen);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses a folder whose runs were begun with other settings: their numbers would stand for what was not trained.
+fn check_there(dir: &Path, planned: &[Planned]) -> Result<(), Failure> {
+    if is_run(dir) {
+        return Err(
+            UserError(format!("{} holds a run: give --run a folder of its own", dir.display())).into()
+        );
+    }
+    for Planned { variant, seed, config } in planned {
+        let folder = variant.folder(dir, *seed);
+        if is_run(&folder) {
+            let (own, resolved) = asked_and_resolved(&folder)?;
+            check_compared(&own, &resolved, config)
+                .map_err(|error| UserError(format!("{}: {}", folder.display(), error.0)))?;
+        }
+    }
+    Ok(())
+}
+
+/// Trains the runs one after another, until it is stopped.
+fn train_all(
+    planned: &[Planned],
+    dir: &Path,
+    goal: f64,
+    device: &Device,
+    (stop, starting): (&StopFlag, &Starting),
+    screen: &Screen,
+) -> Result<Status, Failure> {
+    let count = planned.len();
+    for (number, Planned { variant, seed, config }) in (1..).zip(planned) {
+        let folder = variant.folder(dir, *seed);
+        let words = format!("{}, seed {seed}", variant.name);
+        let is_done =
+            History::read(&folder).is_ok_and(|history| to_loss::is_done(&history, config.eval.metric, goal));
+        let one = OneOf {
+            label: "to loss",
+            number,
+            count,
+            words,
+            folder: &folder,
+            resume: Resume::Auto,
+            is_done,
+            config,
+        };
+        let status = train_one_of(&one, device, stop, starting, screen).map_err(|e| of(variant, e))?;
+        if status == Status::Stopped {
+            return Ok(status);
+        }
+    }
+    Ok(Status::Done)
 }
 
 /// Options of `ablate` that measure updates say nothing of whole runs.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
 
-use flatout_report::history::History;
+use flatout_report::history::{History, State};
 use flatout_train::UserError;
 use flatout_train::config::Config;
 use flatout_train::metrics::goal::Metric;
@@ -67,6 +67,13 @@ impl Variant {
     }
 }
 
+/// Whether a run has nothing more to say of a goal: it is done, and where it ended early it had reached that. One that ended at an
+/// easier goal goes on, and so does one whose patience ran out, which ends again at once.
+pub fn is_done(history: &History, metric: Metric, goal: f64) -> bool {
+    let is_early = history.end.as_ref().is_some_and(|end| end.early.is_some());
+    history.state == State::Done && (!is_early || reached(history, metric, goal).is_some())
+}
+
 /// When a run reached the goal.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Reached {
@@ -111,6 +118,16 @@ pub struct Trial {
     pub reached: Option<Reached>,
     /// Of its evaluations, whether or not it reached the goal.
     pub best: Option<f64>,
+}
+
+impl Trial {
+    /// Reads the run in a folder.
+    pub fn read(folder: &Path, seed: u64, metric: Metric, goal: f64) -> Result<Trial, UserError> {
+        let path = folder.display().to_string();
+        let history = History::read(folder)?;
+        let best = history.best(metric).map(|(_, value)| value);
+        Ok(Trial { seed, path, reached: reached(&history, metric, goal), best })
+    }
 }
 
 /// A number over seeds.
@@ -190,7 +207,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use flatout_train::recipes::resolve;
-    use flatout_train::run::events::{Event, Start};
+    use flatout_train::run::events::{Event, Start, Status};
 
     /// Ten updates of 100 ms and 50 tokens, evaluated after every second one.
     fn history(losses: [f32; 5]) -> History {
@@ -263,5 +280,26 @@ mod tests {
         assert_eq!((config.train.seed, config.eval.goal, config.log.every), (3, Some(1.5), 1));
         assert!(variants(&["".into()]).unwrap_err().0.contains("--try is empty"));
         assert!(variants(&["lr=1".into(), " lr=1 ".into()]).unwrap_err().0.contains("given twice"));
+    }
+
+    #[test]
+    fn a_run_that_ended_at_an_easier_goal_is_not_done() {
+        let ended = |early: Option<&str>, status: Status| {
+            let mut history = history([5.0, 4.0, 3.0, 2.0, 1.9]);
+            let end = serde_json::json!({
+                "event": "end", "status": status, "steps": 10, "loss": 1.9, "loss_floor": null, "tokens_per_second": 1.0,
+                "skipped": 0, "early": early,
+            });
+            let Event::End(end) = serde_json::from_value(end).expect("an event") else { panic!("an end") };
+            history.state = if status == Status::Done { State::Done } else { State::Stopped };
+            history.end = Some(end);
+            history
+        };
+        let early = ended(Some("loss reached 1.9000"), Status::Done);
+        assert!(is_done(&early, Metric::Loss, 2.0) && is_done(&early, Metric::Loss, 3.0));
+        assert!(!is_done(&early, Metric::Loss, 1.5));
+        // All its updates are made, whatever they came to.
+        assert!(is_done(&ended(None, Status::Done), Metric::Loss, 1.5));
+        assert!(!is_done(&ended(None, Status::Stopped), Metric::Loss, 3.0));
     }
 }
