@@ -1,5 +1,6 @@
 //! `ablate --to-loss`: the time and the tokens that a recipe and changes of it take to a held-out loss, over seeds.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -33,6 +34,9 @@ struct Planned {
     config: Config,
 }
 
+/// Runs that could not go on, by their folders, each with the reason.
+type Failed = BTreeMap<PathBuf, String>;
+
 pub fn to_loss(args: &Ablate, goal: f64, screen: &Screen) -> Result<ExitCode, Failure> {
     launch::check_alone("ablate --to-loss")?;
     check(args)?;
@@ -56,14 +60,14 @@ pub fn to_loss(args: &Ablate, goal: f64, screen: &Screen) -> Result<ExitCode, Fa
         None => Run::allocate(Path::new("runs"), &format!("{}-to-loss", base.recipe))?.dir().to_path_buf(),
     };
     check_there(&dir, &planned)?;
-    if train_all(&planned, &dir, goal, &device, (&stop, &starting), screen)? == Status::Stopped {
+    let Some(failed) = train_all(&planned, &dir, goal, &device, (&stop, &starting), screen)? else {
         screen.note(format!("the same command goes on with --run {}", quoted(&dir)));
         return Ok(ExitCode::from(3));
-    }
+    };
     let metric = base.eval.metric;
     let trial = |variant: &Variant, seed: u64| {
         let folder = variant.folder(&dir, seed);
-        Trial::read(&folder, seed, metric, goal)
+        Trial::read(&folder, seed, metric, goal, failed.get(&folder).cloned())
     };
     let mut runs = vec![];
     for variant in &variants {
@@ -84,7 +88,7 @@ pub fn to_loss(args: &Ablate, goal: f64, screen: &Screen) -> Result<ExitCode, Fa
     } else {
         print(&report, screen);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Refuses a folder whose runs were begun with other settings: their numbers would stand for what was not trained.
@@ -105,7 +109,7 @@ fn check_there(dir: &Path, planned: &[Planned]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Trains the runs one after another, until it is stopped.
+/// Trains the runs one after another, and gives those that could not go on; none where it was stopped.
 fn train_all(
     planned: &[Planned],
     dir: &Path,
@@ -113,8 +117,8 @@ fn train_all(
     device: &Device,
     (stop, starting): (&StopFlag, &Starting),
     screen: &Screen,
-) -> Result<Status, Failure> {
-    let count = planned.len();
+) -> Result<Option<Failed>, Failure> {
+    let (count, mut failed) = (planned.len(), Failed::new());
     for (number, Planned { variant, seed, config }) in (1..).zip(planned) {
         let folder = variant.folder(dir, *seed);
         let words = format!("{}, seed {seed}", variant.name);
@@ -124,18 +128,24 @@ fn train_all(
             label: "to loss",
             number,
             count,
-            words,
+            words: words.clone(),
             folder: &folder,
             resume: Resume::Auto,
             is_done,
             config,
         };
-        let status = train_one_of(&one, device, stop, starting, screen).map_err(|e| of(variant, e))?;
-        if status == Status::Stopped {
-            return Ok(status);
+        match train_one_of(&one, device, stop, starting, screen) {
+            // One that cannot go on, as with a rate that is too high, says nothing of the others.
+            Err(Failure::Environment(sentence)) => {
+                screen.note(format!("to loss  {words} failed: {sentence}"));
+                failed.insert(folder, sentence);
+            }
+            Err(refused) => return Err(of(variant, refused)),
+            Ok(Status::Stopped) => return Ok(None),
+            Ok(_) => {}
         }
     }
-    Ok(Status::Done)
+    Ok(Some(failed))
 }
 
 /// Options of `ablate` that measure updates say nothing of whole runs.
@@ -213,10 +223,13 @@ fn cells(row: &Row, metric: Metric) -> Vec<String> {
         Some(Range { mean, least, most }) => format!("{} ({} to {})", show(mean), show(least), show(most)),
         None => "-".into(),
     };
-    let missed = row.runs.iter().filter(|run| run.reached.is_none()).count();
-    let time = match missed {
-        0 => range(row.seconds, &duration),
-        missed => format!("not reached by {missed} of {}", row.runs.len()),
+    let (failed, missed): (Vec<&Trial>, Vec<&Trial>) =
+        row.runs.iter().filter(|run| run.reached.is_none()).partition(|run| run.why.is_some());
+    let time = match (failed.len(), missed.len()) {
+        (0, 0) => range(row.seconds, &duration),
+        (0, missed) => format!("not reached by {missed} of {}", row.runs.len()),
+        (failed, 0) => format!("{failed} of {} failed", row.runs.len()),
+        (failed, missed) => format!("{failed} of {} failed, not reached by {missed}", row.runs.len()),
     };
     let better = |one, other| if metric.is_better(other, one) { other } else { one };
     let best = row.runs.iter().filter_map(|run| run.best).reduce(better);

@@ -137,6 +137,26 @@ fn runs_to_a_loss_go_on_to_a_better_one_and_are_never_those_of_other_settings() 
 }
 
 #[test]
+fn a_variant_that_fails_does_not_end_the_others() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let high = "lr=1e30 clip=0 train.on_nonfinite=stop";
+    let words = ["--seeds", "2", "--try", high, "--try", "lr=1e-3"];
+    let came = said(folder.path(), &race("6.2", &[&words[..], &["--json"]].concat()));
+    assert_eq!(came.code, Some(1), "{came:?}");
+    let report = object(&came.out);
+    let failed = row(&report, high);
+    assert!(failed["runs"][1]["why"].as_str().is_some_and(|why| why.contains("not finite")), "{failed}");
+    assert!(failed["seconds"].is_null() && failed["runs"][0]["reached"].is_null(), "{failed}");
+    assert!(row(&report, "lr=1e-3")["of_base"]["mean"].is_f64(), "{report:#}");
+    assert!(row(&report, "as it is")["runs"][0].get("why").is_none(), "{report:#}");
+    // It is tried again, and what is done stays.
+    let came = said(folder.path(), &race("6.2", &words));
+    assert_eq!(came.code, Some(1), "{came:?}");
+    assert!(came.err.contains(&format!("to loss  {high}, seed 0 failed: step ")), "{}", came.err);
+    assert!(came.out.contains("2 of 2 failed") && came.err.matches(" is done: ").count() == 4, "{came:?}");
+}
+
+#[test]
 fn rows_have_what_the_contract_says() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();

@@ -118,15 +118,27 @@ pub struct Trial {
     pub reached: Option<Reached>,
     /// Of its evaluations, whether or not it reached the goal.
     pub best: Option<f64>,
+    /// The reason for which it could not go on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
 }
 
 impl Trial {
-    /// Reads the run in a folder.
-    pub fn read(folder: &Path, seed: u64, metric: Metric, goal: f64) -> Result<Trial, UserError> {
+    /// Reads the run in a folder; one that could not go on may not have begun.
+    pub fn read(
+        folder: &Path,
+        seed: u64,
+        metric: Metric,
+        goal: f64,
+        why: Option<String>,
+    ) -> Result<Trial, UserError> {
         let path = folder.display().to_string();
-        let history = History::read(folder)?;
+        let history = match History::read(folder) {
+            Err(_) if why.is_some() => return Ok(Trial { seed, path, reached: None, best: None, why }),
+            history => history?,
+        };
         let best = history.best(metric).map(|(_, value)| value);
-        Ok(Trial { seed, path, reached: reached(&history, metric, goal), best })
+        Ok(Trial { seed, path, reached: reached(&history, metric, goal), best, why })
     }
 }
 
@@ -250,6 +262,7 @@ mod tests {
             path: "run".into(),
             reached: seconds.map(|seconds| Reached { step: 1.0, seconds, tokens: 10.0 * seconds }),
             best: Some(3.0),
+            why: None,
         };
         let variants = variants(&["lr=1e-3".into(), "lr=1e-2 train.batch=8".into()]).unwrap();
         assert_eq!(variants[2].overrides, ["lr=1e-2", "train.batch=8"]);
