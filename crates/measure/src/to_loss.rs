@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use flatout_report::history::{History, State};
 use flatout_train::UserError;
-use flatout_train::config::Config;
+use flatout_train::config::{Config, keys_of};
 use flatout_train::metrics::goal::Metric;
 use flatout_train::refuse;
 
@@ -29,6 +29,13 @@ const LONGEST_NAME: usize = 120;
 
 /// The name of the base.
 pub const BASE: &str = "as it is";
+
+/// Keys that every run is given, and what says their values.
+const GIVEN: [(&str, &str); 3] = [
+    ("train.seed", "all are trained with the seeds from that of the recipe on, as many as --seeds says"),
+    ("eval.goal", "all are trained to the loss that --to-loss says"),
+    ("log.every", "every update of all is logged, so that it is timed"),
+];
 
 /// The base and a variant for each of `tries`, which is one or more overrides between spaces.
 pub fn variants(tries: &[String]) -> Result<Vec<Variant>, UserError> {
@@ -62,8 +69,27 @@ impl Variant {
 
     /// The config of its run with a seed: that of the base but for its overrides.
     pub fn config(&self, base: &Config, seed: u64, goal: f64) -> Result<Config, UserError> {
+        self.check_keys()?;
         let own = [format!("train.seed={seed}"), format!("eval.goal={goal}"), "log.every=1".into()];
-        base.with(&self.overrides.iter().cloned().chain(own).collect::<Vec<_>>())
+        let config = base.with(&self.overrides.iter().cloned().chain(own).collect::<Vec<_>>())?;
+        if config.train.folds.is_some() && config.train.fold.is_none() {
+            refuse!(
+                "every run to a loss is one run, and `train.folds` makes several of it: give train.fold=N, or train.folds=none"
+            );
+        }
+        Ok(config)
+    }
+
+    /// Refuses overrides that those of every run would be laid over.
+    fn check_keys(&self) -> Result<(), UserError> {
+        // What is no key is refused as any other override.
+        let keys = self.overrides.iter().filter_map(|word| keys_of(std::slice::from_ref(word)).ok());
+        for key in keys.flatten() {
+            if let Some((_, why)) = GIVEN.iter().find(|(given, _)| *given == key) {
+                refuse!("`{key}` cannot be tried, as {why}: leave it out");
+            }
+        }
+        Ok(())
     }
 }
 
@@ -293,6 +319,33 @@ mod tests {
         assert_eq!((config.train.seed, config.eval.goal, config.log.every), (3, Some(1.5), 1));
         assert!(variants(&["".into()]).unwrap_err().0.contains("--try is empty"));
         assert!(variants(&["lr=1".into(), " lr=1 ".into()]).unwrap_err().0.contains("given twice"));
+    }
+
+    #[test]
+    fn keys_of_every_run_cannot_be_tried() {
+        let refused = |base: &[&str], tried: &str| {
+            let base = resolve("tiny", &[], &base.iter().map(|word| word.to_string()).collect::<Vec<_>>());
+            let variant = variants(&[tried.into()]).unwrap().remove(1);
+            variant.config(&base.unwrap(), 3, 1.5).expect_err(tried).0
+        };
+        for (tried, part) in [
+            ("seed=7", "`train.seed` cannot be tried, as all are trained with the seeds"),
+            ("train.seed=7", "`train.seed` cannot be tried"),
+            ("lr=1e-3 goal=2", "`eval.goal` cannot be tried"),
+            ("eval.goal=none", "`eval.goal` cannot be tried"),
+            ("log.every=5", "`log.every` cannot be tried"),
+            ("learning=1", "there is no key `learning`"),
+        ] {
+            let sentence = refused(&[], tried);
+            assert!(sentence.contains(part), "{tried}: {sentence}");
+        }
+        // Folds are several runs, whoever asks for them.
+        let classes = ["head=classes", "model.classes=2", "folds=3"];
+        assert!(refused(&classes, "lr=1e-3").contains("give train.fold=N"));
+        assert!(refused(&classes[..2], "folds=3").contains("`train.folds` makes several"));
+        let base = resolve("tiny", &[], &classes.map(String::from)).unwrap();
+        let one = variants(&["train.fold=2".into()]).unwrap().remove(1).config(&base, 3, 1.5).unwrap();
+        assert_eq!(one.train.fold, Some(2));
     }
 
     #[test]
