@@ -6,13 +6,15 @@
     python bench/speedrun.py target/ship/flatout docs.jsonl.zst
     python bench/speedrun.py target/ship/flatout docs.jsonl.zst --llmc ../llm.c/train_gpt2cu
     python bench/speedrun.py target/ship/flatout docs.jsonl.zst backend=cpu model.layers=4 model.width=64 model.heads=4 model.ffn=256 \\
-        model.context=128 model.vocab=4096 train.batch=16 schedule.windows=[32,64,128] --vocab 4096 --steps 200 --lengths 80 120 160 --seeds 1
+        model.context=128 model.vocab=4096 train.batch=16 --speedrun 'schedule.windows=[32,64,128]' --vocab 4096 --steps 200 \\
+        --lengths 80 120 160 --seeds 1
 
 The baseline is `gpt2-124m` with 128 rows of 1,024 tokens an update, 800 updates, a cosine over them and a tenth of them as warm-up, once for
 each of `--rates`. The rate with the lowest held-out loss at the end is run with every seed; its last held-out loss is the goal of that
 seed. `gpt2-speedrun` is run with each of `--lengths`, as schedules over so many updates, until one is at the goal of the first
 seed; that length is run with the other seeds. Time is that of updates alone: the sum of a run's steps. Between two evaluations the loss is read off the
-line between them. Every run is a fresh process, and the seeds' runs are in turns. Overrides are laid over both recipes.
+line between them. Every run is a fresh process, and the seeds' runs are in turns. Overrides are laid over both recipes, and those of
+`--speedrun` behind them over `gpt2-speedrun` alone.
 
 `--llmc` names llm.c's program, built with nvcc from its public source: it trains the same model on the same tokens with the best rate
 and the same batch, schedule and weight decay. Its losses are of its own held-out shard, which is ours in its form. Without it a line says that it is left out.
@@ -37,7 +39,8 @@ def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("flatout", type=Path)
     p.add_argument("text", type=Path, help="documents, as `flatout data prepare` takes them, or a folder of shards")
-    p.add_argument("override", nargs="*", help="laid over both recipes")
+    p.add_argument("override", nargs="*", metavar="KEY=VALUE", help="laid over both recipes")
+    p.add_argument("--speedrun", nargs="+", default=[], metavar="KEY=VALUE", help="laid over the speed run alone")
     p.add_argument("--vocab", type=int, default=50257, help="tokens of the tokeniser that is trained on the text")
     p.add_argument("--steps", type=int, default=800, help="updates of the baseline")
     p.add_argument("--rates", type=float, nargs="+", default=[6e-4, 1.2e-3, 2.4e-3])
@@ -59,9 +62,9 @@ def finish(typed):
     return done.stdout
 
 
-def run(a, folder, name, recipe, words):
-    """The evaluations of a run as (seconds of updates, updates, held-out loss)."""
-    typed = [a.flatout, "train", recipe, f"data.path={a.shards}", *words, f"eval.every={a.every}", "checkpoint.every=0", "log.every=1", *a.override]
+def run(a, folder, name, recipe, words, own=()):
+    """The evaluations of a run as (seconds of updates, updates, held-out loss); `own` are overrides of its recipe alone."""
+    typed = [a.flatout, "train", recipe, f"data.path={a.shards}", *words, f"eval.every={a.every}", "checkpoint.every=0", "log.every=1", *a.override, *own]
     seconds, steps, points = 0.0, 0, []
     for line in finish([*typed, "--run", folder / name, "--json"]).splitlines():
         event = json.loads(line)
@@ -80,7 +83,7 @@ def baseline(a, folder, rate, seed):
 
 def speedrun(a, folder, length, seed):
     words = [f"train.steps={length}", f"schedule.decay_steps={length * 2 // 5}", f"train.seed={seed}"]
-    return run(a, folder, f"speedrun-steps={length}-seed={seed}", "gpt2-speedrun", words)
+    return run(a, folder, f"speedrun-steps={length}-seed={seed}", "gpt2-speedrun", words, a.speedrun)
 
 
 def reached(points, goal):

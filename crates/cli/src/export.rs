@@ -54,13 +54,16 @@ fn to_folder(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says which base adapters were merged into, where it is not the one that the run began from.
+/// Says which values the frozen weights have, where they are not those that the run began from.
 fn note_nf4(loaded: &Loaded, screen: &Screen) {
     let Some(names) = loaded.weights.in_nf4() else { return };
     let count = names.len();
+    let trained = match loaded.weights.adapters().is_empty() {
+        true => "the other weights were trained",
+        false => "the adapters were trained; --adapter exports the adapters alone",
+    };
     screen.note(format!(
-        "note     {count} frozen weights are exported as the values of their 4-bit codes, beside which the adapters were trained; \
-         --adapter exports the adapters alone"
+        "note     {count} frozen weights are exported as the values of their 4-bit codes, beside which {trained}"
     ));
 }
 

@@ -31,8 +31,9 @@ pub fn train(
     let count = configs.len();
     for (number, config) in (1..).zip(&configs) {
         let folder = folds::folder(dir, number);
-        let one =
-            OneOf { label: "fold", number, count, words: String::new(), folder: &folder, resume, config };
+        let is_done = resume != Resume::Never && folds::is_done(&folder);
+        let (label, words) = ("fold", String::new());
+        let one = OneOf { label, number, count, words, folder: &folder, resume, is_done, config };
         if train_one_of(&one, device, stop, starting, screen)? == Status::Stopped {
             screen.note(format!("all folds go on with: flatout resume {}", quoted(dir)));
             return Ok(ExitCode::from(3));

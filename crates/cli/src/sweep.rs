@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use flatout_measure::folds;
 use flatout_measure::sweep::{By, Combination, SUMMARY, Summary, Sweep, SweepCommand, Trial};
 use flatout_report::history::State;
 use flatout_train::Config;
@@ -100,8 +101,8 @@ pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
     for (number, Planned { combination, config, .. }) in (1..).zip(&planned) {
         let folder = dir.join(&combination.name);
         let words = combination.words().join(" ");
-        let one =
-            OneOf { label: "sweep", number, count, words, folder: &folder, resume: Resume::Auto, config };
+        let (label, resume, is_done) = ("sweep", Resume::Auto, folds::is_done(&folder));
+        let one = OneOf { label, number, count, words, folder: &folder, resume, is_done, config };
         let status = match train_one_of(&one, &device, &stop, &starting, screen) {
             // One that cannot go on, as with a rate that is too high, says nothing of the others.
             Err(Failure::Environment(sentence)) => {

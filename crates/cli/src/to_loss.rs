@@ -1,9 +1,10 @@
 //! `ablate --to-loss`: the time and the tokens that a recipe and changes of it take to a held-out loss, over seeds.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use flatout_measure::to_loss::{Range, Report, Row, Trial, Variant, reached, rows, variants};
+use flatout_measure::to_loss::{self, Range, Report, Row, Trial, Variant, rows, variants};
 use flatout_report::history::History;
 use flatout_train::Config;
 use flatout_train::Failure;
@@ -14,14 +15,16 @@ use flatout_train::recipes;
 use flatout_train::refuse;
 use flatout_train::resolve::compile;
 use flatout_train::run::events::Status;
-use flatout_train::run::{Resume, Run, is_run, quoted};
+use flatout_train::run::signal::StopFlag;
+use flatout_train::run::{Resume, Run, asked_and_resolved, is_run, quoted};
+use flatout_train::training::resume::check_compared;
 use flatout_train::weights::pretrained;
 
 use crate::args::{Ablate, recipe_and_overrides};
 use crate::launch;
 use crate::runs::print_table;
 use crate::screen::{Screen, duration, short};
-use crate::start;
+use crate::start::{self, Starting};
 use crate::train::{OneOf, train_one_of};
 
 /// The run of a variant with a seed.
@@ -30,6 +33,9 @@ struct Planned {
     seed: u64,
     config: Config,
 }
+
+/// Runs that could not go on, by their folders, each with the reason.
+type Failed = BTreeMap<PathBuf, String>;
 
 pub fn to_loss(args: &Ablate, goal: f64, screen: &Screen) -> Result<ExitCode, Failure> {
     launch::check_alone("ablate --to-loss")?;
@@ -50,33 +56,18 @@ pub fn to_loss(args: &Ablate, goal: f64, screen: &Screen) -> Result<ExitCode, Fa
         }
     }
     let dir: PathBuf = match &args.meeting.run {
-        Some(dir) if is_run(dir) => {
-            return Err(
-                UserError(format!("{} holds a run: give --run a folder of its own", dir.display())).into()
-            );
-        }
         Some(dir) => dir.clone(),
         None => Run::allocate(Path::new("runs"), &format!("{}-to-loss", base.recipe))?.dir().to_path_buf(),
     };
-    let count = planned.len();
-    for (number, Planned { variant, seed, config }) in (1..).zip(&planned) {
-        let folder = variant.folder(&dir, *seed);
-        let words = format!("{}, seed {seed}", variant.name);
-        let one =
-            OneOf { label: "to loss", number, count, words, folder: &folder, resume: Resume::Auto, config };
-        let status = train_one_of(&one, &device, &stop, &starting, screen)?;
-        if status == Status::Stopped {
-            screen.note(format!("the same command goes on with --run {}", quoted(&dir)));
-            return Ok(ExitCode::from(3));
-        }
-    }
+    check_there(&dir, &planned)?;
+    let Some(failed) = train_all(&planned, &dir, goal, &device, (&stop, &starting), screen)? else {
+        screen.note(format!("the same command goes on with --run {}", quoted(&dir)));
+        return Ok(ExitCode::from(3));
+    };
     let metric = base.eval.metric;
-    let trial = |variant: &Variant, seed: u64| -> Result<Trial, Failure> {
+    let trial = |variant: &Variant, seed: u64| {
         let folder = variant.folder(&dir, seed);
-        let history = History::read(&folder)?;
-        let best = history.best(metric).map(|(_, value)| value);
-        let path = folder.display().to_string();
-        Ok(Trial { seed, path, reached: reached(&history, metric, goal), best })
+        Trial::read(&folder, seed, metric, goal, failed.get(&folder).cloned())
     };
     let mut runs = vec![];
     for variant in &variants {
@@ -97,7 +88,64 @@ pub fn to_loss(args: &Ablate, goal: f64, screen: &Screen) -> Result<ExitCode, Fa
     } else {
         print(&report, screen);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Refuses a folder whose runs were begun with other settings: their numbers would stand for what was not trained.
+fn check_there(dir: &Path, planned: &[Planned]) -> Result<(), Failure> {
+    if is_run(dir) {
+        return Err(
+            UserError(format!("{} holds a run: give --run a folder of its own", dir.display())).into()
+        );
+    }
+    for Planned { variant, seed, config } in planned {
+        let folder = variant.folder(dir, *seed);
+        if is_run(&folder) {
+            let (own, resolved) = asked_and_resolved(&folder)?;
+            check_compared(&own, &resolved, config)
+                .map_err(|error| UserError(format!("{}: {}", folder.display(), error.0)))?;
+        }
+    }
+    Ok(())
+}
+
+/// Trains the runs one after another, and gives those that could not go on; none where it was stopped.
+fn train_all(
+    planned: &[Planned],
+    dir: &Path,
+    goal: f64,
+    device: &Device,
+    (stop, starting): (&StopFlag, &Starting),
+    screen: &Screen,
+) -> Result<Option<Failed>, Failure> {
+    let (count, mut failed) = (planned.len(), Failed::new());
+    for (number, Planned { variant, seed, config }) in (1..).zip(planned) {
+        let folder = variant.folder(dir, *seed);
+        let words = format!("{}, seed {seed}", variant.name);
+        let is_done =
+            History::read(&folder).is_ok_and(|history| to_loss::is_done(&history, config.eval.metric, goal));
+        let one = OneOf {
+            label: "to loss",
+            number,
+            count,
+            words: words.clone(),
+            folder: &folder,
+            resume: Resume::Auto,
+            is_done,
+            config,
+        };
+        match train_one_of(&one, device, stop, starting, screen) {
+            // One that cannot go on, as with a rate that is too high, says nothing of the others.
+            Err(Failure::Environment(sentence)) => {
+                screen.note(format!("to loss  {words} failed: {sentence}"));
+                failed.insert(folder, sentence);
+            }
+            Err(refused) => return Err(of(variant, refused)),
+            Ok(Status::Stopped) => return Ok(None),
+            Ok(_) => {}
+        }
+    }
+    Ok(Some(failed))
 }
 
 /// Options of `ablate` that measure updates say nothing of whole runs.
@@ -175,10 +223,13 @@ fn cells(row: &Row, metric: Metric) -> Vec<String> {
         Some(Range { mean, least, most }) => format!("{} ({} to {})", show(mean), show(least), show(most)),
         None => "-".into(),
     };
-    let missed = row.runs.iter().filter(|run| run.reached.is_none()).count();
-    let time = match missed {
-        0 => range(row.seconds, &duration),
-        missed => format!("not reached by {missed} of {}", row.runs.len()),
+    let (failed, missed): (Vec<&Trial>, Vec<&Trial>) =
+        row.runs.iter().filter(|run| run.reached.is_none()).partition(|run| run.why.is_some());
+    let time = match (failed.len(), missed.len()) {
+        (0, 0) => range(row.seconds, &duration),
+        (0, missed) => format!("not reached by {missed} of {}", row.runs.len()),
+        (failed, 0) => format!("{failed} of {} failed", row.runs.len()),
+        (failed, missed) => format!("{failed} of {} failed, not reached by {missed}", row.runs.len()),
     };
     let better = |one, other| if metric.is_better(other, one) { other } else { one };
     let best = row.runs.iter().filter_map(|run| run.best).reduce(better);

@@ -125,10 +125,12 @@ pub struct OneOf<'a> {
     pub words: String,
     pub folder: &'a Path,
     pub resume: Resume,
+    /// Its folder holds all that is to come of it.
+    pub is_done: bool,
     pub config: &'a Config,
 }
 
-/// Trains such a run or goes on with it; one that is done stays as it is where runs may go on.
+/// Trains such a run or goes on with it; one that is done stays as it is, where it was begun with the same settings.
 pub fn train_one_of(
     one: &OneOf<'_>,
     device: &Device,
@@ -136,8 +138,10 @@ pub fn train_one_of(
     starting: &Starting,
     screen: &Screen,
 ) -> Result<Status, Failure> {
-    let OneOf { label, number, count, words, folder, resume, config } = one;
-    if *resume != Resume::Never && folds::is_done(folder) {
+    let OneOf { label, number, count, words, folder, resume, is_done, config } = one;
+    if *is_done {
+        let (own, resolved) = asked_and_resolved(folder)?;
+        resume::requeued(&own, &resolved, config)?;
         screen.note(format!("{label:<9}{number} of {count} is done: {}", folder.display()));
         return Ok(Status::Done);
     }

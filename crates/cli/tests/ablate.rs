@@ -5,27 +5,32 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::program::{SMALL, flatout};
+use crate::program::{SMALL, Said, flatout};
 
 /// `ablate` of a small decoder on the CPU, with a cache of its own.
-fn ablate(dir: &Path, words: &[&str]) -> (Value, String) {
+fn said(dir: &Path, words: &[&str]) -> Said {
     let words: Vec<&str> =
         ["ablate", "tiny", "backend=cpu"].iter().chain(&SMALL).chain(words).copied().collect();
     let output =
         flatout(dir, &words).env("FLATOUT_CACHE", dir.join("cache")).output().expect("the program starts");
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    // The events of whole runs, a line each, come before the object.
-    let runs = words.contains(&"--to-loss");
-    let out = text(&output.stdout);
-    let object = match out.find("\n{\n").filter(|_| runs) {
-        Some(before) => &out[before + 1..],
-        None => &out,
-    };
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// The same where it ends well: its object and what it said beside it, or no object and what it printed.
+fn ablate(dir: &Path, words: &[&str]) -> (Value, String) {
+    let Said { code, out, err } = said(dir, words);
+    assert_eq!(code, Some(0), "{err}");
     match words.contains(&"--json") {
-        true => (serde_json::from_str(object).expect("one object"), text(&output.stderr)),
-        false => (Value::Null, text(&output.stdout)),
+        true => (object(&out), err),
+        false => (Value::Null, out),
     }
+}
+
+/// The object that is printed; the events of whole runs, a line each, may come before it.
+fn object(out: &str) -> Value {
+    let object = out.find("\n{\n").map_or(out, |before| &out[before + 1..]);
+    serde_json::from_str(object).expect("one object")
 }
 
 fn row<'a>(report: &'a Value, name: &str) -> &'a Value {
@@ -83,6 +88,72 @@ fn time_to_a_loss_is_compared_seed_by_seed() {
     assert_eq!(log.matches("\"event\":\"start\"").count(), 1, "{log}");
     let table = ablate(dir, &words[..words.len() - 1]).1;
     assert!(table.contains("not reached by 2 of 2") && table.contains("of the base's time"), "{table}");
+}
+
+/// Runs of 60 updates of the base to a loss, in a folder.
+fn race<'a>(goal: &'a str, words: &[&'a str]) -> Vec<&'a str> {
+    let run = ["eval.every=4", "eval.rows=8", "train.steps=60", "--to-loss", goal, "--run", "race"];
+    [&run[..], words].concat()
+}
+
+#[test]
+fn runs_to_a_loss_go_on_to_a_better_one_and_are_never_those_of_other_settings() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let one = ["--seeds", "1", "--json"];
+    let log = || fs::read_to_string(dir.join("race/as-it-is_seed=0/events.jsonl")).expect("a log");
+    let starts = || log().matches("\"event\":\"start\"").count();
+    let updates = || log().matches("\"event\":\"step\"").count();
+    let (easy, _) = ablate(dir, &race("5.5", &one));
+    let (at_easy, ended) = (row(&easy, "as it is")["runs"][0]["reached"].clone(), updates());
+    assert!(at_easy["step"].is_f64() && ended < 60, "{easy:#}");
+    // It ended at the easier goal, and goes on from there.
+    let (hard, _) = ablate(dir, &race("5.2", &one));
+    let at_hard = &row(&hard, "as it is")["runs"][0]["reached"];
+    assert!(at_hard["step"].as_f64() > at_easy["step"].as_f64(), "{hard:#}");
+    assert_eq!(starts(), 2, "{}", log());
+    assert!(updates() > ended && updates() <= 60, "no update is made twice: {}", log());
+    // What is done for one goal is done for an easier one, with the numbers of then.
+    let (again, _) = ablate(dir, &race("5.5", &one));
+    assert_eq!(row(&again, "as it is")["runs"][0]["reached"], at_easy);
+    assert_eq!(starts(), 2, "{}", log());
+    // A goal that is never reached is done when all updates are made.
+    for _ in 0..2 {
+        let table = ablate(dir, &race("0.1", &one[..2])).1;
+        assert!(table.contains("not reached by 1 of 1"), "{table}");
+        assert_eq!((starts(), updates()), (3, 60), "{}", log());
+    }
+    for (word, part) in [
+        ("lr=1e-4", "`optimizer.lr` is 0.0001 now and was"),
+        ("train.steps=90", "`train.steps` is 90 now and was 60"),
+        ("eval.rows=4", "`eval.rows` is 4 now and was 8"),
+    ] {
+        let refused = said(dir, &race("5.5", &["--seeds", "1", word]));
+        assert_eq!(refused.code, Some(2), "{word}: {refused:?}");
+        assert!(refused.err.contains("race/as-it-is_seed=0: the run that is there was begun"), "{refused:?}");
+        assert!(refused.err.contains(part) && refused.err.contains("another --run"), "{refused:?}");
+        assert_eq!((starts(), updates()), (3, 60), "nothing was trained");
+    }
+}
+
+#[test]
+fn a_variant_that_fails_does_not_end_the_others() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let high = "lr=1e30 clip=0 train.on_nonfinite=stop";
+    let words = ["--seeds", "2", "--try", high, "--try", "lr=1e-3"];
+    let came = said(folder.path(), &race("6.2", &[&words[..], &["--json"]].concat()));
+    assert_eq!(came.code, Some(1), "{came:?}");
+    let report = object(&came.out);
+    let failed = row(&report, high);
+    assert!(failed["runs"][1]["why"].as_str().is_some_and(|why| why.contains("not finite")), "{failed}");
+    assert!(failed["seconds"].is_null() && failed["runs"][0]["reached"].is_null(), "{failed}");
+    assert!(row(&report, "lr=1e-3")["of_base"]["mean"].is_f64(), "{report:#}");
+    assert!(row(&report, "as it is")["runs"][0].get("why").is_none(), "{report:#}");
+    // It is tried again, and what is done stays.
+    let came = said(folder.path(), &race("6.2", &words));
+    assert_eq!(came.code, Some(1), "{came:?}");
+    assert!(came.err.contains(&format!("to loss  {high}, seed 0 failed: step ")), "{}", came.err);
+    assert!(came.out.contains("2 of 2 failed") && came.err.matches(" is done: ").count() == 4, "{came:?}");
 }
 
 #[test]

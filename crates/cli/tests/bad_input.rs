@@ -118,6 +118,14 @@ fn words_and_numbers() {
             "--model is of measured updates, and --to-loss trains whole runs, each on one rank",
         ),
         ("ablate tiny --to-loss 2 --try lr=nan", "--try `lr=nan`: `optimizer.lr`"),
+        (
+            "ablate tiny --to-loss 2 --try seed=7",
+            "--try `seed=7`: `train.seed` cannot be tried, as all are trained with the seeds",
+        ),
+        (
+            "ablate tiny --to-loss 2 --try eval.goal=1",
+            "--try `eval.goal=1`: `eval.goal` cannot be tried, as all are trained to the loss that --to-loss says",
+        ),
         ("ablate tiny --to-loss nan", "`eval.goal` wants a number, and got `NaN`"),
         (
             "ablate tiny --to-loss 2 eval.every=0",

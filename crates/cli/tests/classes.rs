@@ -162,6 +162,9 @@ fn folds_are_runs_with_a_summary() {
     let again = done(say(dir, &train(&[&words[..], &["--resume", "auto"]].concat())));
     assert!(again.err.contains("1 of 3 is done") && !again.err.contains("2 of 3 is done"), "{again:?}");
     assert!(dir.join("folds/fold-2/report.md").is_file());
+    // They are not taken for those of other settings.
+    let refused = say(dir, &train(&[&words[..], &["lr=2e-5", "--resume", "auto"]].concat()));
+    assert!(refused.code == Some(2) && refused.err.contains("`optimizer.lr` is 2e-5 now"), "{refused:?}");
 }
 
 #[test]

@@ -79,6 +79,28 @@ fn force_replaces_nothing_but_an_earlier_export() {
 }
 
 #[test]
+fn the_note_on_weights_in_four_bits_says_what_was_trained_beside_them() {
+    let scene = Scene::new();
+    let dir = scene.folder.path();
+    for (own, trained) in [
+        (["adapter.kind=lora", "base=nf4"], "beside which the adapters were trained; --adapter exports the"),
+        (["train.freeze=[layers.0]", "base=nf4"], "beside which the other weights were trained\n"),
+    ] {
+        let run = own[0].split('=').next().expect("a key");
+        let made = say(dir, &small_train(&[own[0], own[1], "--run", run, "-q"]));
+        assert_eq!(made.code, Some(0), "{}", made.err);
+        let said = say(dir, &["export", run, "--to", &format!("{run}-out")]);
+        assert_eq!(said.code, Some(0), "{own:?}: {}", said.err);
+        assert!(
+            said.err.contains("are exported as the values of their 4-bit codes"),
+            "{own:?}: {}",
+            said.err
+        );
+        assert!(said.err.contains(trained), "{own:?}: {}", said.err);
+    }
+}
+
+#[test]
 fn exports_side_by_side_end_in_one_that_is_whole() {
     let scene = Scene::new();
     let dir = scene.folder.path();

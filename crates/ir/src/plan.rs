@@ -114,13 +114,14 @@ impl Launch {
     }
 }
 
-/// The purpose of a plan. A role that several plans of a set share carries an index, in which the plans differ by their
-/// extents alone.
+/// The purpose of a plan. A role that several plans of a set share carries an index: plans of gradients are of the same model and
+/// differ in their extents or in how far tokens see, those that keep and fold sums in their level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     /// Rebuilds derived copies after initialisation and load.
     Derive,
-    /// Forward, loss, backward, accumulate; once a micro-batch. Where lengths vary, index 0 has the largest extents.
+    /// Forward, loss, backward, accumulate; once a micro-batch. Index 0 has the largest extents where lengths vary, and the widest
+    /// window under a schedule of windows.
     Grad(usize),
     /// Puts the sums of a lane that is done aside, at the level of this index, and clears them.
     Keep(usize),
@@ -138,7 +139,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The first plan of gradients; the only one where every micro-batch has the same extents.
+    /// The first plan of gradients; the only one where every micro-batch has the same extents and every update the same window.
     pub const GRAD: Role = Role::Grad(0);
 
     pub fn is_grad(self) -> bool {
@@ -308,7 +309,7 @@ impl PlanSet {
         self.plans.iter().find(|p| p.role == role)
     }
 
-    /// The plans of micro-batches, of the largest extents first.
+    /// The plans of micro-batches in the order of their indices: of the largest extents first, or of the widest window.
     pub fn grads(&self) -> impl Iterator<Item = &Plan> {
         let mut grads: Vec<&Plan> = self.plans.iter().filter(|plan| plan.role.is_grad()).collect();
         grads.sort_by_key(|plan| plan.role);

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
 
-use flatout_report::history::History;
+use flatout_report::history::{History, State};
 use flatout_train::UserError;
-use flatout_train::config::Config;
+use flatout_train::config::{Config, keys_of};
 use flatout_train::metrics::goal::Metric;
 use flatout_train::refuse;
 
@@ -29,6 +29,13 @@ const LONGEST_NAME: usize = 120;
 
 /// The name of the base.
 pub const BASE: &str = "as it is";
+
+/// Keys that every run is given, and what says their values.
+const GIVEN: [(&str, &str); 3] = [
+    ("train.seed", "all are trained with the seeds from that of the recipe on, as many as --seeds says"),
+    ("eval.goal", "all are trained to the loss that --to-loss says"),
+    ("log.every", "every update of all is logged, so that it is timed"),
+];
 
 /// The base and a variant for each of `tries`, which is one or more overrides between spaces.
 pub fn variants(tries: &[String]) -> Result<Vec<Variant>, UserError> {
@@ -62,9 +69,35 @@ impl Variant {
 
     /// The config of its run with a seed: that of the base but for its overrides.
     pub fn config(&self, base: &Config, seed: u64, goal: f64) -> Result<Config, UserError> {
+        self.check_keys()?;
         let own = [format!("train.seed={seed}"), format!("eval.goal={goal}"), "log.every=1".into()];
-        base.with(&self.overrides.iter().cloned().chain(own).collect::<Vec<_>>())
+        let config = base.with(&self.overrides.iter().cloned().chain(own).collect::<Vec<_>>())?;
+        if config.train.folds.is_some() && config.train.fold.is_none() {
+            refuse!(
+                "every run to a loss is one run, and `train.folds` makes several of it: give train.fold=N, or train.folds=none"
+            );
+        }
+        Ok(config)
     }
+
+    /// Refuses overrides that those of every run would be laid over.
+    fn check_keys(&self) -> Result<(), UserError> {
+        // What is no key is refused as any other override.
+        let keys = self.overrides.iter().filter_map(|word| keys_of(std::slice::from_ref(word)).ok());
+        for key in keys.flatten() {
+            if let Some((_, why)) = GIVEN.iter().find(|(given, _)| *given == key) {
+                refuse!("`{key}` cannot be tried, as {why}: leave it out");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a run has nothing more to say of a goal: it is done, and where it ended early it had reached that. One that ended at an
+/// easier goal goes on, and so does one whose patience ran out, which ends again at once.
+pub fn is_done(history: &History, metric: Metric, goal: f64) -> bool {
+    let is_early = history.end.as_ref().is_some_and(|end| end.early.is_some());
+    history.state == State::Done && (!is_early || reached(history, metric, goal).is_some())
 }
 
 /// When a run reached the goal.
@@ -111,6 +144,28 @@ pub struct Trial {
     pub reached: Option<Reached>,
     /// Of its evaluations, whether or not it reached the goal.
     pub best: Option<f64>,
+    /// The reason for which it could not go on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+impl Trial {
+    /// Reads the run in a folder; one that could not go on may not have begun.
+    pub fn read(
+        folder: &Path,
+        seed: u64,
+        metric: Metric,
+        goal: f64,
+        why: Option<String>,
+    ) -> Result<Trial, UserError> {
+        let path = folder.display().to_string();
+        let history = match History::read(folder) {
+            Err(_) if why.is_some() => return Ok(Trial { seed, path, reached: None, best: None, why }),
+            history => history?,
+        };
+        let best = history.best(metric).map(|(_, value)| value);
+        Ok(Trial { seed, path, reached: reached(&history, metric, goal), best, why })
+    }
 }
 
 /// A number over seeds.
@@ -190,7 +245,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use flatout_train::recipes::resolve;
-    use flatout_train::run::events::{Event, Start};
+    use flatout_train::run::events::{Event, Start, Status};
 
     /// Ten updates of 100 ms and 50 tokens, evaluated after every second one.
     fn history(losses: [f32; 5]) -> History {
@@ -233,6 +288,7 @@ mod tests {
             path: "run".into(),
             reached: seconds.map(|seconds| Reached { step: 1.0, seconds, tokens: 10.0 * seconds }),
             best: Some(3.0),
+            why: None,
         };
         let variants = variants(&["lr=1e-3".into(), "lr=1e-2 train.batch=8".into()]).unwrap();
         assert_eq!(variants[2].overrides, ["lr=1e-2", "train.batch=8"]);
@@ -263,5 +319,53 @@ mod tests {
         assert_eq!((config.train.seed, config.eval.goal, config.log.every), (3, Some(1.5), 1));
         assert!(variants(&["".into()]).unwrap_err().0.contains("--try is empty"));
         assert!(variants(&["lr=1".into(), " lr=1 ".into()]).unwrap_err().0.contains("given twice"));
+    }
+
+    #[test]
+    fn keys_of_every_run_cannot_be_tried() {
+        let refused = |base: &[&str], tried: &str| {
+            let base = resolve("tiny", &[], &base.iter().map(|word| word.to_string()).collect::<Vec<_>>());
+            let variant = variants(&[tried.into()]).unwrap().remove(1);
+            variant.config(&base.unwrap(), 3, 1.5).expect_err(tried).0
+        };
+        for (tried, part) in [
+            ("seed=7", "`train.seed` cannot be tried, as all are trained with the seeds"),
+            ("train.seed=7", "`train.seed` cannot be tried"),
+            ("lr=1e-3 goal=2", "`eval.goal` cannot be tried"),
+            ("eval.goal=none", "`eval.goal` cannot be tried"),
+            ("log.every=5", "`log.every` cannot be tried"),
+            ("learning=1", "there is no key `learning`"),
+        ] {
+            let sentence = refused(&[], tried);
+            assert!(sentence.contains(part), "{tried}: {sentence}");
+        }
+        // Folds are several runs, whoever asks for them.
+        let classes = ["head=classes", "model.classes=2", "folds=3"];
+        assert!(refused(&classes, "lr=1e-3").contains("give train.fold=N"));
+        assert!(refused(&classes[..2], "folds=3").contains("`train.folds` makes several"));
+        let base = resolve("tiny", &[], &classes.map(String::from)).unwrap();
+        let one = variants(&["train.fold=2".into()]).unwrap().remove(1).config(&base, 3, 1.5).unwrap();
+        assert_eq!(one.train.fold, Some(2));
+    }
+
+    #[test]
+    fn a_run_that_ended_at_an_easier_goal_is_not_done() {
+        let ended = |early: Option<&str>, status: Status| {
+            let mut history = history([5.0, 4.0, 3.0, 2.0, 1.9]);
+            let end = serde_json::json!({
+                "event": "end", "status": status, "steps": 10, "loss": 1.9, "loss_floor": null, "tokens_per_second": 1.0,
+                "skipped": 0, "early": early,
+            });
+            let Event::End(end) = serde_json::from_value(end).expect("an event") else { panic!("an end") };
+            history.state = if status == Status::Done { State::Done } else { State::Stopped };
+            history.end = Some(end);
+            history
+        };
+        let early = ended(Some("loss reached 1.9000"), Status::Done);
+        assert!(is_done(&early, Metric::Loss, 2.0) && is_done(&early, Metric::Loss, 3.0));
+        assert!(!is_done(&early, Metric::Loss, 1.5));
+        // All its updates are made, whatever they came to.
+        assert!(is_done(&ended(None, Status::Done), Metric::Loss, 1.5));
+        assert!(!is_done(&ended(None, Status::Stopped), Metric::Loss, 3.0));
     }
 }

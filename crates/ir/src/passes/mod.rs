@@ -96,7 +96,7 @@ use state::{Reports, State};
 use types::{adapter_norms, copies, precision, quantize_sources, tf32};
 
 /// A graph and its role. Gradients take a forward graph: `Role::GRAD` becomes `grad` and `apply`, and a higher index, the
-/// same model in other extents, becomes another plan that adds to the same sums.
+/// same model in other extents or with another window, becomes another plan that adds to the same sums.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub role: Role,

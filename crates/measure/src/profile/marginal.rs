@@ -3,7 +3,7 @@
 //! A GPU at its limit of power lowers its clock, so that an update takes its energy over that limit: there a kernel's own time
 //! says little of what leaving it out would save. So the update is run as it is and, in turns with that, with every launch of
 //! one kernel done twice, for a while each. The difference is the kernel's share of the update's time and of its energy. Launches
-//! that lie in place of what they read cannot be repeated and are named.
+//! that lie in place of what they read cannot be repeated and are counted.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -32,7 +32,7 @@ pub struct Marginal {
     pub watts: Option<f64>,
     pub limit_watts: Option<f64>,
     pub kernels: Vec<Added>,
-    /// The rest of the launches: those that cannot be repeated.
+    /// Launches that lie in place of what they read and cannot be repeated. Kernels that take next to no time are in neither.
     pub once: u64,
 }
 
@@ -105,15 +105,20 @@ pub fn marginal(
         }
     };
     let kernels: Vec<Added> = groups.iter().zip(&samples).map(added).collect();
-    let all: u64 = timed.iter().map(|t| t.times).sum();
+    let once = timed.iter().filter(|launch| !is_repeatable(bench.session(), runs, launch));
     Ok(Marginal {
         step_ms: 1e3 * step.seconds,
         joules: step.joules,
         watts: step.joules.map(|joules| joules / step.seconds),
         limit_watts: limit.map(|milliwatts| milliwatts as f64 / 1e3),
-        once: all - kernels.iter().map(|row| row.launches).sum::<u64>(),
+        once: once.map(|launch| launch.times).sum(),
         kernels,
     })
+}
+
+fn is_repeatable(session: &Session, runs: &[(Role, u64)], launch: &Timed) -> bool {
+    let role = runs.iter().map(|(role, _)| *role).find(|role| role.name() == launch.plan);
+    role.is_some_and(|role| session.is_repeatable(role, launch.launch))
 }
 
 /// The launches of a kernel, and how often the launches of every plan run where they run twice.
@@ -128,11 +133,8 @@ struct Group {
 fn groups(session: &Session, runs: &[(Role, u64)], timed: &[Timed]) -> Vec<Group> {
     let whole: f64 = timed.iter().map(Timed::update_seconds).sum();
     let mut of_kernels: BTreeMap<String, Vec<&Timed>> = BTreeMap::new();
-    let role_of = |t: &Timed| runs.iter().map(|(role, _)| *role).find(|role| role.name() == t.plan);
-    for launch in timed {
-        if role_of(launch).is_some_and(|role| session.is_repeatable(role, launch.launch)) {
-            of_kernels.entry(kernel(launch)).or_default().push(launch);
-        }
+    for launch in timed.iter().filter(|launch| is_repeatable(session, runs, launch)) {
+        of_kernels.entry(kernel(launch)).or_default().push(launch);
     }
     let group = |(name, launches): (String, Vec<&Timed>)| {
         let of_plan = |(role, _): &(Role, u64)| {

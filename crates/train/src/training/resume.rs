@@ -22,6 +22,9 @@ const ONCE_PINNED: [&str; 7] = [
     "train.recompute_layers",
 ];
 
+/// The key of the evaluation at which a run ends.
+const GOAL: &str = "eval.goal";
+
 /// Trains a run that was entered, new or not, by `train`, which takes its config and the plans that were made of it already.
 /// A new one that is refused is gone again.
 pub fn begin_or_continue<T>(
@@ -45,6 +48,26 @@ pub fn begin_or_continue<T>(
 /// The config a run goes on with when `asked` is given anew: its `own`, with what may change taken from `asked`. The
 /// request is compared with the request of then; a value that the run has `resolved` may be spelled out, too.
 pub fn requeued(own: &Config, resolved: &Resolved, asked: &Config) -> Result<Config, UserError> {
+    check_begun(own, resolved, asked, "steps, eval, checkpoint and log may differ", may_change)?;
+    Ok(with_changes(own, asked))
+}
+
+/// Refuses to take a run for one of `asked`, which is compared with others by when it reaches `eval.goal`: the goal may differ, and
+/// what else its updates and evaluations come to may not.
+pub fn check_compared(own: &Config, resolved: &Resolved, asked: &Config) -> Result<(), UserError> {
+    let is_measured = |key: &str| key.starts_with("train.") || key.starts_with("eval.");
+    let may_change = |key: &str| key == GOAL || (may_change(key) && !is_measured(key));
+    check_begun(own, resolved, asked, "the goal, checkpoint and log may differ", may_change)
+}
+
+/// Refuses a run that was begun with other settings than those asked for, but for keys that `may_change`; `but` says which in words.
+fn check_begun(
+    own: &Config,
+    resolved: &Resolved,
+    asked: &Config,
+    but: &str,
+    may_change: impl Fn(&str) -> bool,
+) -> Result<(), UserError> {
     let here = std::env::current_dir().unwrap_or_default();
     let from_there = resolved.folder.as_deref().filter(|folder| folder.is_dir()).unwrap_or(&here);
     let began = own.based_at(from_there).values();
@@ -80,12 +103,12 @@ pub fn requeued(own: &Config, resolved: &Resolved, asked: &Config) -> Result<Con
         let shown = |value: Option<&String>| value.map_or("not given", |value| value.as_str()).to_string();
         refuse!(
             "the run that is there was begun with other settings than these: `{key}` is {} now and was {}; give the same, or \
-             another --run (steps, eval, checkpoint and log may differ)",
+             another --run ({but})",
             shown(value),
             shown(then)
         );
     }
-    Ok(with_changes(own, asked))
+    Ok(())
 }
 
 /// Whether the updates that the run warms up over are those of the share that is asked for.
@@ -151,6 +174,23 @@ mod tests {
         assert_eq!((longer.train.steps, longer.schedule.horizon_steps), (Some(900), None));
         assert_eq!(resolved.over(&longer).schedule.horizon_steps, own.train.steps);
         assert!(requeued(&asked, &resolved, &tiny(&["lr=2e-3"])).is_err());
+    }
+
+    #[test]
+    fn runs_that_are_compared_differ_in_their_goal_alone() {
+        let own = tiny(&["lr=1e-3", "eval.goal=1.6"]);
+        let check = |words: &[&str]| check_compared(&own, &Resolved::default(), &tiny(words));
+        check(&["lr=1e-3", "eval.goal=1.5", "checkpoint.every=7"]).unwrap();
+        for (word, key) in [
+            ("train.steps=900", "`train.steps` is 900 now"),
+            ("train.patience=3", "`train.patience`"),
+            ("eval.rows=7", "`eval.rows`"),
+            ("eval.every=7", "`eval.every`"),
+            ("lr=2e-3", "`optimizer.lr` is 0.002 now and was 0.001"),
+        ] {
+            let sentence = check(&["lr=1e-3", "eval.goal=1.6", word]).unwrap_err().0;
+            assert!(sentence.contains(key) && sentence.contains("another --run"), "{word}: {sentence}");
+        }
     }
 
     /// Earlier versions wrote what the data and the horizon came to into the run's config.
