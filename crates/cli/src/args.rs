@@ -39,19 +39,44 @@ pub fn key_meant(error: &clap::Error) -> Option<String> {
     option_as_key(&words[at], words.get(at + 1).map(String::as_str))
 }
 
+/// The sentence for words that are no command line. Help and the version are printed instead, and end the process.
+pub fn usage(error: &clap::Error) -> String {
+    if !error.use_stderr() {
+        error.exit();
+    }
+    let told = error.render().to_string();
+    let said = told.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let mut sentence = String::new();
+    for line in said.filter(|line| !line.is_empty() && !line.starts_with("For more information")) {
+        let line = line.trim_start_matches("error: ");
+        match line.strip_prefix("tip: ") {
+            // Options of flatout take no words that begin with a dash in this way.
+            Some(tip) if tip.starts_with("to pass '-") => continue,
+            Some(tip) => sentence += &format!("; {tip}"),
+            None if sentence.is_empty() => sentence += line,
+            None if sentence.ends_with(':') => sentence += &format!(" {line}"),
+            None => sentence += &format!(", {line}"),
+        }
+    }
+    let command = std::env::args().nth(1).filter(|word| !word.starts_with('-'));
+    let known = command.filter(|_| error.kind() != ErrorKind::InvalidSubcommand);
+    let of_command = known.map_or(String::new(), |command| format!("{command} "));
+    format!("{sentence}: see flatout {of_command}--help")
+}
+
 #[derive(Parser)]
 pub struct Train {
     /// A recipe (`flatout recipes` lists them, or a path to one) and key=value overrides, in order.
     #[arg(value_name = "RECIPE | KEY=VALUE")]
     pub words: Vec<String>,
-    /// Where the run lives; `runs/<recipe>-<n>` where not given.
+    /// Directory of the run; `runs/<recipe>-<n>` where not given.
     #[arg(long, value_name = "DIR")]
     pub run: Option<PathBuf>,
     /// A preset (a task or a GPU) or file laid over the recipe, under the overrides; repeatable.
     #[arg(long, value_name = "NAME|FILE")]
     pub with: Vec<String>,
-    /// With --run: whether to continue a run that is there: never, auto (continue or begin), must.
-    #[arg(long, value_name = "WHEN", default_value_t = Resume::Never)]
+    /// Needs --run. Where the run exists: never refuses, auto continues it, must continues it and refuses to begin one.
+    #[arg(long, value_name = "WHEN", default_value_t = Resume::Never, requires = "run")]
     pub resume: Resume,
     /// Save and stop with code 3 before this much time has passed, as in 3h50m or 90s.
     #[arg(long, value_name = "DURATION", value_parser = time_limit::parse)]
@@ -82,8 +107,8 @@ pub struct ResumeRun {
 
 #[derive(Parser)]
 pub struct Sweep {
-    /// A recipe and key=value overrides, as for train; a key with several values (1,2,3 or 1..3) is swept over. Lists
-    /// are parted by |, as in 'betas=0.9,0.95|0.9,0.999'.
+    /// A recipe and key=value overrides, as for train; a key with several values (1,2,3 or 1..3) is swept over. Values
+    /// that are lists are separated by |, as in 'betas=0.9,0.95|0.9,0.999'.
     #[arg(value_name = "RECIPE | KEY=VALUE[,VALUE...]")]
     pub words: Vec<String>,
     /// A preset or file laid over the recipe; repeatable.
@@ -104,8 +129,8 @@ pub struct Sweep {
     /// The folder of the runs; `runs/<recipe>-sweep-<n>` where not given.
     #[arg(long, value_name = "DIR")]
     pub run: Option<PathBuf>,
-    /// With --run: whether to go on with a sweep that is there: never, auto (go on or begin), must.
-    #[arg(long, value_name = "WHEN", default_value_t = Resume::Never)]
+    /// Needs --run. Where the sweep exists: never refuses, auto continues it, must continues it and refuses to begin one.
+    #[arg(long, value_name = "WHEN", default_value_t = Resume::Never, requires = "run")]
     pub resume: Resume,
     /// Save and stop with code 3 before this much time has passed, as in 3h50m or 90s.
     #[arg(long, value_name = "DURATION", value_parser = time_limit::parse)]
@@ -149,7 +174,7 @@ pub struct Plan {
     /// Plan for this many ranks on CPUs: memory of one.
     #[arg(long, value_name = "N", conflicts_with = "gpus", value_parser = ranks_of_a_plan)]
     pub ranks: Option<usize>,
-    /// Also draw the arena over the step, as arena.svg in this folder.
+    /// Also write arena.svg, a plot of memory over the step, into this folder.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Also list every launch in order: where, which kernel, over what, and its least time.
@@ -180,10 +205,10 @@ pub struct Ablate {
     /// Only the rows of this switch.
     #[arg(long, value_name = "SWITCH")]
     pub only: Option<String>,
-    /// Also price other models: norm, activation, positions, q/k norm, tied head, key and value heads.
+    /// Also measure variants of the model: norm, activation, positions, q/k norm, tied head, key and value heads.
     #[arg(long)]
     pub model: bool,
-    /// Also a row whose times are made 10% longer, to see that it is found.
+    /// Also measure a control whose updates are slowed by 10%, to check that it is found.
     #[arg(long)]
     pub control: bool,
     /// Forget what an interrupted call kept.
@@ -238,7 +263,7 @@ pub struct Tune {
     /// A preset or file laid over the recipe; repeatable. Its values may be changed.
     #[arg(long, value_name = "NAME|FILE")]
     pub with: Vec<String>,
-    /// Allowed effect on numbers: bitwise (none), bounded (rounding), statistical (also narrower types).
+    /// Allowed change of numbers: bitwise (none), bounded (rounding), statistical (narrower types too).
     #[arg(long, value_name = "CLASS", default_value = "bounded", value_parser = ["bitwise", "bounded", "statistical"])]
     pub allow: String,
     /// Minutes to spend, 2 on the CPU and 10 on a GPU where not given.
@@ -259,7 +284,7 @@ pub struct Claims {
 
 #[derive(Parser)]
 pub struct Generate {
-    /// A run (its directory or its name under `runs`, or RUN@step), or a folder in the Hugging Face layout.
+    /// A run (its directory or its name under `runs`, or RUN@step), or a model folder in Hugging Face format.
     #[arg(value_name = "RUN | FOLDER")]
     pub model: PathBuf,
     /// Switches, as backend=cpu or precision=fp32.
@@ -282,7 +307,7 @@ pub struct Generate {
     /// or one file. Prompts are then questions, as with --chat, and frames stand before the text.
     #[arg(long, value_name = "FOLDER", conflicts_with = "image")]
     pub frames: Option<PathBuf>,
-    /// Tokens to add at most.
+    /// The most tokens to add.
     #[arg(long, default_value_t = 200)]
     pub max_tokens: usize,
     #[command(flatten)]
@@ -290,7 +315,7 @@ pub struct Generate {
     /// The same seed draws the same text; copies of a prompt are continued differently.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Prompts that are continued at the same time at most.
+    /// The largest batch of prompts.
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub at_once: usize,
 }
@@ -332,7 +357,7 @@ impl Drawing {
 
 #[derive(Parser)]
 pub struct Eval {
-    /// A run (its directory or its name under `runs`, or RUN@step), or a folder in the Hugging Face layout.
+    /// A run (its directory or its name under `runs`, or RUN@step), or a model folder in Hugging Face format.
     #[arg(value_name = "RUN | FOLDER")]
     pub model: PathBuf,
     /// data.path=... evaluates on all of it; without it, on what the run held out. Also eval.*, loader.*, switches.
@@ -354,7 +379,7 @@ pub struct Eval {
 #[derive(Parser)]
 pub struct Export {
     /// The run, its directory or its name under `runs`: RUN for its newest checkpoint, or RUN@step. With --format gguf also a
-    /// folder in the Hugging Face layout.
+    /// model folder in Hugging Face format.
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
     /// The folder to make, or with --format gguf the file.
@@ -380,7 +405,7 @@ pub struct Export {
 
 #[derive(Parser)]
 pub struct Logits {
-    /// A run (its directory or its name under `runs`, or RUN@step), or a folder in the Hugging Face layout.
+    /// A run (its directory or its name under `runs`, or RUN@step), or a model folder in Hugging Face format.
     #[arg(value_name = "RUN | FOLDER")]
     pub model: PathBuf,
     /// Switches, as backend=cpu or precision=fp32.
@@ -415,9 +440,9 @@ pub struct Runs {
 
 #[derive(Subcommand)]
 pub enum RunsCommand {
-    /// Show what differs between runs, what they came to, and their losses on the same axes.
+    /// Show what differs between runs, their results, and their loss curves in one plot.
     Compare(Compare),
-    /// Tell an MLflow server what it was not told of a run, or all of a run that it did not follow.
+    /// Upload to MLflow what it lacks of a run, or all of a run that it did not follow.
     Track(Track),
 }
 
@@ -432,7 +457,7 @@ pub struct Compare {
     /// Where the plot is written.
     #[arg(long, value_name = "FILE", default_value = "compare.svg")]
     pub svg: PathBuf,
-    /// A logarithmic axis, on which the beginning takes as much room as the end.
+    /// Make the horizontal axis logarithmic.
     #[arg(long)]
     pub log: bool,
 }
@@ -454,10 +479,10 @@ pub struct Watch {
 
 #[derive(Parser)]
 pub struct Doctor {
-    /// Check every kernel here against the oracle, in every type, layout and place; takes minutes on a GPU.
+    /// Check every kernel against the reference, in every type and layout, and in place; takes minutes on a GPU.
     #[arg(long)]
     pub verify: bool,
-    /// Time every kernel that serves the shapes it is judged by, on the GPU, against the others: attention.
+    /// Time the attention kernels of the GPU against one another.
     #[arg(long, value_name = "WHAT", value_parser = ["attention"], conflicts_with = "verify")]
     pub speed: Option<String>,
     /// Time the kernels of this GPU or CPU, in under a minute, and keep the times: plan and train then predict by them.
@@ -466,7 +491,7 @@ pub struct Doctor {
     /// With --calibrate, time what this many GPUs of this machine exchange, each the rank of a process, instead of kernels.
     #[arg(long, value_name = "N", requires = "calibrate", conflicts_with = "ranks")]
     pub gpus: Option<usize>,
-    /// The same of processes on the CPU: nothing is kept, for exchanges on CPUs are not predicted.
+    /// With --calibrate, time what processes on the CPU exchange; such times are printed and not kept.
     #[arg(long, value_name = "N", requires = "calibrate")]
     pub ranks: Option<usize>,
     /// With --gpus, let ranks share a GPU: to see that it works. Such times are kept apart and predict nothing.

@@ -21,7 +21,7 @@ pub struct Ranks {
     /// Start this number of processes, the ranks of the run; with --nodes, on every node.
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
-    /// The same with a GPU for every process: rank r of a node takes GPU r of those that are visible.
+    /// Start this number of processes with a GPU each: rank r of a node takes the r-th visible GPU.
     #[arg(long, value_name = "N")]
     pub gpus: Option<usize>,
     /// Let ranks share a GPU: to see that a run is right, never for speed.

@@ -55,7 +55,7 @@ use flatout_train::device::{self, kernels};
 
 use screen::{Screen, complain};
 
-/// Trains transformers flat out on the hardware you have, and proves it.
+/// Trains and fine-tunes transformers on NVIDIA GPUs, and on the CPU where there is none.
 ///
 /// `flatout train` needs nothing else: it trains a small model on a synthetic language in under a minute. Every value
 /// can be changed with key=value, as in `flatout train tiny lr=1e-3 model.layers=6`.
@@ -64,13 +64,13 @@ use screen::{Screen, complain};
 struct Args {
     #[command(subcommand)]
     command: Command,
-    /// Results as JSON on standard output.
+    /// Print results as JSON on standard output.
     #[arg(long, global = true)]
     json: bool,
-    /// Results only, no progress.
+    /// Print results only, no progress.
     #[arg(short, long, global = true)]
     quiet: bool,
-    /// Also say what every pass did and every switch's state.
+    /// Print more: the report of every compiler pass, and the state of every switch.
     #[arg(short, long, global = true)]
     verbose: bool,
 }
@@ -84,32 +84,32 @@ enum Command {
     Resume(args::ResumeRun),
     /// Train one run per combination of values, as in `sweep tiny lr=1e-3,3e-3 train.seed=1..3`.
     Sweep(args::Sweep),
-    /// Show memory to the byte, arithmetic and the least step time of a recipe, running nothing.
+    /// Show memory to the byte, FLOPs and the predicted step time of a recipe, without training.
     Plan(args::Plan),
-    /// Measure what every switch is worth here: each off alone, its other values, and the ladder from plain FP32.
+    /// Measure what every switch is worth on this machine: each turned off, with its other values, and added one by one to plain FP32.
     Ablate(args::Ablate),
-    /// Show where the time of an update goes: every kernel against the roofline, what passes between, what would help.
+    /// Profile an update: the time of every kernel beside its roofline, the gaps between kernels, and what would help.
     Profile(args::Profile),
     /// Find the fastest settings of a recipe here by measuring, and write them as a preset for --with.
     Tune(args::Tune),
-    /// Show what five optimisation guides claim and what became of each claim here, as a page of Markdown.
+    /// List what five optimisation guides claim, with what was measured of each claim here, as a page of Markdown.
     Claims(args::Claims),
-    /// Continue prompts with a run or a model in the Hugging Face layout.
+    /// Continue prompts with a run or a model folder in Hugging Face format.
     Generate(args::Generate),
     /// Talk with a run or a model in the terminal, or line by line through a pipe.
     Chat(chat::Chat),
     /// Serve a run or a model over HTTP, in the forms of OpenAI's API: completions, chat, streams, log-probabilities.
     Serve(serve::Serve),
-    /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side, `runs track A` tells
-    /// MLflow of one.
+    /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side, `runs track A`
+    /// uploads one to MLflow.
     Runs(args::Runs),
-    /// Show runs live in a browser: curves side by side, memory, kernels, switches, sweeps. Nothing is changed.
+    /// Show runs live in a browser: curves side by side, memory, kernels, switches, sweeps. Read-only.
     Watch(args::Watch),
     /// Loss and perplexity of a run or a model, on held-out data or on any you name.
     Eval(args::Eval),
-    /// Write a run in the Hugging Face layout, or as a GGUF file for llama.cpp.
+    /// Write a run as a model folder in Hugging Face format, or as a GGUF file for llama.cpp.
     Export(args::Export),
-    /// Write every logit of rows of token ids, to compare with another library.
+    /// Write the logits of given token ids to a safetensors file, to compare with another library.
     Logits(args::Logits),
     /// List the recipes, or show one: `flatout recipes show tiny > mine.toml`.
     Recipes(args::Recipes),
@@ -117,11 +117,11 @@ enum Command {
     Schema(args::Schema),
     /// Show this machine, and which switches can run on it or why not.
     Doctor(args::Doctor),
-    /// Tokenise text into shards, or look into data and what the loss sees of it.
+    /// Tokenise text into shards, or inspect data and see which tokens are trained on.
     Data(args::Data),
-    /// Show what is kept between runs and how large it is; `cache clean` removes what can be made again.
+    /// Show cached files and their sizes; `cache clean` deletes those that can be made again.
     Cache(cache::Cache),
-    /// Print a script by which a shell completes commands, options, recipes, runs, keys and their values.
+    /// Print a shell's completion script: commands, options, recipes, runs, keys and their values.
     Completions(completions::Completions),
     /// Write manual pages of all commands to a folder.
     Man(completions::Man),
@@ -137,7 +137,7 @@ fn main() -> ExitCode {
     // First, while this is the only thread: no environment variable changes numbers.
     let cleared = kernels::clear_environment();
     let parsed = Args::try_parse();
-    let args = match parsed.map_err(|error| args::key_meant(&error).unwrap_or_else(|| error.exit())) {
+    let args = match parsed.map_err(|error| args::key_meant(&error).unwrap_or_else(|| args::usage(&error))) {
         Ok(args) => args,
         Err(sentence) => {
             complain(sentence);

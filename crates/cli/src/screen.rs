@@ -85,7 +85,10 @@ impl Screen {
         let mut out = io::stdout();
         let Err(error) = waiting::above(|| out.write_fmt(text).and_then(|()| out.flush())) else { return };
         if !self.is_view {
-            complain(format!("standard output cannot be written: {error}"));
+            // A reader such as `head` that has seen enough is no news.
+            if error.kind() != io::ErrorKind::BrokenPipe {
+                complain(format!("standard output cannot be written: {error}"));
+            }
             std::process::exit(1);
         }
         if !IS_GONE.swap(true, Ordering::Relaxed) {

@@ -13,7 +13,7 @@ use flatout_report::sinks::Sinks;
 use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::config::{Sight, Task};
+use flatout_train::config::{Sight, SourceKind, Task};
 use flatout_train::device::{self, Device};
 use flatout_train::infer::generate::Generator;
 use flatout_train::infer::sampling::Sampling;
@@ -24,7 +24,7 @@ use flatout_train::resolve::fp8_layers;
 use flatout_train::resolve::prediction;
 use flatout_train::run::events::Status;
 use flatout_train::run::samples::{self, Sample};
-use flatout_train::run::signal::StopFlag;
+use flatout_train::run::signal::{StopFlag, TIME_IS_UP};
 use flatout_train::run::{Entered, Resume, Run, asked_and_resolved};
 use flatout_train::training::resume;
 use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, Sink, Worker, train_among};
@@ -253,7 +253,7 @@ fn run_through(
     let Rank { ranks, advice, device } = *rank;
     let began = Instant::now();
     let mut progress: Option<Progress> = None;
-    let mut facts = None;
+    let (mut facts, mut begun_at, mut stopped_by) = (None, None, None);
     let mut sinks = Sinks::default();
     let sinks: &mut [&mut dyn Sink] = if ranks.is_first() { &mut sinks.all() } else { &mut [] };
     let outcome =
@@ -272,6 +272,7 @@ fn run_through(
                         screen.note(format!("{} is not written: {error}", kept::PLAN));
                     }
                     facts = ready.data.floor();
+                    begun_at = Some(ready.done);
                     let is_of_images = ready.config.model.image_size().is_some();
                     progress = Some(Progress::new(*screen, [ready.steps, ready.done], is_of_images));
                 }
@@ -281,6 +282,7 @@ fn run_through(
                     None => {}
                 },
                 Notice::Saving { step, bytes: size, signal } => {
+                    stopped_by = Some((step, signal));
                     if let Some(progress) = &progress {
                         let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
                         progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
@@ -293,6 +295,9 @@ fn run_through(
     }
     let outcome = outcome?;
     if outcome.status == Status::Stopped {
+        if begun_at == Some(outcome.steps) && stopped_by.is_some_and(|(_, signal)| signal == TIME_IS_UP) {
+            screen.note("no step was made: --max-time leaves no room for one beside the start and a save; give more time");
+        }
         screen.note(format!(
             "stopped after step {}; continue with: {}",
             outcome.steps,
@@ -306,6 +311,13 @@ fn run_through(
     Ok(outcome.status)
 }
 
+/// Whether a model that is to be fine-tuned begins with random weights, which few mean.
+fn begins_at_random(config: &Config) -> bool {
+    let is_tuned = !matches!(config.data.task, Task::Text | Task::Images)
+        && config.data.source() != SourceKind::Synthetic;
+    is_tuned && config.model.from().is_none()
+}
+
 /// At most twelve lines: what is trained, on what, how much, with what memory, and what `auto` chose.
 fn start_block(ready: &Ready<'_>, screen: &Screen) {
     let Ready { config, compiled, data, run, steps, laps, .. } = ready;
@@ -314,13 +326,18 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
     screen.fact(
         "model",
         format!(
-            "{} parameters{}: {}",
+            "{} parameters{}: {}{}",
             short(compiled.parameters),
             match compiled.trained() {
                 all if all == compiled.parameters => String::new(),
                 some => format!(" ({} trained)", short(some)),
             },
-            config.model.dimensions()
+            config.model.dimensions(),
+            if begins_at_random(config) {
+                "; its weights are random: model.from names a model to begin from"
+            } else {
+                ""
+            }
         ),
     );
     let described = data.describe();
@@ -332,7 +349,7 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
             floor.nats, floor.trigram_nats
         ),
         (None, Some(tokens)) => format!(
-            "{about}{} tokens in {} {}, {} held out; vocabulary {words}",
+            "{about}{} tokens in {} {}, {} held out; vocabulary {words}{}",
             count(tokens),
             count(described.documents.unwrap_or(0)),
             match config.data.task {
@@ -340,7 +357,12 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
                 _ if config.data.has_examples() => "examples",
                 _ => "documents",
             },
-            count(described.held_out_documents.unwrap_or(0))
+            count(described.held_out_documents.unwrap_or(0)),
+            if config.data.source() == SourceKind::Synthetic {
+                "; they are synthetic: data.path names yours"
+            } else {
+                ""
+            }
         ),
         (None, None) => match data.sentence() {
             Some(sentence) => sentence,
@@ -349,6 +371,7 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
     };
     screen.fact("data", of_data);
     let batch = config.train.batch;
+    let steps_of_run = steps;
     let (steps, lr) = (count(*steps), format!("lr {} {}", config.optimizer.lr, config.schedule.name));
     let tokens = count(prediction::tokens_per_update(config, compiled) as u64);
     match &compiled.settled.arrangement {
@@ -368,6 +391,15 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
             screen.fact("train", format!("{steps} steps of {batch} {unit} (about {tokens} tokens); {lr}"));
             screen.fact("lengths", arrangement.words());
         }
+    }
+    if let Some(horizon) = config.schedule.horizon_steps.filter(|horizon| horizon < steps_of_run) {
+        let (spanned, all) = (count(horizon), count(*steps_of_run));
+        screen.fact(
+            "schedule",
+            format!(
+                "it spans {spanned} of the {all} steps: behind them the learning rate stays as it is there"
+            ),
+        );
     }
     screen.fact(
         "memory",
@@ -472,55 +504,63 @@ fn end_block(
     }
     let (model, dir) = (&config.model, run.dir().display());
     let is_text = model.vocab().is_some();
-    let next: Vec<String> = match (model.classes().is_some(), is_text) {
+    let next: Vec<(String, &str)> = match (model.classes().is_some(), is_text) {
         (true, true) => {
-            vec![format!("flatout eval {dir} --predict FILE --out FILE   classes of new texts")]
+            vec![(format!("flatout eval {dir} --predict FILE --out FILE.csv"), "classes of new texts")]
         }
         (true, false) => vec![
-            format!("flatout eval {dir}   which images are taken for which"),
-            format!("flatout eval {dir} --predict FOLDER --out FILE.csv   classes of new images"),
+            (format!("flatout eval {dir}"), "which images are taken for which"),
+            (format!("flatout eval {dir} --predict FOLDER --out FILE.csv"), "classes of new images"),
         ],
         (false, false) => vec![],
         (false, true) if config.sight() == Some(Sight::Images) => vec![
-            format!("flatout generate {dir} --image PHOTO --prompt QUESTION   ask it about an image"),
-            format!("flatout export {dir} --to out                     for other tools"),
+            (format!("flatout generate {dir} --image PHOTO --prompt QUESTION"), "ask it about an image"),
+            (format!("flatout export {dir} --to out"), "for other tools"),
         ],
         (false, true) if config.sight() == Some(Sight::Frames) => vec![
-            format!("flatout generate {dir} --frames FOLDER --prompt QUESTION   ask it about a video"),
-            format!("flatout export {dir} --to out                     for other tools"),
+            (format!("flatout generate {dir} --frames FOLDER --prompt QUESTION"), "ask it about a video"),
+            (format!("flatout export {dir} --to out"), "for other tools"),
         ],
         (false, true) if [Task::Chat, Task::Preference].contains(&config.data.task) => vec![
-            format!("flatout generate {dir} --chat --prompt QUESTION   ask it"),
-            format!("flatout export {dir} --to out                     for other tools"),
+            (format!("flatout generate {dir} --chat --prompt QUESTION"), "ask it"),
+            (format!("flatout export {dir} --to out"), "for other tools"),
         ],
         (false, true) => {
-            let mut generator = Generator::open(run.dir(), device)?;
-            let how = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 1, max_tokens: 60 };
-            let written = generator.generate("", how, |_| {})?;
-            let text = written.trim();
-            let sample = Sample {
-                step: outcome.steps,
-                prompt: String::new(),
-                text: Some(text.into()),
-                image: None,
-                prediction: None,
-            };
-            if let Err(error) = samples::append(run.dir(), &sample) {
-                screen.note(format!("{} is not written: {error}", samples::SAMPLES));
-            }
+            let text = sample_of_text(run, device, outcome.steps, screen)?;
             screen.result_fact("sample", text);
-            vec![
-                format!("flatout generate {dir}                  more text from this model"),
-                "flatout train tiny data.path=book.txt   train on your own text".into(),
-                "flatout train tiny model.layers=6 lr=1e-3   change anything; flatout schema lists what"
-                    .into(),
-            ]
+            let recipe = if config.recipe.is_empty() { "tiny" } else { &config.recipe };
+            let of_text = match config.data.source() {
+                SourceKind::Synthetic => {
+                    (format!("flatout train {recipe} data.path=book.txt"), "train on your own text")
+                }
+                _ => (format!("flatout eval {dir} data.path=other.txt"), "its loss on another text"),
+            };
+            let changed = (
+                format!("flatout train {recipe} model.layers=6 lr=1e-3"),
+                "change anything; flatout schema lists what",
+            );
+            vec![(format!("flatout generate {dir}"), "more text from this model"), of_text, changed]
         }
     };
     screen.result_fact("run", &dir);
     screen.result_fact("report", format_args!("{dir}/report.md"));
-    for (i, line) in next.iter().enumerate() {
-        screen.fact(if i == 0 { "next" } else { "" }, line);
+    let widest = next.iter().map(|(command, _)| command.chars().count()).max().unwrap_or(0);
+    for (i, (command, what)) in next.iter().enumerate() {
+        screen.fact(if i == 0 { "next" } else { "" }, format!("{command:<widest$}   {what}"));
     }
     Ok(())
+}
+
+/// A text that the model writes at the end of its run, which is kept with the run's samples.
+fn sample_of_text(run: &Run, device: &Device, step: u64, screen: &Screen) -> Result<String, Failure> {
+    let mut generator = Generator::open(run.dir(), device)?;
+    let how = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 1, max_tokens: 60 };
+    let written = generator.generate("", how, |_| {})?;
+    let text = written.trim().to_string();
+    let sample =
+        Sample { step, prompt: String::new(), text: Some(text.clone()), image: None, prediction: None };
+    if let Err(error) = samples::append(run.dir(), &sample) {
+        screen.note(format!("{} is not written: {error}", samples::SAMPLES));
+    }
+    Ok(text)
 }

@@ -50,6 +50,20 @@ fn words_and_numbers() {
     let cases: &[(&str, &str)] = &[
         ("train tinny", "there is no recipe `tinny`; did you mean `tiny`?"),
         ("train no/such.toml", "there is no file no/such.toml"),
+        (
+            "trian tiny",
+            "unrecognized subcommand 'trian'; some similar subcommands exist: 'tune', 'train': see flatout --help",
+        ),
+        ("train tiny --max-time soon", "invalid value 'soon' for '--max-time <DURATION>'"),
+        (
+            "export run",
+            "the following required arguments were not provided: --to <PATH>: see flatout export --help",
+        ),
+        ("train tiny --resume must", "the following required arguments were not provided: --run <DIR>"),
+        (
+            "sweep tiny lr=1e-3,3e-3 --resume auto",
+            "the following required arguments were not provided: --run <DIR>",
+        ),
         ("train tiny model.widht=64", "`model.width`"),
         ("train tiny num_workers=4", "`loader.workers=4`"),
         ("train tiny bf16=false", "here that is `precision=fp32`"),

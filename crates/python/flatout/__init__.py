@@ -1,4 +1,4 @@
-"""Trains transformers flat out on the hardware there is: runs, plans and models from Python.
+"""Trains and fine-tunes transformers: runs, plans and models from Python.
 
     import flatout
 

@@ -110,6 +110,16 @@ fn predict_images(
 /// Of the rows of a file, as another file.
 pub fn predict(args: &Eval, file: &str, out: &Path, screen: &Screen) -> Result<ExitCode, Failure> {
     predictions::check(out)?;
+    let is_same = |one: &Path, other: &Path| {
+        one.canonicalize().ok().is_some_and(|one| other.canonicalize().ok() == Some(one))
+    };
+    if is_same(Path::new(file), out) {
+        let sentence = format!(
+            "--out {0} is the file that --predict reads: give another, or {0} is lost",
+            out.display()
+        );
+        return Err(UserError(sentence).into());
+    }
     let mut loaded = model::open(&args.model, &args.overrides)?;
     if loaded.config.model.image_size().is_some() {
         return predict_images(args, file, out, loaded, screen);

@@ -63,7 +63,7 @@ impl Columns {
         let label = label.or_else(|| LABELS.into_iter().find(found));
         let missing = |what: &str, key: &str| {
             let said = format!(
-                "no field of the row is known to hold {what}, of {}; name it with {key}",
+                "no field of the row is known to hold {what}, of {}; name it with {key} (the first line of a table names its columns)",
                 fields.names()
             );
             Wrong::new(Reason::Schema, said)
@@ -242,9 +242,9 @@ impl Collected {
             names = numbered.into_iter().map(|(_, name)| name).collect();
         }
         match names.as_slice() {
-            [] => {
-                Err(DataError::input(format!("There is no labelled row in {shown}: data.path needs some.")))
-            }
+            [] => Err(DataError::input(format!(
+                "There is no labelled row in {shown}: data.path needs rows with a text and a label, whose columns the first line of a table names."
+            ))),
             [only] => Err(DataError::input(format!(
                 "Every row of {shown} has the label `{only}`: there is nothing to tell apart; give rows of other classes."
             ))),

@@ -101,7 +101,7 @@ section! {
         pub bias: Bias = Bias::None,
         /// The feed-forward's non-linearity; swiglu, geglu and geglu_exact are gated, geglu with the tanh form of GELU.
         pub activation: Activation = Activation::Swiglu,
-        /// Tables of learned values: of the first and the last layers, as many each, every token adds its row to the layer's values.
+        /// Value embeddings: so many first and last layers add a learned vector of each token to the values of attention.
         pub value_embeddings: usize = 0,
         /// Which tokens of its text a token sees: those up to itself, or all.
         pub attention: Attention = Attention::Causal,

@@ -353,7 +353,7 @@ section! {
         pub micro_batch: Count = Count::Auto,
         /// Micro-batches an update: instead of micro_batch, or beside it, and then their product is batch.
         pub accumulate: Option<usize>,
-        /// Groups of rows that are summed apart, a power of two: every number of ranks that divides it gives the same bits; the number of ranks (auto).
+        /// Groups of rows whose gradients are summed apart, a power of two: any number of ranks that divides it gives the same bits; the number of ranks (auto).
         pub lanes: Count = Count::Auto,
         /// Seed of initial weights, data order and dropout.
         pub seed: u64 = 0,

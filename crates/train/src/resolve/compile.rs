@@ -169,6 +169,9 @@ fn kept_in_four_bits(config: &Config, target: &Target) -> Option<Compiled> {
     if config.adapter.kind == AdapterKind::None || config.switches.memory.base != Auto::Auto {
         return None;
     }
+    // What would be refused with any memory is none of its business.
+    let endless = Target { memory_bytes: u64::MAX, ..target.clone() };
+    compile_as_asked(config, &endless).ok()?;
     let mut small = config.clone();
     small.switches.memory.base = Auto::Given(Base::Nf4);
     let mut compiled = compile_as_asked(&small, target).ok()?;

@@ -84,6 +84,10 @@ pub const BASE: Switch = Switch {
             false => "nothing frozen",
         }
     },
+    differs: |settled, state| match (settled, state) {
+        ("auto", "bf16") => Difference::Harmless,
+        _ => unless_nothing(settled, state),
+    },
     guides_word: "QLoRA, NF4, 4-bit base",
     elsewhere: &[
         elsewhere(HF, "load_in_4bit", "base=nf4"),

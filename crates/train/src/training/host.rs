@@ -67,7 +67,11 @@ fn within(config: &Config, compiled: &Compiled, free: u64) -> Result<(), UserErr
     }
     let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
     let parts = [
-        (beside.copy, "the copy of the state that a checkpoint is written from", "use a smaller model"),
+        (
+            beside.copy,
+            "the copy of the state that a checkpoint is written from",
+            "lower train.micro_batch, or use a smaller model",
+        ),
         (beside.batches, "batches made ahead", "lower loader.prefetch or train.batch"),
     ];
     let (most, what, advice) = parts.into_iter().max_by_key(|(bytes, ..)| *bytes).expect("two parts");

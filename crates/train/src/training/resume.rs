@@ -100,6 +100,10 @@ fn check_begun(
         if then == value || (value.is_some() && came_to.get(key) == value) || may_differ(key) {
             continue;
         }
+        // A recipe's warm-up is shorter in a run that has no room for it, so that more steps ask for another.
+        let is_span = ["schedule.warmup_steps", "schedule.decay_steps"].contains(&key.as_str());
+        let is_longer = is_span && own.train.steps != asked.train.steps;
+        let but = if is_longer { "flatout resume RUN train.steps=N gives a run more steps" } else { but };
         let shown = |value: Option<&String>| value.map_or("not given", |value| value.as_str()).to_string();
         refuse!(
             "the run that is there was begun with other settings than these: `{key}` is {} now and was {}; give the same, or \

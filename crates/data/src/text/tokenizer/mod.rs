@@ -253,7 +253,8 @@ impl Vocabulary {
             if let Some(word) = text.split_whitespace().find(unknown) {
                 let word = word.escape_debug();
                 return Err(DataError::input(format!(
-                    "The word \"{word}\" is not one of the {} known words.",
+                    "The word \"{word}\" is not one of the {} words that the tokeniser knows: take a model with a tokeniser of pieces of \
+                     words, as one trained on text has.",
                     self.size
                 )));
             }
@@ -551,7 +552,12 @@ mod tests {
         assert_eq!(vocabulary.decode(&[0, 2, 3, 4, 1]), "the captain .");
         assert_eq!(vocabulary.token(3).as_deref(), Some("captain"));
         let error = vocabulary.encode("the admiral .").unwrap_err();
-        assert_eq!(error, DataError::input("The word \"admiral\" is not one of the 5 known words."));
+        assert_eq!(
+            error,
+            DataError::input(
+                "The word \"admiral\" is not one of the 5 words that the tokeniser knows: take a model with a tokeniser of pieces of words, as one trained on text has."
+            )
+        );
     }
 
     #[test]

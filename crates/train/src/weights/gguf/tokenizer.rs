@@ -37,7 +37,8 @@ pub fn describe(file: &Json, frame: &Frame) -> Result<Metadata, String> {
     let kind = model["type"].as_str().or(model["merges"].is_array().then_some("BPE"));
     if kind != Some("BPE") {
         return Err(format!(
-            "its tokeniser is a {}, and llama.cpp's for these models are byte-level BPE and SentencePiece's BPE",
+            "its tokeniser is a {}, and llama.cpp's for these models are byte-level BPE and SentencePiece's BPE: export a run that was \
+             trained on text (data.path=...)",
             kind.unwrap_or("model without a name")
         ));
     }

@@ -67,8 +67,12 @@ impl Source {
     pub fn local(said: &Path) -> Result<Source, UserError> {
         match Source::here(said)? {
             Some(found) => Ok(found),
+            None if said.is_file() => refuse!(
+                "{} is a file: name a run's directory or a model folder in Hugging Face format",
+                said.display()
+            ),
             None => refuse!(
-                "there is no run in {0}, and no model in the Hugging Face layout: {0} does not exist",
+                "there is no run in {0}, and no model in the Hugging Face layout: {0} does not exist; flatout runs lists the runs",
                 said.display()
             ),
         }
