@@ -15,7 +15,7 @@ use flatout_train::run::{Entered, Run, checkpoint, checkpoints_dir, is_run};
 use flatout_train::switches::compute::Wire;
 use flatout_train::switches::{Backend, Toggle};
 use flatout_world::launch::own_command;
-use flatout_world::{Copies, Place, Start};
+use flatout_world::{Copies, RankPlacement, Start};
 
 use crate::launch::{self, Begun};
 use crate::screen::Screen;
@@ -194,7 +194,7 @@ pub fn part(args: &launch::Ranks) -> Result<Part, Failure> {
 
 pub enum Part {
     Parent(Copies),
-    Rank(Place),
+    Rank(RankPlacement),
     Alone,
 }
 

@@ -7,7 +7,7 @@ pub use fovea::{FoveaConfig, Look};
 pub use qwen3_vl::Qwen3VlConfig;
 
 use flatout_ir::{Builder, DType, SlotId, Tensor};
-use flatout_settings::{Key, Kind, Section, Setting, choice};
+use flatout_settings::{Key, Section, Setting, ValueKind, choice};
 use serde::{Deserialize, Serialize};
 
 use crate::form::{Seen, SeenFrames, SeenPatches};
@@ -44,8 +44,8 @@ impl Tower {
 }
 
 impl Setting for Vision {
-    fn kind() -> Kind {
-        Kind::Section(Vision::keys())
+    fn kind() -> ValueKind {
+        ValueKind::Section(Vision::keys())
     }
 }
 

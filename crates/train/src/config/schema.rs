@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use flatout_models::config::{Model, ModelKind};
-use flatout_settings::{Key, Kind, Leaf, Section, leaves};
+use flatout_settings::{Key, Leaf, Section, ValueKind, leaves};
 
 use super::{
     Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Mesh, Optimizer, Preference, Samples, Schedule,
@@ -68,11 +68,11 @@ pub fn schema() -> Vec<SchemaKey> {
 }
 
 /// The values of a kind that have names.
-fn names(kind: &Kind) -> Vec<&'static str> {
+fn names(kind: &ValueKind) -> Vec<&'static str> {
     match kind {
-        Kind::Bool => vec!["true", "false"],
-        Kind::Choice(values) | Kind::WordOrNumbers(values) => values.to_vec(),
-        Kind::WholeOrAuto => vec!["auto"],
+        ValueKind::Bool => vec!["true", "false"],
+        ValueKind::Choice(values) | ValueKind::WordOrNumbers(values) => values.to_vec(),
+        ValueKind::WholeOrAuto => vec!["auto"],
         _ => vec![],
     }
 }
@@ -189,9 +189,9 @@ pub(super) fn lookup_among(keys: &[Found], name: &str) -> Meaning {
 }
 
 /// ` (auto, on, off)` for a choice, nothing for the rest: it follows a key's name in a sentence.
-pub(super) fn values_in_brackets(kind: &Kind) -> String {
+pub(super) fn values_in_brackets(kind: &ValueKind) -> String {
     match kind {
-        Kind::Choice(values) => format!(" ({})", values.join(", ")),
+        ValueKind::Choice(values) => format!(" ({})", values.join(", ")),
         _ => String::new(),
     }
 }
@@ -307,6 +307,6 @@ mod tests {
             assert_eq!(keys.iter().filter(|found| found.path == "model.patch").count(), 1);
             keys.into_iter().find(|found| found.name == "patch").unwrap().key.kind
         };
-        assert_eq!((wants(Seeing::keys()), wants(Hearing::keys())), (Kind::Whole, Kind::Text));
+        assert_eq!((wants(Seeing::keys()), wants(Hearing::keys())), (ValueKind::Whole, ValueKind::Text));
     }
 }

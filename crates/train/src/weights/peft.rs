@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use flatout_ir::passes::adapter::{EMBED, HEAD, SCOPE, is_end};
-use flatout_ir::{Adapter, Class, Init, Piece, TensorType};
+use flatout_ir::{Adapter, Class, Init, TensorRange, TensorType};
 use flatout_models::config::{DecoderConfig, Head};
 use flatout_models::library::huggingface;
 use flatout_models::library::stored::Stored;
@@ -220,7 +220,7 @@ impl Peft {
         // Tables that were written with it are those of the model, and a tied head is the embedding.
         for (weight, name) in &self.tables {
             for piece in pieces.iter().filter(|piece| piece.path == *weight) {
-                let theirs = self.weights.piece(&Piece { path: name.clone(), ..piece.clone() })?;
+                let theirs = self.weights.piece(&TensorRange { path: name.clone(), ..piece.clone() })?;
                 if session.read_range(&piece.slot, piece.within())? != theirs {
                     return Err(Failure::User(UserError(format!(
                         "the adapter of `adapter.from` comes with `{name}`, which is not `{weight}` of this model: it belongs \

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 
-use flatout_ir::Piece;
+use flatout_ir::TensorRange;
 use serde::{Deserialize, Serialize};
 
 use super::Dtype;
@@ -67,7 +67,7 @@ impl Index {
     }
 
     /// The index of what ranks write.
-    pub fn of_owners(owners: &[Vec<Piece>], dtype: impl Fn(&Piece) -> Dtype) -> Index {
+    pub fn of_owners(owners: &[Vec<TensorRange>], dtype: impl Fn(&TensorRange) -> Dtype) -> Index {
         let mut tensors: BTreeMap<String, Parted> = BTreeMap::new();
         for (rank, pieces) in owners.iter().enumerate() {
             for piece in pieces {

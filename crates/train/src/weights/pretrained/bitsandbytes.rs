@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flatout_ir::Piece;
+use flatout_ir::TensorRange;
 use flatout_ir::nf4::{BLOCK, CODES, Magnitudes, NESTED, blocks};
 use flatout_models::library::stored::Stored;
 use flatout_runtime::{RuntimeError, Session};
@@ -272,7 +272,7 @@ impl Packed {
     }
 
     /// Writes codes, magnitudes and their mean as they are into a session that keeps the weight in NF4.
-    pub fn write(&self, session: &mut Session, piece: &Piece) -> Result<(), RuntimeError> {
+    pub fn write(&self, session: &mut Session, piece: &TensorRange) -> Result<(), RuntimeError> {
         match &self.scales {
             Scales::Nested(magnitudes, map) => {
                 quantized::write_codes(session, piece, &self.codes, magnitudes, map)
