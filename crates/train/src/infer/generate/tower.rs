@@ -5,7 +5,7 @@ use flatout_data::vision::TowerInputs;
 use flatout_ir::Role;
 use flatout_ir::passes::input_path;
 use flatout_models::config::{Look, Qwen3VlConfig, Vision};
-use flatout_models::form::{Seen, SeenFrames, SeenPatches};
+use flatout_models::form::{ImageExtents, SeenFrames, SeenPatches};
 use flatout_runtime::Session;
 
 use super::pictures::{Picture, PictureReader, Pictures};
@@ -106,10 +106,10 @@ impl Tower {
         matches!(self.kind, Kind::Patches { seen, .. } if picture.patches() <= seen.largest)
     }
 
-    pub fn seen(&self) -> Seen {
+    pub fn seen(&self) -> ImageExtents {
         match self.kind {
-            Kind::Patches { seen, .. } => Seen::Patches(seen),
-            Kind::Frames { seen, .. } => Seen::Frames(seen),
+            Kind::Patches { seen, .. } => ImageExtents::Patches(seen),
+            Kind::Frames { seen, .. } => ImageExtents::Frames(seen),
         }
     }
 
