@@ -47,9 +47,9 @@ fn one_more_run_of_every_kernel_is_measured_beside_the_update_as_it_is() {
     assert!(product.added_ms.is_finite() && product.ms > 0.0 && product.launches > 10, "{product:?}");
     // A launch in place of what it reads would compute another value the second time.
     assert!(marginal.once > 0, "{marginal:?}");
-    let parts = page::parts(&report, 3);
-    let part = parts.last().expect("a table");
-    assert!(part.title.contains("counts no energy") && part.rows.len() == marginal.kernels.len());
+    let tables = page::tables(&report, 3);
+    let table = tables.last().expect("a table");
+    assert!(table.title.contains("counts no energy") && table.rows.len() == marginal.kernels.len());
 }
 
 #[test]

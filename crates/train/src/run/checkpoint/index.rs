@@ -16,12 +16,12 @@ pub struct Parted {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     /// In the order of elements, each element once.
-    pub parts: Vec<Part>,
+    pub parts: Vec<CheckpointPart>,
 }
 
 /// Elements of a tensor that lie in one file, under the tensor's name and with one axis.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Part {
+pub struct CheckpointPart {
     pub file: String,
     /// The first of them, counted in row-major order.
     pub start: usize,
@@ -75,7 +75,7 @@ impl Index {
                 let file = part_name(rank, owners.len());
                 let whole = tensors.entry(piece.path.clone());
                 let whole = whole.or_insert_with(|| Parted { dtype, shape, parts: vec![] });
-                whole.parts.push(Part { file, start: piece.range.start, len: piece.elements() });
+                whole.parts.push(CheckpointPart { file, start: piece.range.start, len: piece.elements() });
             }
         }
         for tensor in tensors.values_mut() {

@@ -315,8 +315,11 @@ mod tests {
 
     /// A tensor of eight bytes, two of each of four ranks.
     fn index() -> Index {
-        let part =
-            |rank| crate::run::checkpoint::index::Part { file: part_name(rank, 4), start: 2 * rank, len: 2 };
+        let part = |rank| crate::run::checkpoint::index::CheckpointPart {
+            file: part_name(rank, 4),
+            start: 2 * rank,
+            len: 2,
+        };
         let whole = Parted { dtype: Dtype::U8, shape: vec![2, 4], parts: (0..4).map(part).collect() };
         Index::of(BTreeMap::from([("w".to_string(), whole)])).unwrap()
     }

@@ -35,7 +35,7 @@ pub fn parameters(model: &Model) -> BTreeMap<String, (TensorType, Init)> {
 
 /// One parameter's tensor in one of the files.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct TensorLocation {
     pub file: usize,
     pub name: String,
     /// Where in the tensor its elements are, where it is not the tensor as it stands.
@@ -50,9 +50,9 @@ pub struct Place {
 #[derive(Debug)]
 pub struct Weights {
     files: Vec<(PathBuf, TensorFile)>,
-    places: BTreeMap<String, Place>,
+    places: BTreeMap<String, TensorLocation>,
     /// Running averages that a run kept of its parameters, by path.
-    averages: BTreeMap<String, Place>,
+    averages: BTreeMap<String, TensorLocation>,
     /// Whether they are what is read.
     averaged: bool,
     seed: Option<u64>,
@@ -148,9 +148,9 @@ impl Weights {
     /// Puts the values of another model beside these, its parameters below a scope.
     pub fn put_beside(&mut self, scope: &str, other: Weights) {
         let first = self.files.len();
-        let moved = |(path, place): (String, Place)| {
+        let moved = |(path, place): (String, TensorLocation)| {
             let nf4 = place.nf4.map(|parts| parts.moved(first));
-            (format!("{scope}.{path}"), Place { file: first + place.file, nf4, ..place })
+            (format!("{scope}.{path}"), TensorLocation { file: first + place.file, nf4, ..place })
         };
         // Of a run that kept averages they are what it came to.
         self.places.extend(other.places.into_iter().chain(other.averages).map(moved));
@@ -165,7 +165,7 @@ impl Weights {
         })
     }
 
-    pub fn place(&mut self, path: String, place: Place) {
+    pub fn place(&mut self, path: String, place: TensorLocation) {
         self.places.insert(path, place);
     }
 
@@ -265,14 +265,14 @@ impl Weights {
             let places = if average.is_some() { &mut self.averages } else { &mut self.places };
             places.insert(
                 ours.to_string(),
-                Place { file: number, name: name.clone(), within: None, expect: None, nf4: None },
+                TensorLocation { file: number, name: name.clone(), within: None, expect: None, nf4: None },
             );
         }
         self.files.push((path.to_path_buf(), file));
         Ok(())
     }
 
-    pub fn file(&self, place: &Place) -> (&Path, &TensorFile) {
+    pub fn file(&self, place: &TensorLocation) -> (&Path, &TensorFile) {
         self.numbered(place.file)
     }
 
@@ -418,7 +418,7 @@ impl Weights {
     }
 
     /// Where the values that are read of a parameter lie; nowhere where they are drawn.
-    fn found(&self, name: &str) -> Option<&Place> {
+    fn found(&self, name: &str) -> Option<&TensorLocation> {
         self.averages.get(name).filter(|_| self.averaged).or(self.places.get(name))
     }
 
@@ -535,7 +535,7 @@ impl Weights {
     }
 
     /// A tensor as it lies in its file, with the hash of its bytes.
-    fn stored(&self, place: &Place) -> Result<(Dtype, Vec<u8>, String), Failure> {
+    fn stored(&self, place: &TensorLocation) -> Result<(Dtype, Vec<u8>, String), Failure> {
         let (path, file) = self.file(place);
         let entry = &file.entries()[&place.name];
         let mut bytes = vec![0; entry.bytes()];
@@ -675,14 +675,15 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         let mut weights = Weights::of_files(vec![(path.clone(), TensorFile::open(&path).unwrap())]);
         weights.seed = Some(7);
-        let place = |name: &str| Place { file: 0, name: name.into(), within: None, expect: None, nf4: None };
+        let place =
+            |name: &str| TensorLocation { file: 0, name: name.into(), within: None, expect: None, nf4: None };
         for (name, _) in stored {
             weights.place(name.into(), place(name));
         }
         // Rows of a larger tensor, which are had by reading it all.
         let all = Stored::whole("rows", "f32", vec![4, 3]);
         let within = Some(Stored { within: Within::Rows(1..3), ..all });
-        weights.place("rows".into(), Place { within, ..place("f32") });
+        weights.place("rows".into(), TensorLocation { within, ..place("f32") });
         for (name, rows) in [("f32", 4), ("f16", 4), ("bf16", 4), ("rows", 2), ("drawn", 4)] {
             for dtype in [DType::F32, DType::BF16] {
                 let elements = 3 * rows;
