@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use flatout_measure::ablate::variants::{Fate, Wanted};
-use flatout_measure::ablate::{Options, Report, Said, page};
+use flatout_measure::ablate::{AblateProgress, Options, Report, page};
 use flatout_measure::bench::Stage;
 use flatout_train::Config;
 use flatout_train::Failure;
@@ -40,7 +40,7 @@ fn first(
     let bar = screen.bar("{wide_bar} {pos}/{len}  {msg}", 1);
     let line = |text: String| screen.note_above(bar.as_ref(), text);
     let report = flatout_measure::ablate::ablate(config, options, stage, &mut |said| match said {
-        Said::Ready { variants, budget, kept, visits_before } => {
+        AblateProgress::Ready { variants, budget, kept, visits_before } => {
             let measured = variants.iter().filter(|v| matches!(v.fate, Fate::Measured { .. })).count();
             line(format!(
                 "{}: {measured} rows to measure, {} rounds, {} at most",
@@ -57,7 +57,7 @@ fn first(
                 )),
             }
         }
-        Said::Visit { name, done, of } => {
+        AblateProgress::Visit { name, done, of } => {
             if let Some(bar) = &bar {
                 bar.set_length(of as u64);
                 bar.set_position(done as u64);
@@ -66,8 +66,8 @@ fn first(
                 screen.note(format!("{done}/{of} {name}"));
             }
         }
-        Said::Failed { name, why } => line(format!("{name} failed: {why}")),
-        Said::NotKept { why } => line(format!("results so far are not kept: {why}")),
+        AblateProgress::Failed { name, why } => line(format!("{name} failed: {why}")),
+        AblateProgress::NotKept { why } => line(format!("results so far are not kept: {why}")),
     });
     if let Some(bar) = &bar {
         bar.finish_and_clear();
@@ -123,10 +123,10 @@ fn print(report: &Report, screen: &Screen) {
         if report.ranks.is_some() { " on each" } else { "" },
         count(base.launches as u64)
     ));
-    for part in page::parts(report) {
-        screen.result(format!("\n{}", part.title));
-        let head = part.head.iter().map(|cell| cell.to_string()).collect();
-        let rows: Vec<Vec<String>> = [head].into_iter().chain(part.rows).collect();
+    for table in page::tables(report) {
+        screen.result(format!("\n{}", table.title));
+        let head = table.head.iter().map(|cell| cell.to_string()).collect();
+        let rows: Vec<Vec<String>> = [head].into_iter().chain(table.rows).collect();
         print_table(&rows, 1..7, screen);
     }
     let left = page::not_measured(report);

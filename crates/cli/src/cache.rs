@@ -37,43 +37,46 @@ pub enum What {
 }
 
 /// A folder of the cache, and what it costs to be without it.
-struct Part {
+struct CacheFolder {
     name: &'static str,
     holds: &'static str,
 }
 
-const PARTS: [Part; 10] = [
-    Part {
+const PARTS: [CacheFolder; 10] = [
+    CacheFolder {
         name: "ablate",
         holds: "measurements that an `ablate` goes on from; without them it begins again",
     },
-    Part {
+    CacheFolder {
         name: "archives",
         holds: "where images lie in tar archives; without it they are looked through again",
     },
-    Part {
+    CacheFolder {
         name: "corpora",
         holds: "tokens of packed text that runs on it read; without them it is tokenised again",
     },
-    Part {
+    CacheFolder {
         name: "indices",
         holds: "where documents lie in files of text; without them files are looked through again",
     },
-    Part {
+    CacheFolder {
         name: "kernels",
         holds: "compiled kernels of GPUs; without them a first step waits for the compiler",
     },
-    Part {
+    CacheFolder {
         name: "products",
         holds: "the fastest algorithms of GPUs' matrix products; without them they are timed again",
     },
-    Part { name: "samples", holds: "tokenised samples with frames; without them shards are read again" },
-    Part {
+    CacheFolder {
+        name: "samples",
+        holds: "tokenised samples with frames; without them shards are read again",
+    },
+    CacheFolder {
         name: "stream",
         holds: "pieces of files on servers that runs read; without them they are asked for again",
     },
-    Part { name: "timings", holds: "what `doctor --calibrate` timed, which `plan` predicts by" },
-    Part { name: "tune", holds: "settings that `tune` found, which `train` names" },
+    CacheFolder { name: "timings", holds: "what `doctor --calibrate` timed, which `plan` predicts by" },
+    CacheFolder { name: "tune", holds: "settings that `tune` found, which `train` names" },
 ];
 
 /// An entry of a part.
@@ -101,11 +104,11 @@ pub fn cache(args: &Cache, screen: &Screen) -> Result<ExitCode, Failure> {
 
 fn list(folder: &Path, screen: &Screen) -> Result<(), Failure> {
     let rows = PARTS.iter().map(|part| Ok((part, entries(&folder.join(part.name))?)));
-    let rows: Vec<(&Part, Vec<Entry>)> = rows.collect::<Result<_, Failure>>()?;
+    let rows: Vec<(&CacheFolder, Vec<Entry>)> = rows.collect::<Result<_, Failure>>()?;
     let size = |entries: &[Entry]| entries.iter().map(|entry| entry.bytes).sum::<u64>();
     let all: u64 = rows.iter().map(|(_, entries)| size(entries)).sum();
     if screen.json {
-        let part = |(part, entries): &(&Part, Vec<Entry>)| json!({ "part": part.name, "bytes": size(entries), "entries": entries.len(), "holds": part.holds });
+        let part = |(part, entries): &(&CacheFolder, Vec<Entry>)| json!({ "part": part.name, "bytes": size(entries), "entries": entries.len(), "holds": part.holds });
         let parts: Vec<_> = rows.iter().map(part).collect();
         screen.object(&json!({ "folder": folder, "bytes": all, "parts": parts }));
         return Ok(());
@@ -119,7 +122,7 @@ fn list(folder: &Path, screen: &Screen) -> Result<(), Failure> {
     Ok(())
 }
 
-fn wanted(names: &[String]) -> Result<Vec<&'static Part>, UserError> {
+fn wanted(names: &[String]) -> Result<Vec<&'static CacheFolder>, UserError> {
     let known = PARTS.map(|part| part.name);
     let part = |name: &String| {
         PARTS.iter().find(|part| part.name == name).ok_or_else(|| {
@@ -132,7 +135,7 @@ fn wanted(names: &[String]) -> Result<Vec<&'static Part>, UserError> {
 
 fn clean(
     folder: &Path,
-    parts: &[&Part],
+    parts: &[&CacheFolder],
     before: Option<SystemTime>,
     is_dry: bool,
     screen: &Screen,

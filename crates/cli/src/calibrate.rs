@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use flatout_ir::Work;
 use flatout_ir::timings::Timings;
-use flatout_measure::calibrate::{Said, Steadiness, calibrate as measure};
+use flatout_measure::calibrate::{CalibrateProgress, Steadiness, calibrate as measure};
 use flatout_train::Failure;
 use flatout_train::device::calibrations;
 use flatout_train::switches::{Backend, Switches};
@@ -15,9 +15,13 @@ use crate::screen::{Screen, count, duration};
 
 pub fn calibrate(screen: &Screen) -> Result<ExitCode, Failure> {
     screen.note("timing kernels; anything else that runs here now makes them slower than they are");
-    let mut say = |said: Said<'_>| match said {
-        Said::Sample { name, done, of } if screen.verbose => screen.note(format!("{done}/{of} {name}")),
-        Said::LeftOut { name, why } if screen.verbose => screen.note(format!("left out {name}: {why}")),
+    let mut say = |said: CalibrateProgress<'_>| match said {
+        CalibrateProgress::Sample { name, done, of } if screen.verbose => {
+            screen.note(format!("{done}/{of} {name}"))
+        }
+        CalibrateProgress::LeftOut { name, why } if screen.verbose => {
+            screen.note(format!("left out {name}: {why}"))
+        }
         _ => {}
     };
     let mut measured = measure(Backend::Auto, &mut say)?;

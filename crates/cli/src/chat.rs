@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use flatout_serve::Model;
-use flatout_serve::api::chat::{Message, Part};
+use flatout_serve::api::chat::{ContentPart, Message};
 use flatout_train::infer::generate::{Finish, Generator, Prompt, Request, Room};
 use flatout_train::run::signal::{self, Interrupts};
 use flatout_train::{Failure, UserError};
@@ -230,7 +230,7 @@ impl Talk<'_> {
         loop {
             let message = |(role, text): (&'static str, &String)| Message {
                 role,
-                parts: vec![Part::Text(text.clone())],
+                parts: vec![ContentPart::Text(text.clone())],
             };
             let turns = self.turns.iter().map(|(role, text)| message((role, text)));
             let messages: Vec<Message> =

@@ -3,7 +3,7 @@
 
 use flatout_data::ExampleTable;
 use flatout_data::examples::{ExampleSets, ImageCounts, SetDescription, Sighting, frames_in_words, spans};
-use flatout_data::formats::Place;
+use flatout_data::formats::SourceLocation;
 use flatout_data::inspect::Span;
 use serde_json::json;
 
@@ -131,7 +131,7 @@ fn balance(sets: &ExampleSets, screen: &Screen) {
     }
 }
 
-fn sample(sets: &ExampleSets, at: usize, place: &Place, colours: bool, screen: &Screen) {
+fn sample(sets: &ExampleSets, at: usize, place: &SourceLocation, colours: bool, screen: &Screen) {
     let example = sets.train.get(at);
     let spans = spans(&sets.vocabulary, example);
     match example.label.and_then(|label| sets.classes.get(label as usize)) {

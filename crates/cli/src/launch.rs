@@ -11,7 +11,7 @@ use flatout_train::UserError;
 use flatout_train::run::signal;
 use flatout_world::launch::{GRACE, own_command};
 use flatout_world::place::SECRET;
-use flatout_world::{Copies, Flags, Joining, Launch, Place, Start, Stopper, Timing, World};
+use flatout_world::{Copies, Flags, Joining, Launch, RankPlacement, Start, Stopper, Timing, World};
 
 use crate::screen::{Screen, complain};
 use crate::time_limit;
@@ -71,7 +71,7 @@ impl Ranks {
     }
 
     /// The GPU of a rank in sentences, where flags say that it has one of its own.
-    fn named_gpu(&self, place: &Place) -> Option<String> {
+    fn named_gpu(&self, place: &RankPlacement) -> Option<String> {
         let (local, _) = place.local.filter(|_| self.gpus.is_some() && !self.share_gpu)?;
         Some(format!("GPU {local}"))
     }
@@ -151,7 +151,7 @@ pub fn look_after(
 /// Joins the other ranks. `stop` ends the process where a rank was asked to stop before the run began, with the reason;
 /// `take_stopper` takes the handle by which this rank asks the others to.
 pub fn join(
-    place: &Place,
+    place: &RankPlacement,
     ranks: &Ranks,
     folder: Option<&Path>,
     screen: &Screen,

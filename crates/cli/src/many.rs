@@ -15,7 +15,7 @@ use flatout_train::run::{Entered, Run, checkpoint, checkpoints_dir, is_run};
 use flatout_train::switches::compute::Wire;
 use flatout_train::switches::{Backend, Toggle};
 use flatout_world::launch::own_command;
-use flatout_world::{Copies, Place, Start};
+use flatout_world::{Copies, RankPlacement, Start};
 
 use crate::launch::{self, Begun};
 use crate::screen::Screen;
@@ -184,40 +184,40 @@ pub fn apart(rank: usize) -> Vec<(&'static str, String)> {
 }
 
 /// The copies to start, or the place that this process has among the ranks that were started. One rank is this process.
-pub fn part(args: &launch::Ranks) -> Result<Part, Failure> {
+pub fn role(args: &launch::Ranks) -> Result<ProcessRole, Failure> {
     Ok(match launch::start(args)? {
-        Start::Copies(copies) if copies.here * copies.nodes > 1 => Part::Parent(copies),
-        Start::Rank(place) if place.ranks > 1 => Part::Rank(place),
-        Start::Copies(_) | Start::Rank(_) => Part::Alone,
+        Start::Copies(copies) if copies.here * copies.nodes > 1 => ProcessRole::Parent(copies),
+        Start::Rank(place) if place.ranks > 1 => ProcessRole::Rank(place),
+        Start::Copies(_) | Start::Rank(_) => ProcessRole::Alone,
     })
 }
 
-pub enum Part {
+pub enum ProcessRole {
     Parent(Copies),
-    Rank(Place),
+    Rank(RankPlacement),
     Alone,
 }
 
-impl Part {
+impl ProcessRole {
     /// How many ranks there are, where this process is one.
     pub fn ranks(&self) -> usize {
         match self {
-            Part::Rank(place) => place.ranks,
-            Part::Parent(_) | Part::Alone => 1,
+            ProcessRole::Rank(place) => place.ranks,
+            ProcessRole::Parent(_) | ProcessRole::Alone => 1,
         }
     }
 }
 
 /// Joins the other ranks; `None` where another process says why that failed.
 pub fn join(
-    part: &Part,
+    role: &ProcessRole,
     args: &launch::Ranks,
     folder: Option<&Path>,
     starting: &Starting,
     screen: &Screen,
     advice: &Advice,
 ) -> Result<Option<Ranks>, Failure> {
-    let Part::Rank(place) = part else { return Ok(Some(Ranks::alone())) };
+    let ProcessRole::Rank(place) = role else { return Ok(Some(Ranks::alone())) };
     starting.is_rank(place.rank);
     let advice = advice.clone();
     let stops = (starting.leave_with_others(), starting.stop_others());

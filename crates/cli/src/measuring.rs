@@ -10,15 +10,15 @@ use flatout_train::Failure;
 use flatout_train::ranks::Ranks;
 
 use crate::launch::Meeting;
-use crate::many::{self, Advice, Part};
+use crate::many::{self, Advice, ProcessRole};
 use crate::screen::Screen;
 use crate::start;
 
 /// Whether this process is the one that checks where results go: alone, the parent of ranks, or the first of them.
 pub fn is_writer(meeting: &Meeting) -> Result<bool, Failure> {
-    Ok(match many::part(&meeting.ranks)? {
-        Part::Parent(_) | Part::Alone => true,
-        Part::Rank(place) => place.rank == 0,
+    Ok(match many::role(&meeting.ranks)? {
+        ProcessRole::Parent(_) | ProcessRole::Alone => true,
+        ProcessRole::Rank(place) => place.rank == 0,
     })
 }
 
@@ -29,18 +29,18 @@ pub fn measure(
     screen: &Screen,
     work: impl FnOnce(&Stage, &Config, &Screen) -> Result<ExitCode, Failure>,
 ) -> Result<ExitCode, Failure> {
-    let part = many::part(&meeting.ranks)?;
-    match part {
-        Part::Parent(copies) => {
+    let role = many::role(&meeting.ranks)?;
+    match role {
+        ProcessRole::Parent(copies) => {
             let (stop, _) = start::watch(None, screen)?;
             many::look_after(copies, &meeting.ranks, None, config, &stop, screen)
         }
-        Part::Alone => on_stage(&Rc::new(Ranks::alone()), meeting, config, screen, work),
-        Part::Rank(_) => {
+        ProcessRole::Alone => on_stage(&Rc::new(Ranks::alone()), meeting, config, screen, work),
+        ProcessRole::Rank(_) => {
             let (_stop, starting) = start::watch(None, screen)?;
             starting.measures();
             let (folder, advice) = (meeting.run.as_deref(), Advice::default());
-            let joined = many::join(&part, &meeting.ranks, folder, &starting, screen, &advice)?;
+            let joined = many::join(&role, &meeting.ranks, folder, &starting, screen, &advice)?;
             let Some(ranks) = joined.map(Rc::new) else { return Ok(ExitCode::FAILURE) };
             let result = on_stage(&ranks, meeting, config, screen, work);
             many::end(Rc::into_inner(ranks).expect("the stage is gone"), result)

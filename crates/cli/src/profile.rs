@@ -79,11 +79,11 @@ fn print(report: &Report, most: usize, screen: &Screen) {
     if let Some(products) = &report.products {
         screen.result(format!("of the products run {products}"));
     }
-    for part in page::parts(report, most) {
-        screen.result(format!("\n{}", part.title));
-        let head = part.head.iter().map(|cell| cell.to_string()).collect();
-        let rows: Vec<Vec<String>> = [head].into_iter().chain(part.rows).collect();
-        print_table(&rows, 1..part.numbers, screen);
+    for table in page::tables(report, most) {
+        screen.result(format!("\n{}", table.title));
+        let head = table.head.iter().map(|cell| cell.to_string()).collect();
+        let rows: Vec<Vec<String>> = [head].into_iter().chain(table.rows).collect();
+        print_table(&rows, 1..table.numbers, screen);
     }
     screen.result("\nwhere the most is lost");
     for (i, sink) in report.sinks.iter().enumerate() {

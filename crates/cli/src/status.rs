@@ -20,7 +20,7 @@ pub struct Status {
 }
 
 /// A piece of the line, and its rank: the highest goes first where there is no room.
-type Piece = (u8, String);
+type StatusField = (u8, String);
 
 const GAP: &str = "  ";
 /// Widths from which a bar has a number of places.
@@ -54,7 +54,7 @@ impl Status {
         }
     }
 
-    fn pieces(&self) -> Vec<Piece> {
+    fn pieces(&self) -> Vec<StatusField> {
         let step = &self.step;
         let percent = |share: f64| format!("{:.0}%", 100.0 * share);
         let mut pieces =

@@ -31,7 +31,7 @@ use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, Sink, Worke
 use flatout_train::weights::pretrained;
 
 use crate::args::{ResumeRun, Train, recipe_and_overrides};
-use crate::many::{self, Advice, Part};
+use crate::many::{self, Advice, ProcessRole};
 use crate::model;
 use crate::palette::Ink;
 use crate::progress::Progress;
@@ -41,16 +41,16 @@ use crate::start::{self, Starting};
 use crate::waiting;
 
 pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
-    let part = many::part(&args.ranks)?;
-    if let Part::Parent(copies) = part {
+    let role = many::role(&args.ranks)?;
+    if let ProcessRole::Parent(copies) = role {
         let (stop, _) = start::watch(None, screen)?;
         let (run, config) = (args.run.as_deref(), asked(args, screen)?);
         return many::look_after(copies, &args.ranks, run, &config, &stop, screen);
     }
     let (stop, starting) = start::watch(args.max_time, screen)?;
     let config = asked(args, screen)?;
-    let advice = Advice::new(args.run.as_deref(), &args.ranks, part.ranks());
-    let Some(ranks) = many::join(&part, &args.ranks, args.run.as_deref(), &starting, screen, &advice)? else {
+    let advice = Advice::new(args.run.as_deref(), &args.ranks, role.ranks());
+    let Some(ranks) = many::join(&role, &args.ranks, args.run.as_deref(), &starting, screen, &advice)? else {
         return Ok(ExitCode::FAILURE);
     };
     let result = train_as(&ranks, config, args, &starting, &stop, screen, &advice);
@@ -177,22 +177,22 @@ fn begin_or_continue_as(
 /// Continues a run, or all the runs of a sweep or of folds.
 pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
     let dir = model::named(&args.run);
-    let part = many::part(&args.ranks)?;
-    if let Part::Parent(copies) = part {
+    let role = many::role(&args.ranks)?;
+    if let ProcessRole::Parent(copies) = role {
         let (stop, _) = start::watch(None, screen)?;
         check_one_run(args, &dir)?;
         let (own, resolved) = asked_and_resolved(&dir)?;
         let config = resolved.over(&own.resumed(&args.overrides)?);
         return many::look_after(copies, &args.ranks, Some(&dir), &config, &stop, screen);
     }
-    if part.ranks() == 1
+    if role.ranks() == 1
         && let Some(sweep) = crate::sweep::begun(args)?
     {
         let _page = args.watch.then(|| crate::watch::beside(&dir, screen));
         return crate::sweep::sweep(&sweep, screen);
     }
     let (stop, starting) = start::watch(args.max_time, screen)?;
-    if part.ranks() > 1 {
+    if role.ranks() > 1 {
         check_one_run(args, &dir)?;
     } else if let Some(config) = folds::begun(&dir)? {
         let config = config.resumed(&args.overrides)?;
@@ -200,8 +200,8 @@ pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
         let _page = args.watch.then(|| crate::watch::beside(&dir, screen));
         return crate::folds::train(&dir, Resume::Must, &config, &starting, &device, &stop, screen);
     }
-    let advice = Advice::new(Some(&dir), &args.ranks, part.ranks());
-    let Some(ranks) = many::join(&part, &args.ranks, Some(&dir), &starting, screen, &advice)? else {
+    let advice = Advice::new(Some(&dir), &args.ranks, role.ranks());
+    let Some(ranks) = many::join(&role, &args.ranks, Some(&dir), &starting, screen, &advice)? else {
         return Ok(ExitCode::FAILURE);
     };
     let result = resume_as(&ranks, args, &starting, &stop, screen, &advice);

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use flatout_measure::bench::Stage;
 use flatout_measure::tune::space::Phase;
-use flatout_measure::tune::{Fate, Found, Options, Report, Row, Said, Verdict, preset};
+use flatout_measure::tune::{Fate, Options, Report, Row, TuneOutcome, TuneProgress, Verdict, preset};
 use flatout_report::words::milliseconds;
 use flatout_train::Config;
 use flatout_train::Failure;
@@ -56,18 +56,18 @@ fn first(
     let bar = screen.bar("{wide_bar} {elapsed}  {msg}", 1);
     let line = |text: String| screen.note_above(bar.as_ref(), text);
     let report = flatout_measure::tune::tune(config, options, stage, &mut |said| match said {
-        Said::Ready { budget, device } => {
+        TuneProgress::Ready { budget, device } => {
             if let Some(bar) = &bar {
                 bar.set_length(budget.as_secs().max(1));
             }
             line(format!("{} on {device}: {} at most", config.recipe, duration(budget.as_secs_f64())));
         }
-        Said::Phase { count: 0, .. } => {}
-        Said::Phase { phase, count, left_out } => {
+        TuneProgress::Phase { count: 0, .. } => {}
+        TuneProgress::Phase { phase, count, left_out } => {
             line(format!("{}: {count} to measure, {left_out} left out", title(phase)));
         }
-        Said::Last { choice } => line(format!("the defaults against {choice}")),
-        Said::Visit { name, spent } => match &bar {
+        TuneProgress::Last { choice } => line(format!("the defaults against {choice}")),
+        TuneProgress::Visit { name, spent } => match &bar {
             Some(bar) => {
                 bar.set_position(spent.as_secs());
                 bar.set_message(name.to_string());
@@ -198,7 +198,7 @@ fn cells(row: &Row) -> Vec<String> {
 }
 
 /// Settings without a measurement, with the reason; several with the same reason together.
-fn left_out(found: &Found) -> Vec<(String, String)> {
+fn left_out(found: &TuneOutcome) -> Vec<(String, String)> {
     let mut reasons: Vec<(Vec<&str>, &str)> = vec![];
     for row in found.rows.iter().filter(|row| row.step_ms.is_none()) {
         match reasons.iter_mut().find(|(_, why)| *why == row.why) {

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use console::Term;
-use flatout_waits::{self as waits, Seen, Unit};
+use flatout_waits::{self as waits, Unit, WaitSnapshot};
 
 use crate::palette::Ink;
 use crate::screen::{Screen, bytes, count, duration, one_line};
@@ -118,8 +118,8 @@ fn put(text: &str) {
 }
 
 /// Work in words: what it is, how much is done of how much, how fast, and for how long already.
-pub fn words(seen: &Seen) -> String {
-    let Seen { what, unit, done, total, time } = seen;
+pub fn words(seen: &WaitSnapshot) -> String {
+    let WaitSnapshot { what, unit, done, total, time } = seen;
     let seconds = time.as_secs_f64();
     let rate = *done as f64 / seconds;
     let mut pieces = vec![one_line(what).into_owned()];
@@ -152,8 +152,13 @@ mod tests {
 
     #[test]
     fn work_is_told_with_its_share_and_its_rate() {
-        let seen =
-            |unit, done, total| Seen { what: "work".into(), unit, done, total, time: Duration::from_secs(4) };
+        let seen = |unit, done, total| WaitSnapshot {
+            what: "work".into(),
+            unit,
+            done,
+            total,
+            time: Duration::from_secs(4),
+        };
         assert_eq!(words(&seen(Unit::Nothing, 0, None)), "work  4.0 s");
         assert_eq!(
             words(&seen(Unit::Bytes, 1 << 30, Some(4 << 30))),
@@ -165,7 +170,7 @@ mod tests {
         );
         assert_eq!(words(&seen(Unit::Things("tokens"), 4000, None)), "work  4,000 tokens  1,000/s  4.0 s");
         assert_eq!(words(&seen(Unit::Bytes, 0, Some(4 << 30))), "work  0 bytes of 4.0 GiB  0%  4.0 s");
-        let hostile = Seen { what: "a\x1b[2J\n".into(), ..seen(Unit::Nothing, 0, None) };
+        let hostile = WaitSnapshot { what: "a\x1b[2J\n".into(), ..seen(Unit::Nothing, 0, None) };
         assert!(!words(&hostile).contains(['\x1b', '\n']), "names of files move no cursor");
     }
 }

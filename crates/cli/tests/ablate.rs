@@ -5,21 +5,21 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::program::{SMALL, Said, flatout};
+use crate::program::{CommandOutput, SMALL, flatout};
 
 /// `ablate` of a small decoder on the CPU, with a cache of its own.
-fn said(dir: &Path, words: &[&str]) -> Said {
+fn said(dir: &Path, words: &[&str]) -> CommandOutput {
     let words: Vec<&str> =
         ["ablate", "tiny", "backend=cpu"].iter().chain(&SMALL).chain(words).copied().collect();
     let output =
         flatout(dir, &words).env("FLATOUT_CACHE", dir.join("cache")).output().expect("the program starts");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
-    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// The same where it ends well: its object and what it said beside it, or no object and what it printed.
 fn ablate(dir: &Path, words: &[&str]) -> (Value, String) {
-    let Said { code, out, err } = said(dir, words);
+    let CommandOutput { code, out, err } = said(dir, words);
     assert_eq!(code, Some(0), "{err}");
     match words.contains(&"--json") {
         true => (object(&out), err),

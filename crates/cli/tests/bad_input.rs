@@ -52,7 +52,7 @@ fn words_and_numbers() {
         ("train no/such.toml", "there is no file no/such.toml"),
         (
             "trian tiny",
-            "unrecognized subcommand 'trian'; some similar subcommands exist: 'tune', 'train': see flatout --help",
+            "unrecognized subcommand 'trian'; a similar subcommand exists: 'train': see flatout --help",
         ),
         ("train tiny --max-time soon", "invalid value 'soon' for '--max-time <DURATION>'"),
         (

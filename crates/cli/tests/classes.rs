@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::program::{Said, say};
+use crate::program::{CommandOutput, say};
 
 /// Weather or food, by a word of theirs; every document has two rows.
 fn write_texts(path: &Path, rows: usize, labelled: bool) {
@@ -23,7 +23,7 @@ fn write_texts(path: &Path, rows: usize, labelled: bool) {
     fs::write(path, text).expect("a file");
 }
 
-fn done(said: Said) -> Said {
+fn done(said: CommandOutput) -> CommandOutput {
     assert_eq!(said.code, Some(0), "{said:?}");
     said
 }

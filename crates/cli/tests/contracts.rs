@@ -9,9 +9,9 @@ use flatout_train::recipes;
 use flatout_train::resolve::compile;
 use serde_json::Value;
 
-use crate::program::{self, SMALL, Said, say, small_train};
+use crate::program::{self, CommandOutput, SMALL, say, small_train};
 
-fn ok(dir: &Path, words: &[&str]) -> Said {
+fn ok(dir: &Path, words: &[&str]) -> CommandOutput {
     let said = say(dir, words);
     assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
     said

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::program::{Said, flatout, say, small_train};
+use crate::program::{CommandOutput, flatout, say, small_train};
 
 /// Documents as JSONL: sentences of different lengths.
 fn jsonl(count: usize) -> String {
@@ -29,7 +29,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     fs::read_dir(folder).expect("a folder").map(entry).collect()
 }
 
-fn prepared(dir: &Path, words: &[&str]) -> Said {
+fn prepared(dir: &Path, words: &[&str]) -> CommandOutput {
     let said = say(dir, &[&["data", "prepare"], words].concat());
     assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
     said

@@ -10,12 +10,12 @@ use std::process::{Command, Stdio};
 
 use flatout_train::run::events::Event;
 
-use crate::program::{Said, say, small_train};
+use crate::program::{CommandOutput, say, small_train};
 use crate::scene::{self, Scene, checkpoints};
 
 /// Runs a shell script in a folder; `$FLATOUT` is the program. With `disk`, that folder is a disk of that many KiB which
 /// only the script sees.
-fn shell(scene: &Scene, disk: Option<(&str, u32)>, script: &str) -> Said {
+fn shell(scene: &Scene, disk: Option<(&str, u32)>, script: &str) -> CommandOutput {
     let mut command = match disk {
         Some(_) => Command::new("unshare"),
         None => Command::new("sh"),
@@ -35,7 +35,7 @@ fn shell(scene: &Scene, disk: Option<(&str, u32)>, script: &str) -> Said {
         .output()
         .expect("a shell");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
-    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// Whether a disk of one's own can be had here. Where not, it is said.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::program::{Said, flatout, say};
+use crate::program::{CommandOutput, flatout, say};
 
 /// Looks at what a small model of two classes learns from.
 const CLASSES: [&str; 7] = [
@@ -29,7 +29,7 @@ fn chats(rows: usize) -> String {
     (0..rows).map(row).collect()
 }
 
-fn done(dir: &Path, words: &[&str]) -> Said {
+fn done(dir: &Path, words: &[&str]) -> CommandOutput {
     let said = say(dir, words);
     assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
     said

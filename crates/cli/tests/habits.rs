@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::program::{Said, flatout, say};
+use crate::program::{CommandOutput, flatout, say};
 
 /// The words that may end a command line.
 fn completed(dir: &Path, words: &[&str]) -> Vec<String> {
@@ -93,11 +93,11 @@ fn kept(dir: &Path) {
     std::os::unix::fs::symlink(dir.join("outside"), dir.join("cache/archives")).expect("a link");
 }
 
-fn of_cache(dir: &Path, words: &[&str]) -> Said {
+fn of_cache(dir: &Path, words: &[&str]) -> CommandOutput {
     let mut command: Command = flatout(dir, &[&["cache"], words].concat());
     let output = command.env("FLATOUT_CACHE", dir.join("cache")).output().expect("the program starts");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
-    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 #[test]

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::program::{SMALL, Said, say, small_train};
+use crate::program::{CommandOutput, SMALL, say, small_train};
 
 /// Lengths of a mean of 40, up to 128.
 const EXAMPLES: [&str; 4] = ["model.context=128", "data.mean_tokens=40", "train.batch=16", "eval.rows=24"];
 
-fn ok(dir: &Path, words: &[&str]) -> Said {
+fn ok(dir: &Path, words: &[&str]) -> CommandOutput {
     let said = say(dir, words);
     assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
     said

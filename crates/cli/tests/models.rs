@@ -7,14 +7,14 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::hub_server::{COMMIT, Content, HubServer};
-use crate::program::{Said, flatout, say, small_train};
+use crate::program::{CommandOutput, flatout, say, small_train};
 
-fn json(said: &Said) -> Value {
+fn json(said: &CommandOutput) -> Value {
     assert_eq!(said.code, Some(0), "{said:?}");
     serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
 }
 
-fn done(said: Said) -> Said {
+fn done(said: CommandOutput) -> CommandOutput {
     assert_eq!(said.code, Some(0), "{said:?}");
     said
 }
@@ -214,7 +214,7 @@ fn a_model_by_its_name_is_fetched_trained_and_found_again() {
         }
         let output = command.output().expect("the program starts");
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
-        Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+        CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
     };
     let training = [
         "train",

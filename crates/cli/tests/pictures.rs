@@ -6,12 +6,12 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::fovea_folder;
-use crate::program::{Said, say};
+use crate::program::{CommandOutput, say};
 use crate::vl_folder::{expected, picture, write};
 
 const PLAIN: [&str; 5] = ["--temperature", "0", "--max-tokens", "14", "--json"];
 
-fn refused(said: &Said, words: &str) {
+fn refused(said: &CommandOutput, words: &str) {
     assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{said:?}");
     assert!(said.err.contains(words), "{said:?} lacks {words:?}");
     assert_eq!(said.err.trim().lines().count(), 1, "{said:?}");

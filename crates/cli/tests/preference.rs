@@ -6,9 +6,9 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::examples::tar;
-use crate::program::{Said, say};
+use crate::program::{CommandOutput, say};
 
-fn ok(dir: &Path, words: &[&str]) -> Said {
+fn ok(dir: &Path, words: &[&str]) -> CommandOutput {
     let said = say(dir, words);
     assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
     said

@@ -13,7 +13,7 @@ use std::time::Duration;
 use flatout_train::run::checkpoint::part_name;
 use flatout_train::run::events::Event;
 
-use crate::program::{Said, say};
+use crate::program::{CommandOutput, say};
 use crate::ranks_train::{DORA, LORA, TEXT, children, send_to, wait_for, words};
 use crate::scene::{Scene, checkpoints, wait_until};
 
@@ -104,7 +104,7 @@ fn adapters_go_on_with_every_number_of_ranks() {
 }
 
 /// The JSON that a command printed.
-fn json(said: &Said) -> serde_json::Value {
+fn json(said: &CommandOutput) -> serde_json::Value {
     assert_eq!(said.code, Some(0), "{}", said.err);
     serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {}", said.out))
 }

@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use flatout_train::run::events;
 use serde_json::Value;
 
-use crate::program::{SMALL, Said, flatout, say, small_train};
+use crate::program::{CommandOutput, SMALL, flatout, say, small_train};
 
-fn ok(dir: &Path, words: &[&str]) -> Said {
+fn ok(dir: &Path, words: &[&str]) -> CommandOutput {
     let said = say(dir, words);
     assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
     said
 }
 
-fn object(said: &Said) -> Value {
+fn object(said: &CommandOutput) -> Value {
     serde_json::from_str(&said.out).expect("an object")
 }
 

@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::program::{Said, flatout, say, small_train};
+use crate::program::{CommandOutput, flatout, say, small_train};
 
 /// A run that knows a chat template, and one that does not.
 fn runs(dir: &Path) {
@@ -98,13 +98,13 @@ fn a_run_is_served_until_it_is_asked_to_end() {
     assert!(err.contains("chat chatcmpl-") && err.contains("done"), "a line a request: {err}");
 }
 
-fn talk(dir: &Path, lines: &str, words: &[&str]) -> Said {
+fn talk(dir: &Path, lines: &str, words: &[&str]) -> CommandOutput {
     let mut command = flatout(dir, &[&["chat", "chats", "backend=cpu"], words].concat());
     let mut child = command.stdin(Stdio::piped()).spawn().expect("the program starts");
     child.stdin.take().expect("a pipe").write_all(lines.as_bytes()).expect("lines");
     let output = child.wait_with_output().expect("it ends");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
-    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 #[test]

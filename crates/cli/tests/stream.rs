@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use crate::program::{Said, flatout};
+use crate::program::{CommandOutput, flatout};
 use crate::ranks_train::words;
 use crate::scene::{Scene, checkpoints};
 use crate::set_server::{COMMIT, Content, Fault, SetServer};
@@ -68,10 +68,10 @@ fn command(scene: &Scene, server: &SetServer, words: &[&str]) -> Command {
     command
 }
 
-fn say(scene: &Scene, server: &SetServer, words: &[&str]) -> Said {
+fn say(scene: &Scene, server: &SetServer, words: &[&str]) -> CommandOutput {
     let output = command(scene, server, words).output().expect("the program starts");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
-    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 fn train(scene: &Scene, server: &SetServer, path: &str, run: &str, ranks: &str, steps: u64) {
@@ -80,7 +80,7 @@ fn train(scene: &Scene, server: &SetServer, path: &str, run: &str, ranks: &str, 
     assert_eq!(said.code, Some(0), "{run}: {}", said.err);
 }
 
-fn resume(scene: &Scene, server: &SetServer, run: &str, ranks: &str, steps: u64) -> Said {
+fn resume(scene: &Scene, server: &SetServer, run: &str, ranks: &str, steps: u64) -> CommandOutput {
     say(scene, server, &["resume", run, &format!("train.steps={steps}"), "--ranks", ranks, "-q"])
 }
 

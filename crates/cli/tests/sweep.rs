@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::program::{SMALL, Said, say};
+use crate::program::{CommandOutput, SMALL, say};
 use crate::scene::{Scene, send, wait_until};
 
 fn words<'a>(words: &[&'a str]) -> Vec<&'a str> {
@@ -18,7 +18,7 @@ fn words<'a>(words: &[&'a str]) -> Vec<&'a str> {
         .collect()
 }
 
-fn done(dir: &Path, own: &[&str]) -> Said {
+fn done(dir: &Path, own: &[&str]) -> CommandOutput {
     let said = say(dir, &words(own));
     assert_eq!(said.code, Some(0), "{own:?}: {}", said.err);
     said

@@ -5,16 +5,16 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::program::{SMALL, Said, flatout};
+use crate::program::{CommandOutput, SMALL, flatout};
 
 /// A command with a small decoder on the CPU and a cache of its own.
-fn said(dir: &Path, command: &str, words: &[&str]) -> Said {
+fn said(dir: &Path, command: &str, words: &[&str]) -> CommandOutput {
     let words: Vec<&str> =
         [command, "tiny", "backend=cpu"].iter().chain(&SMALL).chain(words).copied().collect();
     let output =
         flatout(dir, &words).env("FLATOUT_CACHE", dir.join("cache")).output().expect("the program starts");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
-    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// Sixty-four parts of one short row: no machine computes them as fast as larger parts.

@@ -17,14 +17,14 @@ pub fn infer(body: &Graph, ins: &[&TensorType]) -> Result<Vec<TensorType>, Strin
 
 /// One region of a bundle, and which of the bundle's inputs and outputs are its own.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Part {
+pub struct BundleRegion {
     pub body: Graph,
     pub ins: Vec<usize>,
     pub outs: Vec<usize>,
 }
 
 /// A bundle's regions, in the order of their first nodes.
-pub fn parts(body: &Graph) -> Vec<Part> {
+pub fn parts(body: &Graph) -> Vec<BundleRegion> {
     let first = first_of_region(body);
     let mut firsts = first.clone();
     firsts.sort_unstable();
@@ -63,8 +63,8 @@ fn first_of_region(body: &Graph) -> Vec<usize> {
 }
 
 /// The nodes of a body that `is_own` names, as a body.
-fn part(body: &Graph, is_own: impl Fn(usize) -> bool) -> Part {
-    let mut part = Part { body: Graph::default(), ins: vec![], outs: vec![] };
+fn part(body: &Graph, is_own: impl Fn(usize) -> bool) -> BundleRegion {
+    let mut part = BundleRegion { body: Graph::default(), ins: vec![], outs: vec![] };
     let mut made: Vec<Option<Value>> = vec![None; body.nodes.len()];
     for (i, node) in body.nodes.iter().enumerate().filter(|(i, _)| is_own(*i)) {
         let op = match node.op {

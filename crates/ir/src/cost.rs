@@ -155,7 +155,7 @@ const COUNTED: [OpKind; 4] = [OpKind::Product, OpKind::Attention, OpKind::Linear
 
 /// How a parameter takes part in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum Trainability {
     Trained,
     /// Frozen beside something that is trained, as an adapter is.
     Adapted,
@@ -164,21 +164,22 @@ pub enum Part {
 
 /// Arithmetic of products, attention and head in a step, of its forward graph: what utilisation figures count. Forward and, once for each of the two inputs of a product that has a gradient, backward;
 /// of attention twice, where it has one. Recomputation is not counted, nor what adapters add.
-pub fn training_flops(g: &Graph, part: impl Fn(&str) -> Part) -> u64 {
+pub fn training_flops(g: &Graph, trainability: impl Fn(&str) -> Trainability) -> u64 {
     // Of every node, whether a gradient flows back through it.
     let mut flows = vec![false; g.nodes.len()];
     let mut total = 0;
     for (id, node) in g.ids().zip(&g.nodes) {
-        let reads = |node: &Node, wanted: Part| match node.op {
+        let reads = |node: &Node, wanted: Trainability| match node.op {
             Op::Read { slot } => {
                 let slot = &g.slots[slot.0 as usize];
-                slot.class.is_parameter() && part(&slot.path) == wanted
+                slot.class.is_parameter() && trainability(&slot.path) == wanted
             }
             _ => false,
         };
-        let is_adapted = |v: &Value| reads(g.node(v.node), Part::Adapted);
+        let is_adapted = |v: &Value| reads(g.node(v.node), Trainability::Adapted);
         let back = node.ins.iter().filter(|v| flows[v.node.0 as usize]).count() as u64;
-        flows[id.0 as usize] = back > 0 || reads(node, Part::Trained) || node.ins.iter().any(is_adapted);
+        flows[id.0 as usize] =
+            back > 0 || reads(node, Trainability::Trained) || node.ins.iter().any(is_adapted);
         if COUNTED.contains(&node.op.kind()) {
             let passes = match node.op.kind() {
                 OpKind::Product | OpKind::HeadLoss => 1 + back.min(2),

@@ -148,7 +148,7 @@ impl Attr for Init {
 
 /// Where a slot lies inside a larger one: merged weights and the optimiser's flat regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct SlotPart {
     pub of: SlotId,
     /// In elements.
     pub offset: usize,
@@ -160,7 +160,7 @@ pub struct Slot {
     pub ty: TensorType,
     pub class: Class,
     pub init: Init,
-    pub part: Option<Part>,
+    pub part: Option<SlotPart>,
 }
 
 #[derive(Clone, Debug, Default)]

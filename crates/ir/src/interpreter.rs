@@ -12,7 +12,7 @@ use crate::nf4;
 use crate::ops::Op;
 use crate::oracle;
 use crate::passes::types::nf4::{MAP, magnitude_paths};
-use crate::pieces::Piece;
+use crate::pieces::TensorRange;
 use crate::plan::{Launch, PlanSet, Queue, Role, View};
 use crate::types::{DType, TensorType, bf16_from_f32, bf16_to_f32};
 
@@ -101,7 +101,7 @@ impl Interpreter {
     }
 
     /// Quantises a weight that is kept in NF4.
-    fn set_codes(&mut self, rank: usize, piece: &Piece, values: &[f64]) {
+    fn set_codes(&mut self, rank: usize, piece: &TensorRange, values: &[f64]) {
         let values: Vec<f32> = values.iter().map(|x| *x as f32).collect();
         let (mut codes, mut absmax) = (vec![0; values.len() / 2], vec![0.0; nf4::blocks(values.len())]);
         nf4::quantize(&values, &mut codes, &mut absmax);
@@ -117,7 +117,7 @@ impl Interpreter {
     }
 
     /// The values of a weight that is kept in NF4.
-    fn values(&self, arena: &[u8], piece: &Piece) -> Vec<f64> {
+    fn values(&self, arena: &[u8], piece: &TensorRange) -> Vec<f64> {
         let [absmax, nested, offset] =
             magnitude_paths(&piece.path).map(|path| read(arena, &self.slot(&path)));
         let codes: Vec<u8> =
@@ -132,7 +132,7 @@ impl Interpreter {
         values
     }
 
-    fn view_of(&self, piece: &Piece) -> View {
+    fn view_of(&self, piece: &TensorRange) -> View {
         let View { offset, dtype, .. } = self.slot(&piece.slot);
         let ty = TensorType::new(dtype, [piece.elements()]);
         View::dense(offset + piece.at * dtype.bytes(), &ty)

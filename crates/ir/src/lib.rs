@@ -47,7 +47,7 @@ pub use passes::options::{
     Adjust, Moments, Muon, Options, Precision, Recompute, Rule, Scaling, Shard, Update,
 };
 pub use passes::{Program, compile};
-pub use pieces::Piece;
+pub use pieces::TensorRange;
 pub use plan::{Launch, Plan, PlanSet, Queue, Role, View};
 pub use target::Target;
 pub use types::{DType, TensorType};

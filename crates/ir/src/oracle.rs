@@ -13,7 +13,7 @@ use crate::ops::dequantize::{inputs_before_parts, inputs_of_a_part, parts};
 use crate::ops::elementwise::Elementwise;
 use crate::ops::product::{Compute, round_tf32};
 use crate::ops::reduce::Fold;
-use crate::ops::resample::{PART, Part, resample};
+use crate::ops::resample::{ImageCrop, PART, resample};
 use crate::ops::sample::{NUMBERS, SHARES, sample};
 use crate::random::{RowDraw, drop_below};
 use crate::types::{DType, TensorType, contiguous_strides};
@@ -269,7 +269,7 @@ fn resampled(size: [usize; 2], ins: &[Operand<'_>]) -> Vec<f64> {
     let of_one = |numbers: &[f64]| {
         let numbers: Vec<i32> = numbers.iter().map(|x| *x as i32).collect();
         let mut out = vec![0; size[0] * size[1] * channels];
-        if let Some(part) = Part::of(&numbers, dims).expect("parts lie in their images") {
+        if let Some(part) = ImageCrop::of(&numbers, dims).expect("parts lie in their images") {
             resample(&table[part.image * image..][..image], dims[2], part, size, &mut out);
         }
         out

@@ -16,7 +16,7 @@ use crate::types::{DType, TensorType};
 
 /// A range of the elements of a tensor, and where it lies.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Piece {
+pub struct TensorRange {
     /// The name of the tensor, as checkpoints know it.
     pub path: String,
     /// Of the whole tensor.
@@ -31,7 +31,7 @@ pub struct Piece {
     pub at: usize,
 }
 
-impl Piece {
+impl TensorRange {
     /// Whether its slot holds codes of NF4: it is written and read as the whole weight (`passes::nf4`).
     pub fn is_nf4(&self) -> bool {
         nf4::weight_of_codes(&self.slot) == Some(&self.path)
@@ -67,15 +67,15 @@ impl Piece {
     }
 
     /// The part of it that is a range of the tensor's elements, where it has all of these.
-    pub fn covering(&self, range: &Range<usize>) -> Option<Piece> {
+    pub fn covering(&self, range: &Range<usize>) -> Option<TensorRange> {
         let has = self.range.start <= range.start && range.end <= self.range.end;
         has.then(|| self.part(range.start - self.range.start..range.end - self.range.start))
     }
 
     /// Some of its elements, counted from its first.
-    pub fn part(&self, of: Range<usize>) -> Piece {
+    pub fn part(&self, of: Range<usize>) -> TensorRange {
         let range = self.range.start + of.start..self.range.start + of.end;
-        Piece { range, at: self.at + of.start, ..self.clone() }
+        TensorRange { range, at: self.at + of.start, ..self.clone() }
     }
 }
 
@@ -110,21 +110,21 @@ pub struct Sharded {
 
 impl Sharded {
     /// The piece of the rank at a coordinate along the axis of shards; without elements where its share has none of them.
-    fn piece(&self, coordinate: usize) -> Piece {
+    fn piece(&self, coordinate: usize) -> TensorRange {
         let Sharded { path, ty, class, init, slot, start, at, share, .. } = self.clone();
         let [begins, ends] = [0, 1].map(|next| (coordinate + next) * share);
         let [from, to] = [begins, ends].map(|at| at.clamp(start, start + ty.elements()));
         let at = at + from.saturating_sub(begins).min(share);
-        Piece { path, ty, class, init, range: from - start..to - start, slot, at }
+        TensorRange { path, ty, class, init, range: from - start..to - start, slot, at }
     }
 }
 
 impl PlanSet {
     /// The parameters and saved tensors that a rank has, in the order of slots. Of a tensor that ranks divide it may have no
     /// element. A weight in NF4 is a piece of its values in f32, whose slot is the one of its codes.
-    pub fn held(&self, rank: usize) -> Vec<Piece> {
+    pub fn held(&self, rank: usize) -> Vec<TensorRange> {
         let coordinate = self.mesh.coordinate(rank, Axis::Shard);
-        let mut pieces: Vec<(usize, Piece)> =
+        let mut pieces: Vec<(usize, TensorRange)> =
             self.sharded.iter().map(|sharded| (2 * sharded.before, sharded.piece(coordinate))).collect();
         let is_held =
             |slot: &PlacedSlot| !slot.is_whole && (slot.class.is_saved() || slot.class.is_parameter());
@@ -140,7 +140,7 @@ impl PlanSet {
                 None => (path, ty),
             };
             let range = 0..ty.elements();
-            pieces.push((2 * number + 1, Piece { path, ty, class, init, range, slot, at: 0 }));
+            pieces.push((2 * number + 1, TensorRange { path, ty, class, init, range, slot, at: 0 }));
         }
         pieces.sort_by_key(|(place, _)| *place);
         pieces.into_iter().map(|(_, piece)| piece).collect()
@@ -154,25 +154,25 @@ impl PlanSet {
     }
 
     /// The pieces that a rank writes into a checkpoint.
-    pub fn owned(&self, rank: usize) -> Vec<Piece> {
+    pub fn owned(&self, rank: usize) -> Vec<TensorRange> {
         self.owners().swap_remove(rank)
     }
 
     /// The same of every rank: together each element of every saved tensor once.
-    pub fn owners(&self) -> Vec<Vec<Piece>> {
+    pub fn owners(&self) -> Vec<Vec<TensorRange>> {
         divided(&(0..self.mesh.ranks()).map(|rank| self.at_hand(rank)).collect::<Vec<_>>())
     }
 
     /// The saved pieces whose values a rank has at hand between updates: those it holds. Of weights that ranks divide it has all
     /// elements where layers read them as they are saved, gathered from the shares.
-    pub fn at_hand(&self, rank: usize) -> Vec<Piece> {
+    pub fn at_hand(&self, rank: usize) -> Vec<TensorRange> {
         let is_gathered = |slot: &&PlacedSlot| slot.class == Class::Derived && !slot.is_whole;
         let gathered: HashMap<&str, &TensorType> =
             self.slots.iter().filter(is_gathered).map(|slot| (slot.path.as_str(), &slot.ty)).collect();
         let saved = self.held(rank).into_iter().filter(|piece| piece.class.is_saved());
-        let whole = |piece: Piece| match gathered.get(piece.path.as_str()) {
+        let whole = |piece: TensorRange| match gathered.get(piece.path.as_str()) {
             Some(ty) if **ty == piece.ty => {
-                Piece { range: 0..piece.ty.elements(), slot: piece.path.clone(), at: 0, ..piece }
+                TensorRange { range: 0..piece.ty.elements(), slot: piece.path.clone(), at: 0, ..piece }
             }
             _ => piece,
         };
@@ -182,9 +182,10 @@ impl PlanSet {
 
 /// Divides pieces among the ranks that have them: of the pieces that some ranks have alike, those get more who have fewer bytes of
 /// their own, so that all come to the same where that is possible. A tensor without elements belongs to the first rank.
-fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
-    let has_any = |piece: &&Piece| piece.elements() > 0 || piece.is_whole();
-    let held: Vec<Vec<&Piece>> = held.iter().map(|pieces| pieces.iter().filter(has_any).collect()).collect();
+fn divided(held: &[Vec<TensorRange>]) -> Vec<Vec<TensorRange>> {
+    let has_any = |piece: &&TensorRange| piece.elements() > 0 || piece.is_whole();
+    let held: Vec<Vec<&TensorRange>> =
+        held.iter().map(|pieces| pieces.iter().filter(has_any).collect()).collect();
     let mut holders: HashMap<(&str, usize), Vec<usize>> = HashMap::new();
     for (rank, pieces) in held.iter().enumerate() {
         for piece in pieces {
@@ -193,7 +194,7 @@ fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
     }
     // The bytes that a group of ranks has alike, in the order in which they are met, and where each range lies among them.
     let mut totals: HashMap<&[usize], usize> = HashMap::new();
-    let mut starts: HashMap<(&str, usize), (usize, &Piece)> = HashMap::new();
+    let mut starts: HashMap<(&str, usize), (usize, &TensorRange)> = HashMap::new();
     for piece in held.iter().flatten().copied() {
         let total = totals.entry(&holders[&key(piece)]).or_default();
         let (_, first) = *starts.entry(key(piece)).or_insert_with(|| {
@@ -216,7 +217,7 @@ fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
         };
         ends.insert(ranks, std::iter::once(0).chain(shares.into_iter().scan(0, end)).collect());
     }
-    let share = |rank: usize, piece: &Piece| {
+    let share = |rank: usize, piece: &TensorRange| {
         let ranks = holders[&key(piece)].as_slice();
         let (ends, (start, _)) = (&ends[ranks], starts[&key(piece)]);
         // The first element that lies behind the shares of the first `some` of these ranks.
@@ -228,8 +229,8 @@ fn divided(held: &[Vec<Piece>]) -> Vec<Vec<Piece>> {
         let of = cut(number)..cut(number + 1);
         (!of.is_empty() || (number == 0 && piece.elements() == 0)).then(|| piece.part(of))
     };
-    let owned = |(rank, pieces): (usize, &Vec<&Piece>)| {
-        pieces.iter().filter_map(|piece| share(rank, piece)).collect::<Vec<Piece>>()
+    let owned = |(rank, pieces): (usize, &Vec<&TensorRange>)| {
+        pieces.iter().filter_map(|piece| share(rank, piece)).collect::<Vec<TensorRange>>()
     };
     held.iter().enumerate().map(owned).collect()
 }
@@ -252,7 +253,7 @@ fn filled(loads: &[usize], total: usize) -> Vec<usize> {
 }
 
 /// Ranges of one tensor are told apart by where they begin.
-fn key(piece: &Piece) -> (&str, usize) {
+fn key(piece: &TensorRange) -> (&str, usize) {
     (&piece.path, piece.range.start)
 }
 
@@ -262,13 +263,13 @@ mod tests {
     use crate::mesh::Mesh;
     use crate::plan::View;
 
-    fn piece(path: &str, dtype: DType, of: usize, range: Range<usize>) -> Piece {
+    fn piece(path: &str, dtype: DType, of: usize, range: Range<usize>) -> TensorRange {
         let (ty, slot) = (TensorType::new(dtype, [of]), format!("slot of {path}"));
-        Piece { path: path.into(), ty, class: Class::Weight, init: Init::Zeros, range, slot, at: 0 }
+        TensorRange { path: path.into(), ty, class: Class::Weight, init: Init::Zeros, range, slot, at: 0 }
     }
 
     /// Every element of these pieces once, in order.
-    fn covered(owned: &[Vec<Piece>], path: &str) -> Vec<Range<usize>> {
+    fn covered(owned: &[Vec<TensorRange>], path: &str) -> Vec<Range<usize>> {
         let mut ranges: Vec<_> =
             owned.iter().flatten().filter(|p| p.path == path).map(|p| p.range.clone()).collect();
         ranges.sort_by_key(|range| range.start);
@@ -279,13 +280,13 @@ mod tests {
     fn replicas_write_equal_bytes_wherever_tensors_end() {
         let of =
             [(DType::F32, 4_096), (DType::E4M3, 3_001), (DType::BF16, 77), (DType::I32, 1), (DType::F32, 70)];
-        let held: Vec<Piece> =
+        let held: Vec<TensorRange> =
             of.iter().enumerate().map(|(i, (dtype, n))| piece(&i.to_string(), *dtype, *n, 0..*n)).collect();
-        let total: usize = held.iter().map(Piece::saved_bytes).sum();
+        let total: usize = held.iter().map(TensorRange::saved_bytes).sum();
         for ranks in [1, 2, 3, 4, 7, 8] {
             let owned = divided(&vec![held.clone(); ranks]);
             for (rank, pieces) in owned.iter().enumerate() {
-                let bytes: usize = pieces.iter().map(Piece::saved_bytes).sum();
+                let bytes: usize = pieces.iter().map(TensorRange::saved_bytes).sum();
                 assert!(bytes.abs_diff(total / ranks) <= 4, "rank {rank} of {ranks}: {bytes} of {total}");
                 assert!(pieces.iter().all(|piece| piece.at == piece.range.start && piece.elements() > 0));
             }
@@ -305,7 +306,7 @@ mod tests {
     fn a_rank_writes_what_it_alone_has_and_its_share_of_the_rest() {
         // Two replicas of two shards, and a vector that all have.
         let shard = |shard: usize| {
-            let sharded = Piece { at: 7, ..piece("w", DType::F32, 80, 40 * shard..40 * shard + 40) };
+            let sharded = TensorRange { at: 7, ..piece("w", DType::F32, 80, 40 * shard..40 * shard + 40) };
             vec![sharded, piece("b", DType::F32, 8, 0..8), piece("none", DType::F32, 9, 3..3)]
         };
         let owned = divided(&[shard(0), shard(1), shard(0), shard(1)]);
@@ -344,7 +345,7 @@ mod tests {
             |range: Range<usize>| vec![piece("w", DType::F32, 70, range), piece("b", DType::F32, 20, 0..20)];
         let owned = divided(&[shard(0..40), shard(40..70)]);
         assert_eq!(covered(&owned, "b"), [0..5, 5..20]);
-        let bytes = |pieces: &Vec<Piece>| pieces.iter().map(Piece::saved_bytes).sum::<usize>();
+        let bytes = |pieces: &Vec<TensorRange>| pieces.iter().map(TensorRange::saved_bytes).sum::<usize>();
         assert_eq!(owned.iter().map(bytes).collect::<Vec<_>>(), [180, 180]);
     }
 
@@ -366,7 +367,7 @@ mod tests {
         };
         let pieces = [0, 1, 2].map(|rank| sharded.piece(rank));
         assert_eq!(pieces.each_ref().map(|piece| piece.range.clone()), [0..1, 1..7, 7..10]);
-        assert_eq!(pieces.each_ref().map(Piece::within), [105..106, 100..106, 100..103]);
+        assert_eq!(pieces.each_ref().map(TensorRange::within), [105..106, 100..106, 100..103]);
         for (start, elements) in [(0, [6, 4, 0]), (12, [0, 0, 6]), (6, [0, 6, 4])] {
             let moved = Sharded { start, ..sharded.clone() };
             assert_eq!([0, 1, 2].map(|rank| moved.piece(rank).elements()), elements);
@@ -402,7 +403,7 @@ mod tests {
         };
         let held = plans.held(1);
         assert_eq!(held.iter().map(|piece| piece.path.as_str()).collect::<Vec<_>>(), ["w", "base", "m"]);
-        assert!(held.iter().all(Piece::is_whole));
+        assert!(held.iter().all(TensorRange::is_whole));
         let owned: Vec<_> =
             plans.owned(1).into_iter().map(|piece| (piece.path.clone(), piece.within())).collect();
         assert_eq!(owned, [("w".to_string(), 64..96), ("m".to_string(), 0..32)]);
@@ -427,7 +428,7 @@ mod tests {
             sharded: vec![sharded("w", Class::Weight), sharded("m", Class::Moment)],
             ..plans.clone()
         };
-        let place = |piece: Piece| (piece.slot.clone(), piece.range.clone(), piece.at);
+        let place = |piece: TensorRange| (piece.slot.clone(), piece.range.clone(), piece.at);
         let owned = [0, 1].map(|rank| shared.owned(rank).into_iter().map(place).collect::<Vec<_>>());
         assert_eq!(owned[0], [("w".to_string(), 0..34, 0), ("m.shard".to_string(), 0..64, 0)]);
         let rest =

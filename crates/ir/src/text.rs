@@ -13,7 +13,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::attr::{Attr, AttrMap};
-use crate::graph::{Class, Graph, Init, Node, NodeId, Part, Slot, SlotId, Value};
+use crate::graph::{Class, Graph, Init, Node, NodeId, Slot, SlotId, SlotPart, Value};
 use crate::ops::Op;
 use crate::types::{DType, TensorType};
 
@@ -31,7 +31,7 @@ impl fmt::Display for Graph {
         for (i, s) in self.slots.iter().enumerate() {
             write!(f, "slot ${i} {} {} {} {}", s.path, s.ty, s.class.show(), s.init.show())?;
             match s.part {
-                Some(Part { of, offset }) => writeln!(f, " part=${}+{offset}", of.0)?,
+                Some(SlotPart { of, offset }) => writeln!(f, " part=${}+{offset}", of.0)?,
                 None => writeln!(f)?,
             }
         }
@@ -131,10 +131,10 @@ fn made(graph: &Graph, v: Value) -> Result<(), String> {
     }
 }
 
-fn parse_part(text: &str) -> Result<Part, String> {
+fn parse_part(text: &str) -> Result<SlotPart, String> {
     let (of, offset) =
         text.strip_prefix("part=").and_then(|t| t.split_once('+')).ok_or("a part is part=$N+offset")?;
-    Ok(Part { of: SlotId::read(of)?, offset: usize::read(offset)? })
+    Ok(SlotPart { of: SlotId::read(of)?, offset: usize::read(offset)? })
 }
 
 fn parse_node(graph: &mut Graph, statement: &str) -> Result<(), String> {

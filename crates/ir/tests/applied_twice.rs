@@ -32,7 +32,7 @@ const SECOND: &str = "layers.1.";
 
 /// The blocks there are.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+enum ModelFamily {
     /// RMS norms, norms of queries and keys, gated feed-forward.
     Llama,
     /// The same with norms behind both halves.
@@ -41,11 +41,11 @@ enum Kind {
     Vit,
 }
 
-const KINDS: [Kind; 3] = [Kind::Llama, Kind::Gemma, Kind::Vit];
+const KINDS: [ModelFamily; 3] = [ModelFamily::Llama, ModelFamily::Gemma, ModelFamily::Vit];
 
 struct Model<'g> {
     b: &'g Builder,
-    kind: Kind,
+    kind: ModelFamily,
     positions: Tensor<'g>,
     draw: Option<[Tensor<'g>; 2]>,
 }
@@ -54,7 +54,9 @@ impl<'g> Model<'g> {
     fn linear(&self, x: Tensor<'g>, name: &str, out: usize) -> Tensor<'g> {
         let y = x.linear(self.b.param(name, &[out, x.dims()[1]], Init::Normal { std: 0.15 }));
         match self.kind {
-            Kind::Vit => y + self.b.param(&format!("{name}_bias"), &[out], Init::Zeros).reshape(&[1, out]),
+            ModelFamily::Vit => {
+                y + self.b.param(&format!("{name}_bias"), &[out], Init::Zeros).reshape(&[1, out])
+            }
             _ => y,
         }
     }
@@ -63,7 +65,7 @@ impl<'g> Model<'g> {
         let size = *x.dims().last().expect("an axis");
         let w = self.b.param(name, &[size], Init::Ones);
         match self.kind {
-            Kind::Vit => {
+            ModelFamily::Vit => {
                 let bias = self.b.param(&format!("{name}_bias"), &[size], Init::Zeros);
                 let spec = NormSpec { eps: 1e-5, center: true, weight: NormWeight::Plain, bias: true };
                 x.norm(spec, Some(w), Some(bias))
@@ -75,9 +77,9 @@ impl<'g> Model<'g> {
     /// A half block's result on its way to the residual stream.
     fn ending(&self, x: Tensor<'g>, name: &str) -> Tensor<'g> {
         let x = match self.kind {
-            Kind::Llama => x,
-            Kind::Gemma => self.norm(x, name),
-            Kind::Vit => x * self.b.param(name, &[WIDTH], Init::Ones).reshape(&[1, WIDTH]),
+            ModelFamily::Llama => x,
+            ModelFamily::Gemma => self.norm(x, name),
+            ModelFamily::Vit => x * self.b.param(name, &[WIDTH], Init::Ones).reshape(&[1, WIDTH]),
         };
         match self.draw {
             Some([rng, rows]) => x.dropout(0.1, rng, rows),
@@ -88,7 +90,7 @@ impl<'g> Model<'g> {
     fn heads(&self, x: Tensor<'g>, name: &str, heads: usize) -> Tensor<'g> {
         let x = self.linear(x, name, heads * SIZE).reshape(&[TOKENS, heads, SIZE]);
         match self.kind {
-            Kind::Llama | Kind::Gemma if name != "wv" => {
+            ModelFamily::Llama | ModelFamily::Gemma if name != "wv" => {
                 let spec = RopeSpec::text(SIZE, 100.0.into(), Pairs::Half);
                 self.norm(x, &format!("{name}_norm")).rope(self.positions, &spec)
             }
@@ -108,7 +110,7 @@ impl<'g> Model<'g> {
         let x = x + self.ending(y, "attn_end");
         let y = self.norm(x, "ffn_norm");
         let y = self.b.scope("ffn", || match self.kind {
-            Kind::Vit => {
+            ModelFamily::Vit => {
                 let y = self.linear(y, "up", FFN).activate(Act::Gelu);
                 self.linear(y, "down", WIDTH)
             }
@@ -122,7 +124,7 @@ impl<'g> Model<'g> {
 }
 
 /// Two blocks, each with weights of its own.
-fn apart(kind: Kind, draws: bool) -> Graph {
+fn apart(kind: ModelFamily, draws: bool) -> Graph {
     let b = Builder::new();
     let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
     let x = b.input("x", DType::F32, &[TOKENS, WIDTH]);
@@ -356,7 +358,7 @@ const ADAPTED: [&str; 6] = ["attn.wq", "attn.wk", "attn.wv", "attn.wo", "ffn.gat
 
 #[test]
 fn adapters_of_a_shared_weight_serve_both_applications() {
-    let apart = apart(Kind::Llama, false);
+    let apart = apart(ModelFamily::Llama, false);
     let freeze: BTreeSet<String> = apart.slots.iter().map(|s| s.path.clone()).collect();
     for (dora, precision, bound) in [
         (false, Precision::F32, 3e-6),
@@ -381,7 +383,7 @@ fn adapters_of_a_shared_weight_serve_both_applications() {
 /// Each application draws for itself what its adapters do not see.
 #[test]
 fn adapters_drop_differently_in_each_application() {
-    let g = shared(&apart(Kind::Llama, false), true);
+    let g = shared(&apart(ModelFamily::Llama, false), true);
     let update = Update::default();
     let how = How { update: &update, role: Role::GRAD, folds: true };
     let (g, _) = adapters::adapters(&g, &adapted(&["attn.wo"], &[FIRST], false, 0.5), how).expect("adapters");

@@ -1,7 +1,7 @@
 //! Every invariant of a graph, violated once.
 
 use flatout_ir::Builder;
-use flatout_ir::graph::{Class, Graph, Init, NodeId, Part, SlotId};
+use flatout_ir::graph::{Class, Graph, Init, NodeId, SlotId, SlotPart};
 use flatout_ir::ops::Op;
 use flatout_ir::types::DType;
 use flatout_ir::verify::verify;
@@ -13,7 +13,7 @@ fn good() -> Graph {
     let sum = b.slot("sum", Class::Carry, DType::F32, &[3, 5], Init::Zeros);
     let inner = b.slot("inner", Class::Carry, DType::F32, &[3, 5], Init::Zeros);
     let outer = b.slot("outer", Class::Carry, DType::F32, &[40], Init::Zeros);
-    b.edit(|g| g.slot_mut(inner).part = Some(Part { of: outer, offset: 25 }));
+    b.edit(|g| g.slot_mut(inner).part = Some(SlotPart { of: outer, offset: 25 }));
     let product = b.scope("layer", || x * y);
     b.write(sum, product);
     b.result("product", product);
@@ -37,15 +37,17 @@ fn every_violation_is_named() {
         ("%2 map at `layer` has types that its inputs do not give", |g| g.nodes[2].outs[0].dims = vec![5, 3]),
         ("%0 read at `x` has types that its inputs do not give", |g| g.slots[0].ty.dtype = DType::BF16),
         ("two slots are named `x`", |g| g.slots[1].path = "x".into()),
-        ("inner does not lie inside outer", |g| g.slots[3].part = Some(Part { of: SlotId(4), offset: 26 })),
+        ("inner does not lie inside outer", |g| {
+            g.slots[3].part = Some(SlotPart { of: SlotId(4), offset: 26 })
+        }),
         ("inner does not lie inside outer", |g| g.slots[4].ty.dtype = DType::BF16),
         ("inner is a part of $9, which does not exist", |g| {
-            g.slots[3].part = Some(Part { of: SlotId(9), offset: 0 })
+            g.slots[3].part = Some(SlotPart { of: SlotId(9), offset: 0 })
         }),
-        ("x is a part of itself", |g| g.slots[0].part = Some(Part { of: SlotId(0), offset: 0 })),
+        ("x is a part of itself", |g| g.slots[0].part = Some(SlotPart { of: SlotId(0), offset: 0 })),
         ("x is a part of itself", |g| {
-            g.slots[0].part = Some(Part { of: SlotId(1), offset: 0 });
-            g.slots[1].part = Some(Part { of: SlotId(0), offset: 0 });
+            g.slots[0].part = Some(SlotPart { of: SlotId(1), offset: 0 });
+            g.slots[1].part = Some(SlotPart { of: SlotId(0), offset: 0 });
         }),
         ("the result product is %7, which does not exist", |g| g.results[0].1 = NodeId(7).out(0)),
         ("the result product is %2.1, which does not exist", |g| g.results[0].1 = NodeId(2).out(1)),
@@ -54,7 +56,7 @@ fn every_violation_is_named() {
         ("outer is written with f32[3,5], wanted f32[40]", |g| g.writes[0].0 = SlotId(4)),
         ("sum and sum are both written and share memory", |g| g.writes.push(g.writes[0])),
         ("sum and inner are both written and share memory", |g| {
-            g.slots[2].part = Some(Part { of: SlotId(4), offset: 11 });
+            g.slots[2].part = Some(SlotPart { of: SlotId(4), offset: 11 });
             g.writes.push((SlotId(3), g.writes[0].1));
         }),
         ("%3 region at `r`: %1 map at ``: takes 1 inputs, got 2", |g| {
@@ -86,7 +88,7 @@ fn every_violation_is_named() {
 #[test]
 fn parts_side_by_side_may_both_be_written() {
     let mut graph = good();
-    graph.slots[2].part = Some(Part { of: SlotId(4), offset: 10 });
+    graph.slots[2].part = Some(SlotPart { of: SlotId(4), offset: 10 });
     graph.writes.push((SlotId(3), graph.writes[0].1));
     assert_eq!(verify(&graph), Ok(()));
 }

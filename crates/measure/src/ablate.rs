@@ -54,7 +54,7 @@ impl Options {
 }
 
 /// How far it is.
-pub enum Said<'a> {
+pub enum AblateProgress<'a> {
     Ready {
         variants: &'a [Variant],
         budget: Duration,
@@ -109,7 +109,7 @@ pub fn ablate(
     config: &Config,
     options: &Options,
     stage: &Stage,
-    say: &mut dyn FnMut(Said<'_>),
+    say: &mut dyn FnMut(AblateProgress<'_>),
 ) -> Result<Report, Failure> {
     let began = Instant::now();
     let base = Base::new(config, stage)?;
@@ -130,7 +130,7 @@ pub fn ablate(
     let budget = options.budget(stage.device());
     let visits_before = kept.visits.len();
     let place = kept.path().map(PathBuf::from);
-    say(Said::Ready { variants: &variants, budget, kept: place, visits_before });
+    say(AblateProgress::Ready { variants: &variants, budget, kept: place, visits_before });
     let is_beside = matches!(stage.device(), Device::Cpu { .. });
     let plan = Plan { variants: &variants, base: &base.config, repeats: options.repeats, budget, is_beside };
     let mut visit = |config: &Config, who: Who| match who {
@@ -143,10 +143,10 @@ pub fn ablate(
     let tokens_per_update = tokens_per_update(config, &stage.compile(config)?);
     let table = table(&variants, &kept, precision, tokens_per_update).expect("the base was visited");
     if let Some(why) = &kept.trouble {
-        say(Said::NotKept { why });
+        say(AblateProgress::NotKept { why });
     }
     if is_complete && let Err(why) = kept.finish() {
-        say(Said::NotKept { why: &why.to_string() });
+        say(AblateProgress::NotKept { why: &why.to_string() });
     }
     Ok(Report {
         recipe: config.recipe.clone(),
@@ -192,7 +192,7 @@ fn rounds(
     kept: &mut Kept,
     visit: &mut Visiting<'_>,
     elapsed: &mut dyn FnMut() -> Duration,
-    say: &mut dyn FnMut(Said<'_>),
+    say: &mut dyn FnMut(AblateProgress<'_>),
 ) -> Result<bool, Failure> {
     let work = distinct(plan.variants);
     let of = plan.repeats * work.len() * if plan.is_beside { 1 } else { 2 } + 1;
@@ -244,7 +244,7 @@ struct Rounds<'a> {
     kept: &'a mut Kept,
     visit: &'a mut Visiting<'a>,
     elapsed: &'a mut dyn FnMut() -> Duration,
-    say: &'a mut dyn FnMut(Said<'_>),
+    say: &'a mut dyn FnMut(AblateProgress<'_>),
     last_failed: Option<String>,
     /// Visits of this process, and how many there are to make at most.
     visited: usize,
@@ -255,7 +255,7 @@ struct Rounds<'a> {
 
 impl Rounds<'_> {
     fn visited(&mut self, name: &str, config: &Config, who: Who) -> Result<Timed, Failure> {
-        (self.say)(Said::Visit { name, done: self.visited, of: self.of });
+        (self.say)(AblateProgress::Visit { name, done: self.visited, of: self.of });
         self.visited += 1;
         let began = (self.elapsed)();
         let timed = (self.visit)(config, who);
@@ -285,7 +285,7 @@ impl Rounds<'_> {
             Ok(timed) => End::Timed(timed),
             Err(why) => {
                 let why = why.to_string();
-                (self.say)(Said::Failed { name, why: &why });
+                (self.say)(AblateProgress::Failed { name, why: &why });
                 self.last_failed = Some(name.to_string());
                 End::Failed(why)
             }

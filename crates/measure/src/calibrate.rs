@@ -96,7 +96,7 @@ const SAMPLE_SECONDS: f64 = 1.0;
 const PASSES: std::ops::RangeInclusive<usize> = 3..=25;
 
 /// The progress of a calibration.
-pub enum Said<'a> {
+pub enum CalibrateProgress<'a> {
     Sample {
         name: &'a str,
         done: usize,
@@ -138,7 +138,10 @@ const MOST_SPREAD: f64 = 1.3;
 const MOST_DRIFT: f64 = 1.25;
 
 /// Times the kernels of the device that `backend` asks for.
-pub fn calibrate(backend: Backend, say: &mut dyn FnMut(Said<'_>)) -> Result<(Device, Calibrated), Failure> {
+pub fn calibrate(
+    backend: Backend,
+    say: &mut dyn FnMut(CalibrateProgress<'_>),
+) -> Result<(Device, Calibrated), Failure> {
     let begun = Instant::now();
     let mut base = recipes::resolve(DECODER, &[], &["eval.rows=0".into()])?;
     base.switches.compute.backend = backend;
@@ -157,7 +160,7 @@ pub fn calibrate(backend: Backend, say: &mut dyn FnMut(Said<'_>)) -> Result<(Dev
             skipped += 1;
             continue;
         }
-        say(Said::Sample { name: &name, done: i, of: samples.len() });
+        say(CalibrateProgress::Sample { name: &name, done: i, of: samples.len() });
         match time(&stage, &config) {
             Ok(times) => {
                 let median: f64 = times.iter().map(|(_, time)| time.seconds).sum();
@@ -167,7 +170,7 @@ pub fn calibrate(backend: Backend, say: &mut dyn FnMut(Said<'_>)) -> Result<(Dev
                 points.extend(times.into_iter().map(|(size, time)| Point { size, seconds: time.seconds }));
                 done += 1;
             }
-            Err(why) => say(Said::LeftOut { name: &name, why: why.to_string() }),
+            Err(why) => say(CalibrateProgress::LeftOut { name: &name, why: why.to_string() }),
         }
     }
     let Some((config, before)) = first else {

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use flatout_ir::random;
-use flatout_settings::Kind;
+use flatout_settings::ValueKind;
 use flatout_settings::choice;
 use serde::{Deserialize, Serialize};
 
@@ -180,16 +180,18 @@ impl Sweep {
 }
 
 /// The values that are written for a key, where they are several.
-fn several(path: &str, kind: &Kind, said: &str) -> Result<Option<Values>, UserError> {
-    let takes_lists = matches!(kind, Kind::List(..) | Kind::Tables(_) | Kind::WordOrNumbers(_));
+fn several(path: &str, kind: &ValueKind, said: &str) -> Result<Option<Values>, UserError> {
+    let takes_lists =
+        matches!(kind, ValueKind::List(..) | ValueKind::Tables(_) | ValueKind::WordOrNumbers(_));
     // A text with braces is a template, which has commas of its own.
-    if matches!(kind, Kind::Text) && said.contains('{') {
+    if matches!(kind, ValueKind::Text) && said.contains('{') {
         return Ok(None);
     }
-    let is_whole = matches!(kind, Kind::Whole | Kind::WholeOrAuto);
+    let is_whole = matches!(kind, ValueKind::Whole | ValueKind::WholeOrAuto);
     let mut list = vec![];
     for part in said.split(if takes_lists { '|' } else { ',' }).map(str::trim) {
-        let Some((least, most)) = part.split_once("..").filter(|_| is_whole || matches!(kind, Kind::Number))
+        let Some((least, most)) =
+            part.split_once("..").filter(|_| is_whole || matches!(kind, ValueKind::Number))
         else {
             list.push(part.to_string());
             continue;

@@ -20,7 +20,7 @@ use flatout_train::config::Config;
 use flatout_train::device::Device;
 use flatout_train::resolve::prediction;
 use flatout_train::switches::Class;
-use space::{Candidate, Held, Phase, Reason, Rejected, Setting, Space};
+use space::{Candidate, FixedKnob, Phase, Reason, Rejected, Setting, Space};
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -33,7 +33,7 @@ pub struct Options {
 }
 
 /// How far it is.
-pub enum Said<'a> {
+pub enum TuneProgress<'a> {
     Ready {
         budget: Duration,
         device: &'a str,
@@ -73,12 +73,12 @@ pub struct Report {
     pub allow: Class,
     pub seconds: f64,
     #[serde(flatten)]
-    pub found: Found,
+    pub found: TuneOutcome,
 }
 
 /// The outcome of the search.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Found {
+pub struct TuneOutcome {
     pub default: Side,
     pub choice: Side,
     /// The choice's changes to the defaults; empty where nothing is proposed.
@@ -89,7 +89,7 @@ pub struct Found {
     /// The choice's losses against the defaults'.
     pub numbers: Option<Numbers>,
     /// Settings that were not tuned.
-    pub held: Vec<Held>,
+    pub held: Vec<FixedKnob>,
     /// Everything else that was considered.
     pub rows: Vec<Row>,
     /// Standard deviation of one ratio of times where nothing differs, by the last contest that was made.
@@ -168,7 +168,7 @@ pub fn tune(
     config: &Config,
     options: &Options,
     stage: &Stage,
-    say: &mut dyn FnMut(Said<'_>),
+    say: &mut dyn FnMut(TuneProgress<'_>),
 ) -> Result<Report, Failure> {
     let began = Instant::now();
     let target = stage.target(&config.switches);
@@ -178,7 +178,7 @@ pub fn tune(
         Device::Cpu { .. } => Duration::from_secs(110),
         Device::Cuda(_) => Duration::from_secs(600),
     });
-    say(Said::Ready { budget, device: &device });
+    say(TuneProgress::Ready { budget, device: &device });
     let length = Length::of(&stage.visit(&space.default.config, 0, 1)?);
     let mut measured = |candidate: &Candidate| stage.visit(&candidate.config, length.warmup, length.steps);
     let mut watch = Watch { visit: &mut measured, elapsed: &mut || began.elapsed(), budget, say };
@@ -218,7 +218,7 @@ struct Watch<'a> {
     visit: &'a mut dyn FnMut(&Candidate) -> Result<Timed, Failure>,
     elapsed: &'a mut dyn FnMut() -> Duration,
     budget: Duration,
-    say: &'a mut dyn FnMut(Said<'_>),
+    say: &'a mut dyn FnMut(TuneProgress<'_>),
 }
 
 impl Watch<'_> {
@@ -228,7 +228,7 @@ impl Watch<'_> {
         let elapsed = std::cell::RefCell::new(&mut self.elapsed);
         let mut visit = |i: usize| {
             let name = field[i].setting.unlike(&field[0].setting);
-            (self.say)(Said::Visit { name: &name, spent: (elapsed.borrow_mut())() });
+            (self.say)(TuneProgress::Visit { name: &name, spent: (elapsed.borrow_mut())() });
             let timed = (self.visit)(field[i])?;
             let ms = timed.update_ms();
             kept[i].push(timed);
@@ -240,12 +240,12 @@ impl Watch<'_> {
     }
 }
 
-fn search(space: &Space<'_>, watch: &mut Watch<'_>) -> Result<Found, Failure> {
+fn search(space: &Space<'_>, watch: &mut Watch<'_>) -> Result<TuneOutcome, Failure> {
     let mut choice = space.default.clone();
     let (mut rows, mut is_complete, mut noise) = (vec![], true, None);
     for phase in Phase::ALL {
         let (open, rejected) = space.phase(phase, &choice.setting);
-        (watch.say)(Said::Phase { phase, count: open.len(), left_out: rejected.len() });
+        (watch.say)(TuneProgress::Phase { phase, count: open.len(), left_out: rejected.len() });
         let against = choice.clone();
         let row = |candidate: &Setting| Row {
             phase,
@@ -347,7 +347,7 @@ fn last(
     choice: Candidate,
     searched: Searched,
     watch: &mut Watch<'_>,
-) -> Result<Found, Failure> {
+) -> Result<TuneOutcome, Failure> {
     let Searched { rows, mut is_complete, noise } = searched;
     let default = &space.default;
     let side = |candidate: &Candidate, step_ms: Option<f64>| Side {
@@ -358,7 +358,7 @@ fn last(
     };
     let held = space.held();
     if choice.setting == default.setting {
-        return Ok(Found {
+        return Ok(TuneOutcome {
             default: side(default, None),
             choice: side(default, None),
             settings: vec![],
@@ -373,7 +373,7 @@ fn last(
         });
     }
     let name = choice.setting.unlike(&default.setting);
-    (watch.say)(Said::Last { choice: &name });
+    (watch.say)(TuneProgress::Last { choice: &name });
     let (outcome, kept) = watch.race(&[default, &choice], Rules { until: watch.budget, ..LAST })?;
     is_complete &= outcome.is_decided;
     let [defaults, choices] = [0, 1].map(|i| kept[i].iter().map(first_losses).collect::<Vec<_>>());
@@ -389,7 +389,7 @@ fn last(
         Some(_) => Verdict::Faster,
     };
     let is_proposed = verdict == Verdict::Faster;
-    Ok(Found {
+    Ok(TuneOutcome {
         default: side(default, outcome.standings[0].step_ms),
         choice: side(&choice, outcome.standings[1].step_ms),
         settings: if is_proposed { preset::settings(space.config, &choice.config) } else { vec![] },

@@ -25,7 +25,7 @@ use flatout_ir::{Builder, DType, Graph, Init, SlotId, Tensor};
 use serde_json::Value;
 
 use crate::config::Head;
-use crate::form::{Documents, Form, LossForm, Seen};
+use crate::form::{Documents, Form, ImageExtents, LossForm};
 use crate::layers::pooling::pool;
 use crate::layers::{self, Draw, FeedForward, HeadNorm, Heads, Linear, Rotation, Sight, bounds, weight};
 use crate::library::processor::{self, Processor};
@@ -357,7 +357,7 @@ pub fn build(c: &DecoderConfig, form: Form) -> Graph {
     b.finish()
 }
 
-fn seen(form: Form) -> Option<Seen> {
+fn seen(form: Form) -> Option<ImageExtents> {
     match form {
         Form::Loss(LossForm { seen, .. }) | Form::Logits { seen, .. } | Form::Cached { seen, .. } => seen,
         Form::Classes { .. } | Form::Images(_) => None,
@@ -370,7 +370,7 @@ fn images<'g>(
     c: &DecoderConfig,
     w: &Weights,
     form: Form,
-    seen: Seen,
+    seen: ImageExtents,
     tokens: usize,
 ) -> Images<'g> {
     let v = c.vision.as_ref().expect("only a decoder with a tower sees images");

@@ -8,13 +8,13 @@ pub enum Form {
     /// The loss of tokens.
     Loss(LossForm),
     /// Result `logits` [T, V] of rows of `len` tokens.
-    Logits { rows: usize, len: usize, seen: Option<Seen> },
+    Logits { rows: usize, len: usize, seen: Option<ImageExtents> },
     /// Results `logits` [R, V] of R tokens that are `read`, and `drawn` [R, 2], what follows each as the inputs `numbers` and
     /// `shares` say (`flatout_ir::ops::sample`). Given are up to `tokens` new ones of all `sequences`, after those in a cache of
     /// `capacity` a sequence; a plan of as many tokens as sequences adds one to each. Who only goes on from the new tokens reads
     /// the last of each sequence; who scores them reads them all. The plan that reads prompts has `seen`; the one that goes on
     /// from them needs no image again.
-    Cached { sequences: usize, tokens: usize, capacity: usize, read: usize, seen: Option<Seen> },
+    Cached { sequences: usize, tokens: usize, capacity: usize, read: usize, seen: Option<ImageExtents> },
     /// Of a head of classes: results `loss` and `weight`, the weighted sum over texts and the sum of their weights, and
     /// `class_logits` [S, C] where nothing is dropped. S `texts` of at most `longest` tokens lie anywhere among all `tokens`.
     Classes { tokens: usize, texts: usize, longest: usize, dropout: bool },
@@ -37,7 +37,7 @@ pub struct LossForm {
     pub window: Option<usize>,
     /// Dropout is applied.
     pub dropout: bool,
-    pub seen: Option<Seen>,
+    pub seen: Option<ImageExtents>,
     /// The features of the images that are seen are an input: the graph has no tower.
     pub features_given: bool,
     /// Also the results `logp` and `best_logp` of each token that is read: its log-probability, and the largest there is; or,
@@ -69,7 +69,7 @@ impl LossForm {
 /// Images among the tokens, of a decoder that has a tower. A graph without them has no tower. All gradient plans of a run
 /// update the same parameters, so one whose tower is trained has it in every plan, if only of one block or image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum ImageExtents {
     /// Of a `qwen3_vl` tower.
     Patches(SeenPatches),
     /// Of a `fovea` tower.

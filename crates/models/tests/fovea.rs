@@ -13,7 +13,7 @@ use flatout_ir::{
 };
 use flatout_models::config::{DecoderConfig, FoveaConfig, Look, Vision};
 use flatout_models::decoder::build;
-use flatout_models::form::{Documents, Form, LossForm, Seen, SeenFrames};
+use flatout_models::form::{Documents, Form, ImageExtents, LossForm, SeenFrames};
 
 use crate::small;
 
@@ -39,7 +39,7 @@ fn model(mode: Look) -> DecoderConfig {
 fn graph(mode: Look) -> Graph {
     let seen = SeenFrames { images: 4, frames: 6, videos: 3, longest: 3, repeats: 3 };
     let documents = Documents::Apart { most: 3 };
-    let form = LossForm { documents, seen: Some(Seen::Frames(seen)), ..LossForm::rows(1, 11) };
+    let form = LossForm { documents, seen: Some(ImageExtents::Frames(seen)), ..LossForm::rows(1, 11) };
     build(&model(mode), Form::Loss(form))
 }
 
@@ -146,7 +146,7 @@ fn bf16_stays_within_its_rounding() {
 /// The plan that reads a frame of every sequence over a cache keeps states whatever type products have.
 #[test]
 fn states_are_kept_in_every_precision() {
-    let seen = Some(Seen::Frames(SeenFrames::next_of(2)));
+    let seen = Some(ImageExtents::Frames(SeenFrames::next_of(2)));
     let form = Form::Cached { sequences: 2, tokens: 4, capacity: 8, read: 2, seen };
     for (mode, is_kept) in [(Look::Fine, true), (Look::Coarse, false)] {
         for precision in [Precision::F32, Precision::BF16] {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use flatout_ir::cost::{Part, training_flops};
+use flatout_ir::cost::{Trainability, training_flops};
 use flatout_ir::interpreter::Interpreter;
 use flatout_ir::optimizers;
 use flatout_ir::passes::differentiate::{differentiate, gradient_path};
@@ -236,7 +236,7 @@ fn a_last_block_at_the_rows_that_are_read_gives_the_gradients_of_one_at_every_ro
             let is_zero = want.iter().all(|x| x.abs() < 1e-12);
             assert!(off < 1e-12 || is_zero, "{path} is off by {off:e}");
         }
-        let flops = |g: &Graph| training_flops(g, |_| Part::Trained);
+        let flops = |g: &Graph| training_flops(g, |_| Trainability::Trained);
         let (d, f) = (config.width, config.ffn);
         let gates = if config.activation.gated() { 2 } else { 1 };
         let behind = config.heads * config.head_size() * d + (gates + 1) * d * f;

@@ -13,8 +13,8 @@ use flatout_ir::passes::{adapter, input_path, update};
 use flatout_ir::target::paper;
 use flatout_ir::verify::queues;
 use flatout_ir::{
-    Adapter, Class, Graph, Init, Mesh, Moments, OpKind, Options, Piece, Plan, PlanSet, Precision, Program,
-    Role, Shard, Update, compile, oracle, random,
+    Adapter, Class, Graph, Init, Mesh, Moments, OpKind, Options, Plan, PlanSet, Precision, Program, Role,
+    Shard, TensorRange, Update, compile, oracle, random,
 };
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::build;
@@ -76,7 +76,7 @@ fn weights(g: &Graph) -> HashMap<String, Vec<f64>> {
 fn adapters(plans: &PlanSet) -> HashMap<String, Vec<f64>> {
     let beside = plans.held(0).into_iter().filter(|piece| piece.class == Class::Weight);
     let beside = beside.filter(|piece| piece.path.starts_with(adapter::SCOPE)).enumerate();
-    let drawn = |(i, piece): (usize, Piece)| {
+    let drawn = |(i, piece): (usize, TensorRange)| {
         let draw = |k: usize| 0.1 * random::normal(6, i as u64, k as u64) as f64;
         let around = if piece.ty.rank() == 1 { 1.0 } else { 0.0 };
         (piece.path, (0..piece.ty.elements()).map(|k| around + draw(k)).collect())

@@ -171,7 +171,7 @@ impl Model {
             py,
             move |engine, told| engine.generate(wanted, told),
             &|| stopped.store(true, Ordering::Relaxed),
-            &mut |(prompt, piece): Piece| match &on_text {
+            &mut |(prompt, piece): TextChunk| match &on_text {
                 Some(on_text) => on_text.call1((prompt, piece)).map(drop),
                 None => Ok(()),
             },
@@ -223,7 +223,7 @@ impl Model {
 }
 
 /// A piece of text that a prompt of this number was continued with.
-type Piece = (usize, String);
+type TextChunk = (usize, String);
 
 /// The tokens that follow each prompt, and the texts where texts were given.
 struct Written {
@@ -289,7 +289,7 @@ impl Engine {
         Ok((all, vocab))
     }
 
-    fn generate(&mut self, wanted: Wanted, told: &Speaker<Piece, Written>) -> Result<Written, Failure> {
+    fn generate(&mut self, wanted: Wanted, told: &Speaker<TextChunk, Written>) -> Result<Written, Failure> {
         let Wanted { texts, rows, is_chat, how, at_once, streams, stopped } = wanted;
         let loaded = &self.loaded;
         let vocabulary = loaded.vocabulary.as_ref();

@@ -16,26 +16,26 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 /// Causes of an exception that are followed: they may go round in a circle.
 const LONGEST_CHAIN: usize = 100;
 
-/// Said by a thread to the caller that waits for it.
-pub enum Said<M, T> {
+/// What a thread tells the caller that waits for it.
+pub enum WorkerEvent<M, T> {
     Message(M),
     Done(Result<T, Failure>),
 }
 
 /// The thread's side: messages are handed over one by one, so that the work is at most a message ahead of the caller. A
 /// caller that has gone hears nothing more.
-pub struct Speaker<M, T>(SyncSender<Said<M, T>>);
+pub struct Speaker<M, T>(SyncSender<WorkerEvent<M, T>>);
 
 impl<M, T> Speaker<M, T> {
     pub fn say(&self, message: M) {
-        let _ = self.0.send(Said::Message(message));
+        let _ = self.0.send(WorkerEvent::Message(message));
     }
 
     /// Does the work and says how it ended, also where it panicked. Gives whether it did not.
     pub fn conclude(self, work: impl FnOnce(&Self) -> Result<T, Failure>) -> bool {
         let worked = catch_unwind(AssertUnwindSafe(|| work(&self)));
         let is_sound = worked.is_ok();
-        let _ = self.0.send(Said::Done(worked.unwrap_or_else(|payload| Err(panicked(&*payload)))));
+        let _ = self.0.send(WorkerEvent::Done(worked.unwrap_or_else(|payload| Err(panicked(&*payload)))));
         is_sound
     }
 }
@@ -47,7 +47,7 @@ fn panicked(payload: &(dyn Any + Send)) -> Failure {
 }
 
 /// Both ends of a conversation.
-pub fn conversation<M, T>() -> (Speaker<M, T>, Receiver<Said<M, T>>) {
+pub fn conversation<M, T>() -> (Speaker<M, T>, Receiver<WorkerEvent<M, T>>) {
     let (sender, receiver) = sync_channel(0);
     (Speaker(sender), receiver)
 }
@@ -57,7 +57,7 @@ pub fn conversation<M, T>() -> (Speaker<M, T>, Receiver<Said<M, T>>) {
 /// second signal does not wait for that: the thread ends by itself.
 pub fn wait<M: Send, T: Send>(
     py: Python<'_>,
-    mut said: Receiver<Said<M, T>>,
+    mut said: Receiver<WorkerEvent<M, T>>,
     stop: &dyn Fn(),
     take: &mut dyn FnMut(M) -> PyResult<()>,
 ) -> PyResult<T> {
@@ -65,7 +65,7 @@ pub fn wait<M: Send, T: Send>(
     loop {
         let heard = &mut said;
         match py.detach(move || heard.recv_timeout(SIGNALS_EVERY)) {
-            Ok(Said::Message(message)) => {
+            Ok(WorkerEvent::Message(message)) => {
                 if trouble.is_none()
                     && let Err(error) = take(message)
                 {
@@ -73,7 +73,7 @@ pub fn wait<M: Send, T: Send>(
                     stop();
                 }
             }
-            Ok(Said::Done(result)) => {
+            Ok(WorkerEvent::Done(result)) => {
                 return match (result.map_err(raised), trouble) {
                     (result, None) => result,
                     (Ok(_), Some(trouble)) => Err(trouble),

@@ -326,11 +326,11 @@ pub fn smoothing_span<'a>(runs: impl IntoIterator<Item = &'a History>) -> f64 {
 }
 
 /// A run's directory, and what it holds or why it does not read.
-pub type Found = (PathBuf, Result<History, UserError>);
+pub type ListedRun = (PathBuf, Result<History, UserError>);
 
 /// The runs in a folder, or the one that the folder is, oldest first; those of sweeps and folds lie a folder deeper. A
 /// run that cannot be read is there with the reason.
-pub fn list(dir: &Path) -> Result<Vec<Found>, UserError> {
+pub fn list(dir: &Path) -> Result<Vec<ListedRun>, UserError> {
     if run::is_run(dir) {
         return Ok(vec![(dir.to_path_buf(), History::read(dir))]);
     }

@@ -190,7 +190,7 @@ pub fn describe(launch: &Launch) -> String {
 /// The regions of a bundle as launches of their own.
 pub(crate) fn parts_of(launch: &Launch) -> Vec<Launch> {
     let Op::Bundle { body } = &launch.op else { unreachable!("the row is for bundles") };
-    let of = |part: bundle::Part| Launch {
+    let of = |part: bundle::BundleRegion| Launch {
         op: Op::Region { body: Box::new(part.body) },
         ins: part.ins.iter().map(|i| launch.ins[*i].clone()).collect(),
         outs: part.outs.iter().map(|o| launch.outs[*o].clone()).collect(),

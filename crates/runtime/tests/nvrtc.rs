@@ -65,16 +65,16 @@ fn most_spilled(source: &Source) -> usize {
 }
 
 /// An operation on inputs of these types.
-type Form = (Op, Vec<TensorType>);
+type TypedOp = (Op, Vec<TensorType>);
 
-/// The key that tells the sources of two forms apart: operation, epilogue, types.
-type Kind = (&'static str, Option<Epilogue>, Vec<DType>);
+/// The key that tells the sources of two operations apart: name, epilogue, types.
+type SourceKey = (&'static str, Option<Epilogue>, Vec<DType>);
 
 /// The operations of a decoder's step at the sizes it is measured at.
-fn real() -> Vec<Form> {
+fn real() -> Vec<TypedOp> {
     let (bf16, f32s, i32s) = (DType::BF16, DType::F32, DType::I32);
     let ty = |dtype, dims: &[usize]| TensorType::new(dtype, dims);
-    let mut forms: Vec<Form> = vec![];
+    let mut forms: Vec<TypedOp> = vec![];
     let weight = NormWeight::Plain;
     for (rows, d) in [(65536, 768), (16384, 2048), (16384, 4096)] {
         for dtype in [bf16, f32s] {
@@ -250,7 +250,7 @@ fn real() -> Vec<Form> {
 }
 
 /// GELU and its gradient, which is also summed over its rows.
-fn summed_region(columns: usize) -> Form {
+fn summed_region(columns: usize) -> TypedOp {
     let ty = TensorType::new(DType::BF16, [65792, columns]);
     let mut body = Graph::default();
     let [h, d] = ["in0", "in1"].map(|name| {
@@ -269,7 +269,7 @@ fn summed_region(columns: usize) -> Form {
 /// Attention at real sizes: heads of 64, 128 and 256, every mask, equal and packed sequences, few queries over caches, both
 /// directions. All of them for every architecture take ten minutes of a core, so each has a sixth, together they have all, and
 /// Hopper, which has a kernel that others have not, has a third.
-fn attention(architecture: usize) -> Vec<Form> {
+fn attention(architecture: usize) -> Vec<TypedOp> {
     let is_hopper = ARCHITECTURES[architecture] == "sm_90a";
     let window = Mask::Window { back: 256, ahead: 0 };
     let mut forms = vec![];
@@ -315,9 +315,9 @@ fn attention(architecture: usize) -> Vec<Form> {
 }
 
 /// Linear attention at the sizes of Vision-BDH, in one tile a segment and in many, and over keys of their own.
-fn linear_attention() -> Vec<Form> {
+fn linear_attention() -> Vec<TypedOp> {
     let ty = |dtype, heads: usize, size: usize| TensorType::new(dtype, [64 * 65, heads, size]);
-    let mut forms: Vec<Form> = vec![];
+    let mut forms: Vec<TypedOp> = vec![];
     for (dtype, mask, len, given) in [
         (DType::BF16, LinearMask::Full, 65, false),
         (DType::BF16, LinearMask::Strict, 65, false),
@@ -360,7 +360,7 @@ fn linear_attention() -> Vec<Form> {
 }
 
 /// Both directions in bf16, and once in f32.
-fn attend(mask: Mask, segments: [Segments; 2], tokens: [usize; 2], heads: [usize; 3]) -> Vec<Form> {
+fn attend(mask: Mask, segments: [Segments; 2], tokens: [usize; 2], heads: [usize; 3]) -> Vec<TypedOp> {
     attend_within(Cap::NONE, mask, segments, tokens, heads)
 }
 
@@ -370,7 +370,7 @@ fn attend_within(
     [q, k]: [Segments; 2],
     tokens: [usize; 2],
     heads: [usize; 3],
-) -> Vec<Form> {
+) -> Vec<TypedOp> {
     let mut forms = vec![];
     let [heads, kv_heads, size] = heads;
     let is_usual = size == 64 && mask == Mask::Causal;
@@ -398,8 +398,8 @@ fn is_attention(op: &Op) -> bool {
 }
 
 /// Of the cases every kernel is verified by, the largest of each operation and epilogue in each combination of types.
-fn verified() -> Vec<Form> {
-    let mut largest: BTreeMap<Kind, (usize, Form)> = BTreeMap::new();
+fn verified() -> Vec<TypedOp> {
+    let mut largest: BTreeMap<SourceKey, (usize, TypedOp)> = BTreeMap::new();
     for case in cases::all().into_iter().filter(|case| !is_attention(&case.op)) {
         let ins: Vec<TensorType> = case.ins.iter().map(|(ty, _)| ty.clone()).collect();
         let size = ins.iter().map(TensorType::elements).sum();
@@ -418,7 +418,7 @@ fn verified() -> Vec<Form> {
 }
 
 /// The types of a form's inputs, and the one a cast gives.
-fn form_types((op, ins): &Form) -> impl Iterator<Item = DType> + '_ {
+fn form_types((op, ins): &TypedOp) -> impl Iterator<Item = DType> + '_ {
     let to = match op {
         Op::Map { f: Elementwise::Cast(dtype) } | Op::Quantize { to: dtype, .. } => Some(*dtype),
         _ => None,
@@ -433,7 +433,7 @@ fn first_type(ins: &[TensorType]) -> Option<DType> {
 }
 
 /// The launch of a form on a kernel, every tensor dense and `shift` elements off an aligned place.
-fn launch(row: &KernelRow, (op, ins): &Form, sms: usize, shift: usize) -> Launch {
+fn launch(row: &KernelRow, (op, ins): &TypedOp, sms: usize, shift: usize) -> Launch {
     let mut graph = Graph::default();
     let reads = ins.iter().enumerate().map(|(i, ty)| {
         let (path, ty) = (i.to_string(), ty.clone());
@@ -470,7 +470,7 @@ fn launch(row: &KernelRow, (op, ins): &Form, sms: usize, shift: usize) -> Launch
 }
 
 /// The kernels a plan could take for a form: those of its operation in the type of its first float.
-fn kernels_for<'a>((op, ins): &'a Form) -> impl Iterator<Item = &'static Kernel> + use<'a> {
+fn kernels_for<'a>((op, ins): &'a TypedOp) -> impl Iterator<Item = &'static Kernel> + use<'a> {
     let dtype = first_type(ins);
     KERNELS
         .iter()
@@ -497,7 +497,7 @@ fn every_kernel_compiles_everywhere_without_spilling() {
     let is_whole = std::env::var_os("FLATOUT_EVERY_FORM").is_some();
     let verified = verified();
     let real_from = verified.len();
-    let forms: Vec<Form> = verified.into_iter().chain(real()).chain(linear_attention()).collect();
+    let forms: Vec<TypedOp> = verified.into_iter().chain(real()).chain(linear_attention()).collect();
     for (architecture, name) in ARCHITECTURES.into_iter().enumerate() {
         let facts = Facts { cudnn: Some(91900), ..Facts::on_paper(name) };
         assert_eq!(arch(&facts), name);
@@ -505,7 +505,7 @@ fn every_kernel_compiles_everywhere_without_spilling() {
         jobs.insert((arch(&facts), spin::source()), 0);
         jobs.insert((arch(&facts), clock::source()), 0);
         jobs.insert((arch(&facts), stand_in::source()), 0);
-        let exists = |form: &&Form| {
+        let exists = |form: &&TypedOp| {
             facts.has_fp8() || form.0.kind().decodes() || !form_types(form).any(|dtype| dtype.is_fp8())
         };
         // The architectures share all forms out, and each has one of every kernel; Hopper also has every form of the

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::api::chat::{Chat, Message};
 use crate::api::completions::{Completions, Prompt as TextOrTokens};
 use crate::api::error::ApiError;
-use crate::api::{Asked, Delivery, Form, Head};
+use crate::api::{Asked, Delivery, Endpoint, Head};
 use crate::model::{Conversation, Model};
 use crate::outlet::{Outlet, Texts};
 use crate::worker::Job;
@@ -156,7 +156,7 @@ impl Front {
         }
         check_numbers(numbers, &asked)?;
         let texts = Texts { prompt_tokens: read, echoes, has_logprobs: top.is_some() };
-        self.send(Form::Completions, requests, texts, &asked, ticket)
+        self.send(Endpoint::Completions, requests, texts, &asked, ticket)
     }
 
     fn chat(&self, body: &[u8]) -> Result<Reply, ApiError> {
@@ -181,7 +181,7 @@ impl Front {
         let requests: Vec<Request> = (0..asked.copies).map(request).collect();
         let echoes = vec![String::new(); requests.len()];
         let texts = Texts { prompt_tokens: prompt.tokens.len(), echoes, has_logprobs: top.is_some() };
-        self.send(Form::Chat, requests, texts, &asked, ticket)
+        self.send(Endpoint::Chat, requests, texts, &asked, ticket)
     }
 
     fn request(&self, prompt: Prompt, asked: &Asked, copy: u32, top: Option<usize>) -> Request {
@@ -253,16 +253,16 @@ impl Front {
 
     fn send(
         &self,
-        form: Form,
+        endpoint: Endpoint,
         requests: Vec<Request>,
         texts: Texts,
         asked: &Asked,
         ticket: Ticket,
     ) -> Result<Reply, ApiError> {
-        let prefix = if form == Form::Chat { "chatcmpl-" } else { "cmpl-" };
+        let prefix = if endpoint == Endpoint::Chat { "chatcmpl-" } else { "cmpl-" };
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let head = Head {
-            form,
+            endpoint,
             id: format!("{prefix}{}", random_word(12)),
             created,
             model: self.model.name.clone(),

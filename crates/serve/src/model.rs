@@ -10,7 +10,7 @@ use flatout_train::run::BESIDE;
 use flatout_train::weights::loaded::Loaded;
 use flatout_train::{Failure, UserError};
 
-use crate::api::chat::{Message, Part};
+use crate::api::chat::{ContentPart, Message};
 use crate::api::completions;
 use crate::api::error::ApiError;
 use crate::api::logprobs::Pieces;
@@ -123,8 +123,8 @@ impl Model {
         let turns: Vec<Turn<'_>> = messages.iter().map(turn).collect();
         let tokens = || questions.tokens_of_turns(&turns).map_err(|error| wrong(error.sentence));
         let files = messages.iter().flat_map(|message| &message.parts).filter_map(|part| match part {
-            Part::Text(_) => None,
-            Part::Image(bytes) => Some(bytes),
+            ContentPart::Text(_) => None,
+            ContentPart::Image(bytes) => Some(bytes),
         });
         let files: Vec<&Vec<u8>> = files.collect();
         let Some((reader, place)) = self.images.as_ref().filter(|_| !files.is_empty()) else {
@@ -180,8 +180,8 @@ impl Room {
 /// A message as the template takes it.
 fn turn(message: &Message) -> Turn<'_> {
     let parts = message.parts.iter().map(|part| match part {
-        Part::Text(text) => QuestionPart::Text(text),
-        Part::Image(_) => QuestionPart::Image,
+        ContentPart::Text(text) => QuestionPart::Text(text),
+        ContentPart::Image(_) => QuestionPart::Image,
     });
     Turn { role: message.role, parts: parts.collect() }
 }

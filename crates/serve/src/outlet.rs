@@ -7,8 +7,8 @@ use flatout_train::infer::generate::{Finish, Progress, Told};
 use serde_json::Value;
 
 use crate::api::error::ApiError;
-use crate::api::logprobs::{Pieces, Place};
-use crate::api::{Delivery, Form, Head, Usage, chat, completions};
+use crate::api::logprobs::{Pieces, TextOffset};
+use crate::api::{Delivery, Endpoint, Head, Usage, chat, completions};
 use crate::front::Ticket;
 
 /// The last message of a stream.
@@ -38,7 +38,7 @@ pub struct Texts {
 struct Choice {
     text: String,
     told: Vec<Told>,
-    place: Place,
+    place: TextOffset,
     finish: Option<Finish>,
     /// A part of it was sent.
     is_begun: bool,
@@ -69,7 +69,7 @@ impl Outlet {
             }
         };
         let choice =
-            |text| Choice { text, told: vec![], place: Place::default(), finish: None, is_begun: false };
+            |text| Choice { text, told: vec![], place: TextOffset::default(), finish: None, is_begun: false };
         let choices: Vec<Choice> = texts.echoes.into_iter().map(choice).collect();
         let usage = Usage { prompt: texts.prompt_tokens, completion: 0 };
         let open = choices.len();
@@ -120,14 +120,14 @@ impl Outlet {
         let Choice { text, told, place, finish, is_begun } = &mut self.choices[index];
         let finish = finish.as_ref();
         let pieces = self.has_logprobs.then_some(&*self.pieces);
-        match (self.head.form, is_part) {
-            (Form::Completions, _) => {
+        match (self.head.endpoint, is_part) {
+            (Endpoint::Completions, _) => {
                 completions::choice(index, text, pieces.map(|pieces| (pieces, &told[..], place)), finish)
             }
-            (Form::Chat, false) => {
+            (Endpoint::Chat, false) => {
                 chat::choice(index, text, pieces.map(|pieces| (pieces, &told[..])), finish)
             }
-            (Form::Chat, true) => {
+            (Endpoint::Chat, true) => {
                 chat::part(index, text, pieces.map(|pieces| (pieces, &told[..])), finish, !*is_begun)
             }
         }
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     fn open(delivery: Delivery, texts: &Arc<AtomicUsize>) -> (Reply, Outlet) {
-        let head = Head { form: Form::Completions, id: "x".into(), created: 0, model: "m".into() };
+        let head = Head { endpoint: Endpoint::Completions, id: "x".into(), created: 0, model: "m".into() };
         let one = Texts { prompt_tokens: 1, echoes: vec![String::new()], has_logprobs: false };
         Outlet::open(head, one, delivery, Arc::default(), Ticket::of(texts, 1))
     }

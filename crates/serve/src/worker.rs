@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use flatout_train::Failure;
 use flatout_train::infer::generate::{Generator, Progress, Request};
 
-use crate::api::Form;
+use crate::api::Endpoint;
 use crate::api::error::ApiError;
 use crate::front::Front;
 use crate::outlet::Outlet;
@@ -36,7 +36,7 @@ struct Open {
 impl Open {
     fn line(&self, how: &str) -> String {
         let Outlet { head, usage, .. } = &self.outlet;
-        let form = if head.form == Form::Chat { "chat" } else { "completions" };
+        let form = if head.endpoint == Endpoint::Chat { "chat" } else { "completions" };
         let seconds = self.began.elapsed().as_secs_f64();
         let (read, made) = (usage.prompt, usage.completion);
         format!("{form} {} {how}: {read} tokens read, {made} made in {seconds:.2} s", head.id)
@@ -184,7 +184,7 @@ mod tests {
         let (sender, jobs) = mpsc::channel();
         let mut replies = vec![];
         for _ in 0..2 {
-            let head = Head { form: Form::Chat, id: "x".into(), created: 0, model: "m".into() };
+            let head = Head { endpoint: Endpoint::Chat, id: "x".into(), created: 0, model: "m".into() };
             let texts = Texts { prompt_tokens: 1, echoes: vec![String::new()], has_logprobs: false };
             let ticket = Ticket::of(&Arc::default(), 1);
             let (reply, outlet) = Outlet::open(head, texts, Delivery::Whole, Arc::default(), ticket);

@@ -1,12 +1,12 @@
 //! Configuration keys: every section of a recipe is declared once, and its type, defaults, documentation and
 //! list of keys all come from that declaration.
 //!
-//! A section knows nothing of files or command lines. Those read `Key`s, check values against `Kind`s and name
+//! A section knows nothing of files or command lines. Those read `Key`s, check values against `ValueKind`s and name
 //! what is wrong before anything is deserialised.
 
 /// The values that a key accepts.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
+pub enum ValueKind {
     Bool,
     /// A whole number, never negative.
     Whole,
@@ -19,7 +19,7 @@ pub enum Kind {
     /// One of these words, or a list of numbers.
     WordOrNumbers(&'static [&'static str]),
     /// A list, of exactly this many elements where a length is given.
-    List(Box<Kind>, Option<usize>),
+    List(Box<ValueKind>, Option<usize>),
     /// A list of tables, each with these keys.
     Tables(Vec<Key>),
     /// A section within the section: a table with these keys.
@@ -30,7 +30,7 @@ pub enum Kind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Key {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: ValueKind,
     pub required: bool,
     pub optional: bool,
     pub doc: &'static str,
@@ -64,7 +64,7 @@ pub fn leaves(keys: Vec<Key>) -> Vec<Leaf> {
 }
 
 fn leaves_of(tables: &[&'static str], optional_table: Option<String>, key: Key) -> Vec<Leaf> {
-    let Kind::Section(keys) = key.kind else {
+    let ValueKind::Section(keys) = key.kind else {
         return vec![Leaf { tables: tables.to_vec(), optional_table, key }];
     };
     let optional_table = if key.optional { Some(below(tables, key.name)) } else { optional_table };
@@ -79,7 +79,7 @@ fn leaves_of(tables: &[&'static str], optional_table: Option<String>, key: Key) 
 pub trait Setting {
     /// Whether the key may be absent and that means something, as for `Option`.
     const OPTIONAL: bool = false;
-    fn kind() -> Kind;
+    fn kind() -> ValueKind;
 }
 
 /// A struct made by [`section!`](crate::section): its keys in the order of the declaration.
@@ -88,72 +88,72 @@ pub trait Section {
 }
 
 impl Setting for bool {
-    fn kind() -> Kind {
-        Kind::Bool
+    fn kind() -> ValueKind {
+        ValueKind::Bool
     }
 }
 
 impl Setting for usize {
-    fn kind() -> Kind {
-        Kind::Whole
+    fn kind() -> ValueKind {
+        ValueKind::Whole
     }
 }
 
 impl Setting for u64 {
-    fn kind() -> Kind {
-        Kind::Whole
+    fn kind() -> ValueKind {
+        ValueKind::Whole
     }
 }
 
 impl Setting for f64 {
-    fn kind() -> Kind {
-        Kind::Number
+    fn kind() -> ValueKind {
+        ValueKind::Number
     }
 }
 
 impl Setting for String {
-    fn kind() -> Kind {
-        Kind::Text
+    fn kind() -> ValueKind {
+        ValueKind::Text
     }
 }
 
 impl<T: Setting> Setting for Option<T> {
     const OPTIONAL: bool = true;
-    fn kind() -> Kind {
+    fn kind() -> ValueKind {
         T::kind()
     }
 }
 
 impl<T: Setting> Setting for Vec<T> {
-    fn kind() -> Kind {
-        Kind::List(Box::new(T::kind()), None)
+    fn kind() -> ValueKind {
+        ValueKind::List(Box::new(T::kind()), None)
     }
 }
 
 impl<T: Setting, const N: usize> Setting for [T; N] {
-    fn kind() -> Kind {
-        Kind::List(Box::new(T::kind()), Some(N))
+    fn kind() -> ValueKind {
+        ValueKind::List(Box::new(T::kind()), Some(N))
     }
 }
 
-impl std::fmt::Display for Kind {
+impl std::fmt::Display for ValueKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Kind::Bool => f.write_str("true or false"),
-            Kind::Whole => f.write_str("a whole number of 0 or more"),
-            Kind::Number => f.write_str("a number"),
-            Kind::Text => f.write_str("a text"),
-            Kind::Choice([only]) => write!(f, "{only}"),
-            Kind::Choice(values) => write!(f, "one of {}", values.join(", ")),
-            Kind::WholeOrAuto => f.write_str("auto or a whole number of 1 or more"),
-            Kind::WordOrNumbers(words) => write!(f, "one of {}, or a list of numbers", words.join(", ")),
-            Kind::List(of, None) => write!(f, "a list, each {of}"),
-            Kind::List(of, Some(n)) => write!(f, "a list of {n}, each {of}"),
-            Kind::Tables(keys) => {
+            ValueKind::Bool => f.write_str("true or false"),
+            ValueKind::Whole => f.write_str("a whole number of 0 or more"),
+            ValueKind::Number => f.write_str("a number"),
+            ValueKind::Text => f.write_str("a text"),
+            ValueKind::Choice([only]) => write!(f, "{only}"),
+            ValueKind::Choice(values) => write!(f, "one of {}", values.join(", ")),
+            ValueKind::WholeOrAuto => f.write_str("auto or a whole number of 1 or more"),
+            ValueKind::WordOrNumbers(words) => write!(f, "one of {}, or a list of numbers", words.join(", ")),
+            ValueKind::List(of, None) => write!(f, "a list, each {of}"),
+            ValueKind::List(of, Some(n)) => write!(f, "a list of {n}, each {of}"),
+            ValueKind::Tables(keys) => {
                 let names: Vec<_> = keys.iter().map(|key| key.name).collect();
                 write!(f, "a list of tables with {}", names.join(", "))
             }
-            Kind::Section(keys) => {
+            ValueKind::Section(keys) => {
                 let names: Vec<_> = keys.iter().map(|key| key.name).collect();
                 write!(f, "a table with {}", names.join(", "))
             }
@@ -208,8 +208,8 @@ macro_rules! choice {
         }
 
         impl $crate::Setting for $name {
-            fn kind() -> $crate::Kind {
-                $crate::Kind::Choice(Self::VALUES)
+            fn kind() -> $crate::ValueKind {
+                $crate::ValueKind::Choice(Self::VALUES)
             }
         }
     };
@@ -236,8 +236,8 @@ macro_rules! section {
         }
 
         impl $crate::Setting for $name {
-            fn kind() -> $crate::Kind {
-                $crate::Kind::Section(<Self as $crate::Section>::keys())
+            fn kind() -> $crate::ValueKind {
+                $crate::ValueKind::Section(<Self as $crate::Section>::keys())
             }
         }
 

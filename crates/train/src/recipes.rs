@@ -242,7 +242,7 @@ fn text_model(config: &Config) -> Result<&DecoderConfig, UserError> {
 }
 
 /// A recipe or preset that was found.
-struct Found {
+struct RecipeSource {
     name: String,
     /// For sentences: the name or the path.
     origin: String,
@@ -251,7 +251,7 @@ struct Found {
     text: String,
 }
 
-impl Found {
+impl RecipeSource {
     /// Whether it is part of the program: files have a folder.
     fn is_embedded(&self) -> bool {
         self.folder.is_none()
@@ -259,10 +259,15 @@ impl Found {
 }
 
 /// Looks among the embedded names first, then among files, beside `folder` where the name is written in a file.
-fn find(name: &str, folder: Option<&Path>, what: &str, embedded: &[Embedded]) -> Result<Found, UserError> {
+fn find(
+    name: &str,
+    folder: Option<&Path>,
+    what: &str,
+    embedded: &[Embedded],
+) -> Result<RecipeSource, UserError> {
     if let Some(known) = embedded.iter().find(|known| known.name == name) {
         let (name, text) = (known.name.to_string(), known.text.to_string());
-        return Ok(Found { origin: name.clone(), name, folder: None, text });
+        return Ok(RecipeSource { origin: name.clone(), name, folder: None, text });
     }
     let path = folder.map_or_else(|| PathBuf::from(name), |folder| folder.join(name));
     let written_as_path = name.contains(std::path::MAIN_SEPARATOR) || name.ends_with(".toml");
@@ -291,7 +296,7 @@ fn find(name: &str, folder: Option<&Path>, what: &str, embedded: &[Embedded]) ->
     };
     let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let folder = path.parent().map(Path::to_path_buf);
-    Ok(Found { name: stem, origin: path.display().to_string(), folder, text })
+    Ok(RecipeSource { name: stem, origin: path.display().to_string(), folder, text })
 }
 
 /// A recipe's own addition to a preset, written in it as `[with.PRESET...]`.
@@ -305,7 +310,7 @@ struct Own {
 /// Lays a recipe's ancestors, then the recipe; `own` gets their additions to presets. `descendants` are those being laid, to notice a circle.
 fn lay(
     layers: &mut Layers,
-    source: &Found,
+    source: &RecipeSource,
     descendants: &mut Vec<String>,
     own: &mut Vec<Own>,
 ) -> Result<(), UserError> {

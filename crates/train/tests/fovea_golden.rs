@@ -11,7 +11,7 @@ use flatout_ir::passes::input_path;
 use flatout_ir::{Builder, Graph, Op, Options, Program, Recompute, Role, Tensor, compile, oracle};
 use flatout_models::config::{DecoderConfig, FoveaConfig, Look, Model, Vision};
 use flatout_models::decoder::{self, Pass};
-use flatout_models::form::{Documents, Form, LossForm, Seen, SeenFrames};
+use flatout_models::form::{Documents, Form, ImageExtents, LossForm, SeenFrames};
 use flatout_models::layers::Sight;
 use flatout_models::library;
 use flatout_models::library::stored::Stored;
@@ -223,7 +223,7 @@ impl Golden {
             made.images.iter().flat_map(|image| self.images[(*image % 100) as usize].clone()).collect();
         pixels.resize(room.images * self.tower().frame_bytes(), 77);
         let FrameRoom { images, frames, videos } = room;
-        let seen = Seen::Frames(SeenFrames { images, frames, videos, longest: 4, repeats: 4 });
+        let seen = ImageExtents::Frames(SeenFrames { images, frames, videos, longest: 4, repeats: 4 });
         let form = LossForm {
             documents: Documents::Apart { most: starts.len() },
             seen: Some(seen),
@@ -481,7 +481,7 @@ fn text_over_the_cache_equals_the_plain_loop() {
     let count = wanted.len() / VIDEOS;
     let (lanes, room, capacity) = (VIDEOS, 6, 24);
     let seen = SeenFrames::next_of(lanes);
-    let form = |tokens: usize, seen: Option<Seen>| Form::Cached {
+    let form = |tokens: usize, seen: Option<ImageExtents>| Form::Cached {
         sequences: lanes,
         tokens,
         capacity,
@@ -490,7 +490,7 @@ fn text_over_the_cache_equals_the_plain_loop() {
     };
     let model = Model::from(golden.model.clone());
     let programs = [
-        Program { role: Role::Prefill, graph: model.build(form(room, Some(Seen::Frames(seen)))) },
+        Program { role: Role::Prefill, graph: model.build(form(room, Some(ImageExtents::Frames(seen)))) },
         Program { role: Role::Decode, graph: model.build(form(lanes, None)) },
     ];
     let plans = compile(&programs, &cpu::target(2), &Options::default()).expect("plans");

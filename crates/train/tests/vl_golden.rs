@@ -10,7 +10,7 @@ use flatout_ir::passes::differentiate::{LOSS_SUM, differentiate, gradient_path};
 use flatout_ir::passes::{input_path, update};
 use flatout_ir::{Class, Graph, Options, Program, Recompute, Role, compile, oracle};
 use flatout_models::config::{DecoderConfig, Model, Qwen3VlConfig, Vision};
-use flatout_models::form::{Form, LossForm, Seen, SeenPatches};
+use flatout_models::form::{Form, ImageExtents, LossForm, SeenPatches};
 use flatout_models::library;
 use flatout_models::library::stored::Stored;
 use flatout_runtime::{Session, cpu};
@@ -149,7 +149,7 @@ impl Golden {
     }
 
     fn graphs(&self) -> [Graph; 2] {
-        let seen = Some(Seen::Patches(self.inputs.seen));
+        let seen = Some(ImageExtents::Patches(self.inputs.seen));
         let model = Model::from(self.model.clone());
         let loss = Form::Loss(LossForm { seen, ..LossForm::rows(ROWS, self.len) });
         [model.build(loss), model.build(Form::Logits { rows: ROWS, len: self.len, seen })]
@@ -368,7 +368,7 @@ fn a_prompt_with_images_goes_on_from_the_cache() {
     let programs = [
         Program {
             role: Role::Prefill,
-            graph: model.build(form(prompt, Some(Seen::Patches(golden.inputs.seen)))),
+            graph: model.build(form(prompt, Some(ImageExtents::Patches(golden.inputs.seen)))),
         },
         Program { role: Role::Decode, graph: model.build(form(1, None)) },
     ];
@@ -488,7 +488,8 @@ fn logits_of_a_checkpoint_with_images() {
     let scratch = tempfile::tempdir().expect("a folder");
     write_folder(&golden, scratch.path());
     let mut loaded = Loaded::open(scratch.path(), &[]).expect("a model");
-    let form = Form::Logits { rows: ROWS, len: golden.len, seen: Some(Seen::Patches(golden.inputs.seen)) };
+    let form =
+        Form::Logits { rows: ROWS, len: golden.len, seen: Some(ImageExtents::Patches(golden.inputs.seen)) };
     let graph = loaded.config.model.build(form);
     let programs = [Program { role: Role::Logits, graph }];
     let mut session = loaded.session(&Device::Cpu { threads: 2 }, &programs).expect("a session");

@@ -37,7 +37,7 @@ struct Work {
 
 /// A wait at one moment.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Seen {
+pub struct WaitSnapshot {
     pub what: String,
     pub unit: Unit,
     pub done: u64,
@@ -68,16 +68,16 @@ pub fn begin(what: impl Into<String>, unit: Unit, total: Option<u64>) -> Wait {
 }
 
 /// The work that began last of all that has gone on for this long: what is inside of other work is nearer to the matter.
-pub fn newest(least: Duration) -> Option<Seen> {
+pub fn newest(least: Duration) -> Option<WaitSnapshot> {
     newest_of(least, |_| true)
 }
 
 /// The same of the work that a thread has begun, and not of what others prepare beside it.
-pub fn newest_by(thread: ThreadId, least: Duration) -> Option<Seen> {
+pub fn newest_by(thread: ThreadId, least: Duration) -> Option<WaitSnapshot> {
     newest_of(least, |work| work.thread == thread)
 }
 
-fn newest_of(least: Duration, wanted: impl Fn(&Work) -> bool) -> Option<Seen> {
+fn newest_of(least: Duration, wanted: impl Fn(&Work) -> bool) -> Option<WaitSnapshot> {
     let all = going_on();
     let long = all.iter().rev().find(|work| work.began.elapsed() >= least && wanted(work));
     long.map(|work| work.seen())
@@ -102,8 +102,8 @@ impl Drop for Wait {
 }
 
 impl Work {
-    fn seen(&self) -> Seen {
-        Seen {
+    fn seen(&self) -> WaitSnapshot {
+        WaitSnapshot {
             what: self.what.clone(),
             unit: self.unit,
             done: self.done.load(Ordering::Relaxed),

@@ -26,7 +26,7 @@ pub struct Folder {
 
 /// A run or a sweep within the folder.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct FolderEntry {
     /// Its path within the folder, by which pages name it.
     pub id: String,
     pub dir: PathBuf,
@@ -34,9 +34,9 @@ pub struct Place {
 
 /// The content of a folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
-    pub runs: Vec<Place>,
-    pub sweeps: Vec<Place>,
+pub struct FolderListing {
+    pub runs: Vec<FolderEntry>,
+    pub sweeps: Vec<FolderEntry>,
     /// Why something is left out.
     pub notes: Vec<String>,
 }
@@ -53,19 +53,19 @@ impl Folder {
     }
 
     /// Looks for runs and sweeps.
-    pub fn look(&self) -> Found {
+    pub fn look(&self) -> FolderListing {
         let mut search = Search {
             root: &self.root,
             folders: 0,
             outside: 0,
             seen: BTreeSet::new(),
-            found: Found::default(),
+            found: FolderListing::default(),
         };
         match is_file(&self.root.join(CONFIG)) {
             true => search.add_run(&self.root),
             false => {
                 if is_file(&self.root.join(SWEEP)) {
-                    search.found.sweeps.push(Place { id: ITSELF.into(), dir: self.root.clone() });
+                    search.found.sweeps.push(FolderEntry { id: ITSELF.into(), dir: self.root.clone() });
                 }
                 search.within(&self.root, 0);
             }
@@ -113,7 +113,7 @@ struct Search<'a> {
     folders: usize,
     outside: usize,
     seen: BTreeSet<String>,
-    found: Found,
+    found: FolderListing,
 }
 
 impl Search<'_> {
@@ -144,7 +144,7 @@ impl Search<'_> {
             } else if depth == 0 {
                 if is_file(&path.join(SWEEP)) {
                     let id = self.id(&path);
-                    self.found.sweeps.push(Place { id, dir: path.clone() });
+                    self.found.sweeps.push(FolderEntry { id, dir: path.clone() });
                 }
                 self.within(&path, 1);
             }
@@ -155,7 +155,7 @@ impl Search<'_> {
         let id = self.id(dir);
         // Names that are no text may read alike: the first counts.
         if self.seen.insert(id.clone()) {
-            self.found.runs.push(Place { id, dir: dir.into() });
+            self.found.runs.push(FolderEntry { id, dir: dir.into() });
         }
     }
 

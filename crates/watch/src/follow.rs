@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::line::Line;
-use crate::part::{Marks, Part};
+use crate::part::{LogRange, Marks};
 use crate::record::Record;
 
 /// Bytes that are read at once, and that a line may have at most: longer ones are passed over.
@@ -44,7 +44,7 @@ impl Follower {
     }
 
     /// The part of the log that has the steps between two, where it is worth reading again.
-    pub fn part(&self, from: u64, to: u64) -> Option<Part> {
+    pub fn part(&self, from: u64, to: u64) -> Option<LogRange> {
         self.marks.part(from, to, self.offset)
     }
 

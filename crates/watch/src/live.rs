@@ -18,7 +18,7 @@ use flatout_http::{Answer, Stream};
 use serde_json::{Value, json};
 
 use crate::details;
-use crate::folder::{Folder, Place};
+use crate::folder::{Folder, FolderEntry};
 use crate::follow::Follower;
 use crate::glance::Glance;
 
@@ -245,7 +245,7 @@ impl State {
         }
         (self.sweeps, self.notes) = (sweeps, found.notes);
         self.waiting.clear();
-        for Place { id, dir } in found.runs {
+        for FolderEntry { id, dir } in found.runs {
             match self.runs.get(&id) {
                 Some(known) if known.stamp.is_some() => self.waiting.push_back(id),
                 Some(_) => self.waiting.push_front(id),

@@ -61,26 +61,26 @@ impl Marks {
     }
 
     /// The lines between two steps, the last time that the log has them; `None` where they are too many, or none are known.
-    pub fn part(&self, from: u64, to: u64, size: u64) -> Option<Part> {
+    pub fn part(&self, from: u64, to: u64, size: u64) -> Option<LogRange> {
         let first = self.marks.iter().rposition(|mark| mark.step < from).unwrap_or(0);
         let begin = *self.marks.get(first)?;
         let last = self.marks.iter().rposition(|mark| mark.step <= to).map_or(first, |last| last.max(first));
         let end = self.marks.get(last + 1).map_or(size, |mark| mark.offset);
         let is_small = end.saturating_sub(begin.offset) <= MOST_BYTES;
-        is_small.then_some(Part { begin, end, from, to })
+        is_small.then_some(LogRange { begin, end, from, to })
     }
 }
 
 /// A part of a log that is to be read.
 #[derive(Clone, Copy, Debug)]
-pub struct Part {
+pub struct LogRange {
     begin: Mark,
     end: u64,
     from: u64,
     to: u64,
 }
 
-impl Part {
+impl LogRange {
     /// Reads it: the curves of its steps, as columns.
     pub fn read(&self, file: &File) -> io::Result<Value> {
         let mut record = Record::at(self.begin.clock);

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use flatout_world::launch::{GRACE, own_command};
 use flatout_world::{
-    Failure, Flags, Joining, Launch, Place, Sockets, Start, Status, Timing, Wire, World, launch, place,
+    Failure, Flags, Joining, Launch, RankPlacement, Sockets, Start, Status, Timing, Wire, World, launch,
+    place,
 };
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 
@@ -113,7 +114,7 @@ fn leave(failure: &Failure) {
     signal_hook::low_level::exit(1);
 }
 
-fn rank(arguments: &Arguments, mut place: Place) -> ExitCode {
+fn rank(arguments: &Arguments, mut place: RankPlacement) -> ExitCode {
     let own = place.rank;
     let obeys = |what: &str, step: u64| {
         arguments.orders.iter().any(|order| order.rank == own && order.what == what && order.step == step)

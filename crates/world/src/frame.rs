@@ -19,7 +19,7 @@ const PIECE: usize = 64 << 10;
 /// The meaning of a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// Hub to whoever connects.
     Hello = 1,
     /// Rank to hub: asks to join.
@@ -46,24 +46,24 @@ pub enum Kind {
     Post = 12,
 }
 
-const KINDS: [Kind; 12] = [
-    Kind::Hello,
-    Kind::Join,
-    Kind::Refused,
-    Kind::Welcome,
-    Kind::Call,
-    Kind::Answer,
-    Kind::Beat,
-    Kind::Failure,
-    Kind::Account,
-    Kind::Bye,
-    Kind::Stop,
-    Kind::Post,
+const KINDS: [FrameKind; 12] = [
+    FrameKind::Hello,
+    FrameKind::Join,
+    FrameKind::Refused,
+    FrameKind::Welcome,
+    FrameKind::Call,
+    FrameKind::Answer,
+    FrameKind::Beat,
+    FrameKind::Failure,
+    FrameKind::Account,
+    FrameKind::Bye,
+    FrameKind::Stop,
+    FrameKind::Post,
 ];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    pub kind: Kind,
+    pub kind: FrameKind,
     pub payload: Vec<u8>,
 }
 
@@ -102,7 +102,7 @@ impl fmt::Display for FrameError {
 impl std::error::Error for FrameError {}
 
 /// The bytes of a frame. The payload is at most `MOST_BYTES`, which callers see to.
-pub fn encode(kind: Kind, payload: &[u8]) -> Vec<u8> {
+pub fn encode(kind: FrameKind, payload: &[u8]) -> Vec<u8> {
     assert!(payload.len() <= MOST_BYTES, "a frame's payload has {} bytes", payload.len());
     let mut bytes = Vec::with_capacity(HEAD + payload.len());
     bytes.extend((payload.len() as u32).to_le_bytes());
@@ -112,7 +112,7 @@ pub fn encode(kind: Kind, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Writes a frame in one piece, so that it travels in one packet where it fits.
-pub fn write(out: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Result<()> {
+pub fn write(out: &mut impl Write, kind: FrameKind, payload: &[u8]) -> io::Result<()> {
     out.write_all(&encode(kind, payload))
 }
 
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn cut_long_and_foreign_frames_are_told_apart() {
-        let bytes = encode(Kind::Beat, b"word");
+        let bytes = encode(FrameKind::Beat, b"word");
         assert!(matches!(read(&mut &bytes[..7], MOST_BYTES), Err(FrameError::Cut)));
         assert!(matches!(read(&mut &bytes[..3], MOST_BYTES), Err(FrameError::Cut)));
         assert!(matches!(read(&mut &bytes[..], 3), Err(FrameError::TooLong { bytes: 4, most: 3 })));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::beats::{Beats, at_step};
 use crate::calls::Collected;
 use crate::failure::{Failure, named};
-use crate::frame::{self, Frame, Kind, MOST_BYTES, MOST_GREETING_BYTES};
+use crate::frame::{self, Frame, FrameKind, MOST_BYTES, MOST_GREETING_BYTES};
 use crate::join::Note;
 use crate::message::{Account, Beat, Hello, Join, MAGIC, Member, PROTOCOL, Report, Welcome, json, parse};
 use crate::timing::Timing;
@@ -57,7 +57,7 @@ impl Hub {
             let mut state = State::new(terms);
             if let Err(failure) = state.run(listener) {
                 let _ = told.set(failure.clone());
-                state.tell(Kind::Failure, &json(&failure));
+                state.tell(FrameKind::Failure, &json(&failure));
             }
         })?;
         Ok(Hub { address, failure, thread })
@@ -138,13 +138,13 @@ impl State {
             }
             // Rank 0 is told too, and joins its own hub in a moment.
             if let Some(reason) = self.stopped.as_ref().filter(|_| self.seats[0].is_some()) {
-                self.tell(Kind::Stop, reason.as_bytes());
+                self.tell(FrameKind::Stop, reason.as_bytes());
                 return Ok(());
             }
             let now = Instant::now();
             if now.duration_since(beaten) >= beat_every {
                 beaten = now;
-                self.post(Kind::Beat, &[]);
+                self.post(FrameKind::Beat, &[]);
             }
             if let Some((_, failure)) = self.lost.as_ref().filter(|(until, _)| now >= *until) {
                 return Err(failure.clone());
@@ -233,7 +233,7 @@ impl State {
         if let Some(why) = refusal {
             let sentence = format!("{who} was refused: {why}");
             (terms.note)(&sentence);
-            let _ = frame::write(&mut stream, Kind::Refused, sentence.as_bytes());
+            let _ = frame::write(&mut stream, FrameKind::Refused, sentence.as_bytes());
             return Ok(());
         }
         let differs = if join.protocol != PROTOCOL || join.version != terms.version {
@@ -250,7 +250,7 @@ impl State {
         };
         if let Some(how) = differs {
             let failure = Failure::new(Some(rank), format!("{who} {how}"));
-            let _ = frame::write(&mut stream, Kind::Refused, failure.sentence.as_bytes());
+            let _ = frame::write(&mut stream, FrameKind::Refused, failure.sentence.as_bytes());
             return Err(failure);
         }
         match self.connect(rank, stream) {
@@ -294,29 +294,29 @@ impl State {
         self.members = self.seats.iter().flatten().map(|seat| seat.member.clone()).collect();
         self.beats = Beats::new(self.terms.ranks, self.terms.timing, now);
         let welcome = Welcome { session: self.terms.session, members: self.members.clone() };
-        self.post(Kind::Welcome, &json(&welcome));
+        self.post(FrameKind::Welcome, &json(&welcome));
     }
 
     fn came(&mut self, rank: usize, frame: Frame) -> Result<(), Failure> {
         let now = Instant::now();
-        if self.members.is_empty() && frame.kind != Kind::Stop {
+        if self.members.is_empty() && frame.kind != FrameKind::Stop {
             let sentence = format!("{} spoke before all ranks had joined", self.who(rank));
             return Err(Failure::new(Some(rank), sentence));
         }
         self.beats.hear(rank, now);
         let unread = || format!("{} sent a message that cannot be read", self.who(rank));
         match frame.kind {
-            Kind::Call => {
+            FrameKind::Call => {
                 if let Some(answer) = self.calls.take(rank, &frame.payload, &self.members)? {
-                    self.post(Kind::Answer, &answer);
+                    self.post(FrameKind::Answer, &answer);
                 }
                 Ok(())
             }
-            Kind::Beat => {
+            FrameKind::Beat => {
                 let beat: Beat = parse(&frame.payload).ok_or_else(|| Failure::new(Some(rank), unread()))?;
                 self.beats.take(rank, beat, &self.members, now)
             }
-            Kind::Failure => {
+            FrameKind::Failure => {
                 let report: Report =
                     parse(&frame.payload).ok_or_else(|| Failure::new(Some(rank), unread()))?;
                 match report.about.filter(|about| *about < self.terms.ranks) {
@@ -331,7 +331,7 @@ impl State {
                     }
                 }
             }
-            Kind::Account => {
+            FrameKind::Account => {
                 let Account { rank: ended, how, .. } =
                     parse(&frame.payload).ok_or_else(|| Failure::new(Some(rank), unread()))?;
                 let is_seated = |seat: &Option<Seat>| seat.as_ref().is_some_and(|seat| !seat.has_left);
@@ -341,18 +341,18 @@ impl State {
                 let at = at_step(self.beats.step(ended));
                 Err(Failure::new(Some(ended), format!("{} {how}{at}", self.who(ended))))
             }
-            Kind::Stop => {
+            FrameKind::Stop => {
                 self.stopped.get_or_insert(String::from_utf8_lossy(&frame.payload).into_owned());
                 Ok(())
             }
-            Kind::Post => {
+            FrameKind::Post => {
                 let payload = [&(rank as u32).to_le_bytes()[..], &frame.payload].concat();
-                let bytes = Arc::new(frame::encode(Kind::Post, &payload));
+                let bytes = Arc::new(frame::encode(FrameKind::Post, &payload));
                 let first = self.seats[0].as_ref().filter(|seat| !seat.has_left);
                 first.map(|seat| seat.out.send(Post::Frame(bytes)));
                 Ok(())
             }
-            Kind::Bye => {
+            FrameKind::Bye => {
                 self.seats[rank].as_mut().expect("who speaks has a seat").has_left = true;
                 self.beats.leave(rank);
                 Ok(())
@@ -377,7 +377,7 @@ impl State {
         }
     }
 
-    fn post(&self, kind: Kind, payload: &[u8]) {
+    fn post(&self, kind: FrameKind, payload: &[u8]) {
         let bytes = Arc::new(frame::encode(kind, payload));
         for seat in self.seats.iter().flatten().filter(|seat| !seat.has_left) {
             let _ = seat.out.send(Post::Frame(Arc::clone(&bytes)));
@@ -385,7 +385,7 @@ impl State {
     }
 
     /// Tells everyone to leave, rank 0 last: it ends the process that this runs in.
-    fn tell(&self, kind: Kind, payload: &[u8]) {
+    fn tell(&self, kind: FrameKind, payload: &[u8]) {
         let bytes = Arc::new(frame::encode(kind, payload));
         let until = Instant::now() + TELLING;
         let tell_seats = |seats: &[Option<Seat>]| {
@@ -410,10 +410,10 @@ fn greet(mut stream: &TcpStream, label: String) -> Option<Join> {
     stream.set_nodelay(true).ok()?;
     stream.set_read_timeout(Some(GREETING)).ok()?;
     stream.set_write_timeout(Some(GREETING)).ok()?;
-    frame::write(&mut stream, Kind::Hello, &json(&Hello { magic: MAGIC.into(), label })).ok()?;
+    frame::write(&mut stream, FrameKind::Hello, &json(&Hello { magic: MAGIC.into(), label })).ok()?;
     let frame = frame::read(&mut stream, MOST_GREETING_BYTES).ok()?;
     let join: Join = parse(&frame.payload)?;
-    (frame.kind == Kind::Join && join.magic == MAGIC).then_some(join)
+    (frame.kind == FrameKind::Join && join.magic == MAGIC).then_some(join)
 }
 
 pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
-use crate::frame::{self, FrameError, Kind, MOST_BYTES, MOST_GREETING_BYTES};
+use crate::frame::{self, FrameError, FrameKind, MOST_BYTES, MOST_GREETING_BYTES};
 use crate::hub::{Hub, Terms};
 use crate::member::{Stopper, World};
 use crate::message::{Hello, Join, MAGIC, Member, PROTOCOL, Welcome, json, parse};
 use crate::parent::{self, Line, Up};
-use crate::place::{Meeting, Place};
+use crate::place::{Meeting, RankPlacement};
 use crate::timing::Timing;
 use crate::watcher::Core;
 
@@ -59,7 +59,7 @@ pub struct Joining<'a> {
 
 impl World {
     /// Joins the other ranks, or fails with a sentence.
-    pub fn join(place: &Place, joining: Joining<'_>) -> Result<World, Failure> {
+    pub fn join(place: &RankPlacement, joining: Joining<'_>) -> Result<World, Failure> {
         if place.ranks == 1 {
             return Ok(World::alone());
         }
@@ -115,7 +115,7 @@ struct Opened {
 }
 
 /// Opens the hub where the others look for it. The error is a sentence.
-fn open(place: &Place, joining: &Joining<'_>, core: &Core) -> Result<Opened, String> {
+fn open(place: &RankPlacement, joining: &Joining<'_>, core: &Core) -> Result<Opened, String> {
     let session = random();
     let (listener, label) = match &place.meeting {
         Meeting::Alone => unreachable!("one rank opens nothing"),
@@ -219,7 +219,7 @@ impl Drop for RendezvousFile {
 
 /// Connects to the hub and asks to join.
 fn reach(
-    place: &Place,
+    place: &RankPlacement,
     joining: &Joining<'_>,
     core: &Core,
     hub: Option<&Hub>,
@@ -250,7 +250,7 @@ fn reach(
 
 /// Where the hub may be now, and the label it must have.
 fn targets(
-    place: &Place,
+    place: &RankPlacement,
     joining: &Joining<'_>,
     core: &Core,
     deadline: Instant,
@@ -293,7 +293,12 @@ fn attempt(target: SocketAddr, label: Option<&str>) -> Result<TcpStream, String>
 }
 
 /// Asks to join, unless this rank was asked to stop: the hub hears of a rank only where it also hears that it leaves.
-fn ask(stream: TcpStream, place: &Place, joining: &Joining<'_>, core: &Core) -> Result<TcpStream, Why> {
+fn ask(
+    stream: TcpStream,
+    place: &RankPlacement,
+    joining: &Joining<'_>,
+    core: &Core,
+) -> Result<TcpStream, Why> {
     let member = Member {
         host: core.host.clone(),
         process: std::process::id(),
@@ -312,7 +317,7 @@ fn ask(stream: TcpStream, place: &Place, joining: &Joining<'_>, core: &Core) -> 
     let connect = || {
         stream.set_read_timeout(Some(joining.timing.silent_after))?;
         stream.set_write_timeout(Some(joining.timing.silent_after))?;
-        core.connect(stream.try_clone()?, Kind::Join, &json(&join))
+        core.connect(stream.try_clone()?, FrameKind::Join, &json(&join))
     };
     match connect() {
         Ok(true) => Ok(stream),
@@ -344,17 +349,17 @@ fn wait(mut stream: &TcpStream, core: &Core, hub: Option<&Hub>) -> Result<(), Wh
             }
         };
         match frame.kind {
-            Kind::Beat => {}
-            Kind::Refused => return Err(Why::Own(String::from_utf8_lossy(&frame.payload).into_owned())),
-            Kind::Failure => {
+            FrameKind::Beat => {}
+            FrameKind::Refused => return Err(Why::Own(String::from_utf8_lossy(&frame.payload).into_owned())),
+            FrameKind::Failure => {
                 let failure = parse(&frame.payload).unwrap_or(Failure::new(Some(0), "rank 0 failed"));
                 return Err(Why::Told(failure));
             }
-            Kind::Stop => {
+            FrameKind::Stop => {
                 core.stopped(&String::from_utf8_lossy(&frame.payload));
                 return Err(Why::Told(core.wait_for_failure()));
             }
-            Kind::Welcome => {
+            FrameKind::Welcome => {
                 let welcome: Option<Welcome> = parse(&frame.payload);
                 let Some(Welcome { session, members }) =
                     welcome.filter(|welcome| welcome.members.len() > rank)

@@ -30,7 +30,7 @@ pub use join::Joining;
 pub use launch::{Launch, launch};
 pub use member::{Alarm, Calls, Stopper, World};
 pub use message::Status;
-pub use place::{Copies, Flags, Meeting, Place, Start, place};
+pub use place::{Copies, Flags, Meeting, RankPlacement, Start, place};
 pub use sockets::Sockets;
 pub use threads::Threads;
 pub use timing::Timing;

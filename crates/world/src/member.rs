@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 
 use crate::calls::MOST_CALL_BYTES;
 use crate::failure::Failure;
-use crate::frame::Kind;
+use crate::frame::FrameKind;
 use crate::hub::Hub;
 use crate::message::{Head, Member, Op, Report, Status, join_call, json, nodes, split_parts};
 use crate::parent::Up;
@@ -106,7 +106,7 @@ impl World {
     /// Sends rank 0 something that it reads when it likes. Nobody waits for anything.
     pub fn post(&self, bytes: &[u8]) {
         if let Some(core) = &self.core {
-            core.send(Kind::Post, bytes);
+            core.send(FrameKind::Post, bytes);
         }
     }
 
@@ -165,7 +165,7 @@ impl World {
         let Some(core) = &self.core else {
             return Failure { is_mine_to_say: true, ..Failure::new(Some(0), sentence) };
         };
-        core.send(Kind::Failure, &json(&Report { sentence, about }));
+        core.send(FrameKind::Failure, &json(&Report { sentence, about }));
         core.wait_for_failure()
     }
 
@@ -179,7 +179,7 @@ impl World {
         let Some(core) = self.core.clone() else { return Ok(()) };
         self.barrier("end of the run")?;
         core.is_over.store(true, Ordering::SeqCst);
-        core.send(Kind::Bye, &[]);
+        core.send(FrameKind::Bye, &[]);
         if let Some(hub) = self.hub.take() {
             hub.wait();
         }
@@ -232,7 +232,7 @@ impl Alarm {
     /// Tells the hub what failed on this rank, and through it everyone. Comes back at once.
     pub fn fail(&self, sentence: &str) {
         if let Some(core) = &self.0 {
-            core.send(Kind::Failure, &json(&Report { sentence: sentence.into(), about: None }));
+            core.send(FrameKind::Failure, &json(&Report { sentence: sentence.into(), about: None }));
         }
     }
 }
@@ -284,7 +284,7 @@ impl Calls {
             state.waiting.insert((self.line.into(), count), sender);
         }
         let head = Head { line: self.line.into(), count, op, name: name.into() };
-        core.send(Kind::Call, &join_call(&head, bytes));
+        core.send(FrameKind::Call, &join_call(&head, bytes));
         answer.recv().map_err(|_| core.failure().expect("only a failure ends a call without an answer"))
     }
 }

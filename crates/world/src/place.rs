@@ -46,7 +46,7 @@ pub enum Start {
     /// It starts copies of itself and looks after them.
     Copies(Copies),
     /// It is a rank.
-    Rank(Place),
+    Rank(RankPlacement),
 }
 
 /// The ranks that a parent process starts on its node.
@@ -60,7 +60,7 @@ pub struct Copies {
 
 /// A rank, before it has joined.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Place {
+pub struct RankPlacement {
     pub rank: usize,
     pub ranks: usize,
     /// Number among the ranks of this host, and how many there are, where the starter says so.
@@ -85,11 +85,11 @@ pub enum Meeting {
     Folder,
 }
 
-impl Place {
+impl RankPlacement {
     /// The only rank of a run.
-    pub fn alone() -> Place {
+    pub fn alone() -> RankPlacement {
         let meeting = Meeting::Alone;
-        Place { rank: 0, ranks: 1, local: Some((0, 1)), node: Some(0), has_parent: false, meeting }
+        RankPlacement { rank: 0, ranks: 1, local: Some((0, 1)), node: Some(0), has_parent: false, meeting }
     }
 }
 
@@ -100,7 +100,7 @@ type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 struct Starter {
     name: &'static str,
     size: &'static str,
-    place: fn(Env) -> Result<Option<Place>, String>,
+    place: fn(Env) -> Result<Option<RankPlacement>, String>,
 }
 
 /// From the innermost to the outermost: `srun` may start `torchrun` or `mpirun`, which start ranks.
@@ -116,7 +116,7 @@ pub fn place(flags: &Flags, env: Env, parent: u32) -> Result<Start, String> {
     if number(env, PARENT)? == Some(parent as usize) {
         return copy(flags, env).map(Start::Rank);
     }
-    let mut found: Vec<(&Starter, Place)> = vec![];
+    let mut found: Vec<(&Starter, RankPlacement)> = vec![];
     for starter in &STARTERS {
         if let Some(place) = (starter.place)(env)? {
             if place.rank >= place.ranks {
@@ -130,7 +130,7 @@ pub fn place(flags: &Flags, env: Env, parent: u32) -> Result<Start, String> {
         }
     }
     if let Some(copies) = copies(flags)? {
-        let is_one_a_node = |place: &Place| place.ranks == copies.nodes;
+        let is_one_a_node = |place: &RankPlacement| place.ranks == copies.nodes;
         return match found.iter().find(|(_, place)| place.ranks > 1 && !is_one_a_node(place)) {
             None => Ok(Start::Copies(copies)),
             Some((starter, place)) => Err(format!(
@@ -150,11 +150,11 @@ pub fn place(flags: &Flags, env: Env, parent: u32) -> Result<Start, String> {
     }
     // Two that say the same are one starter's: `srun --mpi=pmi2` sets the variables of MPI too, and SLURM's name rank 0's host.
     let first = found.first().map(|(_, place)| (place.rank, place.ranks));
-    let is_same = |place: &Place| Some((place.rank, place.ranks)) == first;
+    let is_same = |place: &RankPlacement| Some((place.rank, place.ranks)) == first;
     let known = found.iter().position(|(_, place)| is_same(place) && place.meeting != Meeting::Folder);
     Ok(Start::Rank(match found.into_iter().nth(known.unwrap_or(0)) {
         Some((_, place)) if place.ranks > 1 => place,
-        _ => Place::alone(),
+        _ => RankPlacement::alone(),
     }))
 }
 
@@ -213,7 +213,7 @@ fn host_and_port(address: &str) -> Result<(String, u16), String> {
 }
 
 /// A copy that a parent started.
-fn copy(flags: &Flags, env: Env) -> Result<Place, String> {
+fn copy(flags: &Flags, env: Env) -> Result<RankPlacement, String> {
     let own = |name: &str| number(env, name)?.ok_or(format!("{PARENT} is set and {name} is not"));
     let meeting = match &flags.address {
         Some(address) => {
@@ -222,7 +222,7 @@ fn copy(flags: &Flags, env: Env) -> Result<Place, String> {
         }
         None => Meeting::Parent,
     };
-    Ok(Place {
+    Ok(RankPlacement {
         rank: own(RANK)?,
         ranks: own(RANKS)?,
         local: Some((own(LOCAL_RANK)?, own(LOCALS)?)),
@@ -232,7 +232,7 @@ fn copy(flags: &Flags, env: Env) -> Result<Place, String> {
     })
 }
 
-fn torchrun(env: Env) -> Result<Option<Place>, String> {
+fn torchrun(env: Env) -> Result<Option<RankPlacement>, String> {
     let Some((rank, ranks)) = pair(env, "RANK", "WORLD_SIZE")? else { return Ok(None) };
     let meeting = match (ranks, master(env)?) {
         (1, _) => Meeting::Alone,
@@ -244,22 +244,22 @@ fn torchrun(env: Env) -> Result<Option<Place>, String> {
     };
     let local = pair(env, "LOCAL_RANK", "LOCAL_WORLD_SIZE")?;
     let node = number(env, "GROUP_RANK")?;
-    Ok(Some(Place { rank, ranks, local, node, has_parent: false, meeting }))
+    Ok(Some(RankPlacement { rank, ranks, local, node, has_parent: false, meeting }))
 }
 
-fn open_mpi(env: Env) -> Result<Option<Place>, String> {
+fn open_mpi(env: Env) -> Result<Option<RankPlacement>, String> {
     let local = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE");
     mpi(env, ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), local)
 }
 
-fn pmi(env: Env) -> Result<Option<Place>, String> {
+fn pmi(env: Env) -> Result<Option<RankPlacement>, String> {
     mpi(env, ("PMI_RANK", "PMI_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"))
 }
 
-fn mpi(env: Env, world: (&str, &str), local: (&str, &str)) -> Result<Option<Place>, String> {
+fn mpi(env: Env, world: (&str, &str), local: (&str, &str)) -> Result<Option<RankPlacement>, String> {
     let Some((rank, ranks)) = pair(env, world.0, world.1)? else { return Ok(None) };
     let meeting = if ranks == 1 { Meeting::Alone } else { master(env)?.unwrap_or(Meeting::Folder) };
-    Ok(Some(Place {
+    Ok(Some(RankPlacement {
         rank,
         ranks,
         local: pair(env, local.0, local.1)?,
@@ -270,7 +270,7 @@ fn mpi(env: Env, world: (&str, &str), local: (&str, &str)) -> Result<Option<Plac
 }
 
 /// A task of a SLURM step. `SLURM_NTASKS` counts the job and not the step, and is set in batch scripts that no `srun` started.
-fn slurm(env: Env) -> Result<Option<Place>, String> {
+fn slurm(env: Env) -> Result<Option<RankPlacement>, String> {
     let Some(step) = env("SLURM_STEP_ID") else { return Ok(None) };
     let (Some(rank), Some(ranks)) = (number(env, "SLURM_PROCID")?, number(env, "SLURM_STEP_NUM_TASKS")?)
     else {
@@ -293,7 +293,7 @@ fn slurm(env: Env) -> Result<Option<Place>, String> {
             Meeting::Address { host: first, ports: port..port + PORTS, label }
         }
     };
-    Ok(Some(Place { rank, ranks, local, node, has_parent: false, meeting }))
+    Ok(Some(RankPlacement { rank, ranks, local, node, has_parent: false, meeting }))
 }
 
 /// Tasks of one node by SLURM's short form: `4(x2),1` are 4, 4 and 1.

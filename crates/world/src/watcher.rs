@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::beats::{CallHash, at_step};
 use crate::failure::Failure;
-use crate::frame::{self, FrameError, Kind, MOST_BYTES};
+use crate::frame::{self, FrameError, FrameKind, MOST_BYTES};
 use crate::join::{Leave, Stop};
 use crate::message::{Account, Beat, Member, Status, json, nodes, parse, split_call};
 use crate::parent::{Down, Line, Up};
@@ -130,7 +130,7 @@ impl Core {
             Down::Ended(account) => {
                 self.state().accounts.push(account.clone());
                 if self.members.get().is_some() {
-                    self.send(Kind::Account, &json(&account));
+                    self.send(FrameKind::Account, &json(&account));
                 } else if !self.is_told_why() && !self.is_over.load(Ordering::SeqCst) {
                     let Account { rank, process, how } = account;
                     let who = format!("rank {rank} ({}, process {process})", self.host);
@@ -207,7 +207,7 @@ impl Core {
     }
 
     /// Sends to the hub. Where that fails the watcher sees why.
-    pub fn send(&self, kind: Kind, payload: &[u8]) {
+    pub fn send(&self, kind: FrameKind, payload: &[u8]) {
         if let Some(stream) = &mut self.link().stream {
             let _ = frame::write(stream, kind, payload);
         }
@@ -219,7 +219,7 @@ impl Core {
 
     /// Sends the first message over a new connection to the hub, unless this rank was asked to stop before that, which is done
     /// then. Whether it was sent.
-    pub fn connect(&self, mut stream: TcpStream, kind: Kind, payload: &[u8]) -> io::Result<bool> {
+    pub fn connect(&self, mut stream: TcpStream, kind: FrameKind, payload: &[u8]) -> io::Result<bool> {
         let mut link = self.link();
         if let Some(reason) = link.stopped.take() {
             drop(link);
@@ -237,7 +237,7 @@ impl Core {
         let mut link = self.link();
         match &mut link.stream {
             Some(stream) => {
-                let _ = frame::write(stream, Kind::Stop, reason.as_bytes());
+                let _ = frame::write(stream, FrameKind::Stop, reason.as_bytes());
                 true
             }
             None => {
@@ -252,30 +252,31 @@ impl Core {
             let (status, calls) = &*self.status.lock().expect("no thread panics with the status");
             Beat { status: status.clone(), marks: calls.marks() }
         };
-        self.send(Kind::Beat, &json(&beat));
+        self.send(FrameKind::Beat, &json(&beat));
     }
 
     /// Reads what the hub sends until the run is over or has failed.
     pub fn watch(&self, mut stream: TcpStream) {
         loop {
             match frame::read(&mut stream, MOST_BYTES) {
-                Ok(frame) if frame.kind == Kind::Beat => {}
-                Ok(frame) if frame.kind == Kind::Answer => {
+                Ok(frame) if frame.kind == FrameKind::Beat => {}
+                Ok(frame) if frame.kind == FrameKind::Answer => {
                     let Some((head, bytes)) = split_call(&frame.payload) else { continue };
                     let waiting = self.state().waiting.remove(&(head.line, head.count));
                     waiting.map(|waiting| waiting.send(bytes.to_vec()));
                 }
-                Ok(frame) if frame.kind == Kind::Post => {
+                Ok(frame) if frame.kind == FrameKind::Post => {
                     let Some((rank, bytes)) = frame.payload.split_first_chunk::<4>() else { continue };
                     let post = (u32::from_le_bytes(*rank) as usize, bytes.to_vec());
                     self.posts.lock().expect("no thread panics with the posts").push(post);
                 }
-                Ok(frame) if frame.kind == Kind::Stop => {
+                Ok(frame) if frame.kind == FrameKind::Stop => {
                     return self.stopped(&String::from_utf8_lossy(&frame.payload));
                 }
                 Ok(frame) => {
-                    let told =
-                        (frame.kind == Kind::Failure).then(|| parse::<Failure>(&frame.payload)).flatten();
+                    let told = (frame.kind == FrameKind::Failure)
+                        .then(|| parse::<Failure>(&frame.payload))
+                        .flatten();
                     let unread = || Failure::new(Some(0), "rank 0 sent a message that cannot be read");
                     return self.fall(told.unwrap_or_else(unread), false);
                 }

@@ -1,7 +1,7 @@
 //! Everything that reads bytes of a socket, fed with damaged ones: no panic, no hang, bounded memory.
 
 use flatout_fuzz::{Limits, feed};
-use flatout_world::frame::{self, Kind, MOST_BYTES, MOST_GREETING_BYTES};
+use flatout_world::frame::{self, FrameKind, MOST_BYTES, MOST_GREETING_BYTES};
 use flatout_world::hosts;
 use flatout_world::message::{
     Beat, Head, Hello, Join, MAGIC, Member, Op, PROTOCOL, Report, Status, Welcome, join_call, join_parts,
@@ -27,14 +27,17 @@ fn seeds() -> Vec<Vec<u8>> {
     let beat =
         Beat { status: Status { step: 3, doing: "training".into(), part: 1 }, marks: vec![(8, 1), (6, 2)] };
     let frames = [
-        frame::encode(Kind::Hello, &json(&Hello { magic: MAGIC.into(), label: "slurm 7.0".into() })),
-        frame::encode(Kind::Join, &json(&join)),
-        frame::encode(Kind::Welcome, &json(&Welcome { session: u64::MAX, members: vec![member(); 3] })),
-        frame::encode(Kind::Beat, &json(&beat)),
-        frame::encode(Kind::Call, &join_call(&head, b"bytes of a rank")),
-        frame::encode(Kind::Answer, &join_call(&head, &parts)),
-        frame::encode(Kind::Failure, &json(&Report { sentence: "the disk is full".into(), about: None })),
-        frame::encode(Kind::Bye, b""),
+        frame::encode(FrameKind::Hello, &json(&Hello { magic: MAGIC.into(), label: "slurm 7.0".into() })),
+        frame::encode(FrameKind::Join, &json(&join)),
+        frame::encode(FrameKind::Welcome, &json(&Welcome { session: u64::MAX, members: vec![member(); 3] })),
+        frame::encode(FrameKind::Beat, &json(&beat)),
+        frame::encode(FrameKind::Call, &join_call(&head, b"bytes of a rank")),
+        frame::encode(FrameKind::Answer, &join_call(&head, &parts)),
+        frame::encode(
+            FrameKind::Failure,
+            &json(&Report { sentence: "the disk is full".into(), about: None }),
+        ),
+        frame::encode(FrameKind::Bye, b""),
     ];
     let mut seeds = frames.to_vec();
     seeds.push(frames.concat());

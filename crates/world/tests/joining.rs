@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use flatout_world::frame::{self, Kind};
+use flatout_world::frame::{self, FrameKind};
 use flatout_world::{Joining, Meeting, Stopper, Timing, World};
 use tempfile::TempDir;
 
@@ -24,8 +24,10 @@ fn foreign_bytes_on_the_port_disturb_nobody() {
         wait_until("the hub listens", || {
             TcpStream::connect(("127.0.0.1", port)).map(|stream| strangers.push(stream)).is_ok()
         });
-        let whole =
-            flatout_world::frame::encode(flatout_world::frame::Kind::Join, b"{\"magic\":\"flatout world\"}");
+        let whole = flatout_world::frame::encode(
+            flatout_world::frame::FrameKind::Join,
+            b"{\"magic\":\"flatout world\"}",
+        );
         for bytes in
             [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], &[0xff; 64], b"\x05\0\0\0\x02nulls", &whole, b""]
         {
@@ -223,7 +225,7 @@ fn held_back(to: u16, word: mpsc::Receiver<()>) -> u16 {
         let (mut from, mut to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
         thread::spawn(move || io::copy(&mut from, &mut to));
         let hello = frame::read(&mut far, frame::MOST_GREETING_BYTES).unwrap();
-        near.write_all(&frame::encode(Kind::Hello, &hello.payload)).unwrap();
+        near.write_all(&frame::encode(FrameKind::Hello, &hello.payload)).unwrap();
         word.recv().unwrap();
         let mut piece = [0; 4096];
         while let Ok(bytes @ 1..) = far.read(&mut piece) {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use flatout_world::{Failure, Joining, Meeting, Place, Timing, World};
+use flatout_world::{Failure, Joining, Meeting, RankPlacement, Timing, World};
 
 /// Lines that were meant for the user.
 pub type Notes = Arc<Mutex<Vec<String>>>;
@@ -37,8 +37,8 @@ pub fn joining<'a>(timing: Timing, notes: &Notes, folder: Option<&'a Path>) -> J
     }
 }
 
-pub fn rank(rank: usize, ranks: usize, meeting: &Meeting) -> Place {
-    Place { rank, ranks, local: None, node: None, has_parent: false, meeting: meeting.clone() }
+pub fn rank(rank: usize, ranks: usize, meeting: &Meeting) -> RankPlacement {
+    RankPlacement { rank, ranks, local: None, node: None, has_parent: false, meeting: meeting.clone() }
 }
 
 /// A port of loopback that was free a moment ago.

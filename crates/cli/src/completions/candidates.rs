@@ -22,7 +22,7 @@ impl Candidate {
 /// The words that the last one may become. None at all means a file, which shells complete themselves.
 pub fn candidates(root: &Command, words: &[String]) -> Vec<Candidate> {
     let Some((last, before)) = words.split_last() else { return vec![] };
-    let mut at = Place { command: root, globals: vec![], values: vec![], option: None };
+    let mut at = ArgCursor { command: root, globals: vec![], values: vec![], option: None };
     for word in before.iter().skip(1) {
         if word == "--" {
             return vec![];
@@ -39,7 +39,7 @@ pub fn candidates(root: &Command, words: &[String]) -> Vec<Candidate> {
 }
 
 /// Where in a command line the words so far lead.
-struct Place<'a> {
+struct ArgCursor<'a> {
     command: &'a Command,
     /// Options of commands above that hold below too.
     globals: Vec<&'a Arg>,
@@ -49,7 +49,7 @@ struct Place<'a> {
     option: Option<&'a Arg>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> ArgCursor<'a> {
     fn pass(&mut self, word: &str) {
         if self.option.take().is_some() {
             return;

@@ -19,7 +19,7 @@ pub const SMALL: [&str; 10] = [
 
 /// The outcome of a command.
 #[derive(Debug)]
-pub struct Said {
+pub struct CommandOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
@@ -33,10 +33,10 @@ pub fn flatout(dir: &Path, words: &[&str]) -> Command {
 }
 
 /// Runs it to its end.
-pub fn say(dir: &Path, words: &[&str]) -> Said {
+pub fn say(dir: &Path, words: &[&str]) -> CommandOutput {
     let output = flatout(dir, words).output().expect("the program starts");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
-    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// Words after `train tiny` and the overrides that make it small.

@@ -8,7 +8,7 @@ use std::fmt;
 use super::conversation::{text_of, wrong};
 use super::wrong::Wrong;
 use crate::error::DataError;
-use crate::formats::{Field, Fields, OnError, Place, ReadOptions, Reason, Records, Skipped, find};
+use crate::formats::{Field, Fields, OnError, ReadOptions, Reason, Records, Skipped, SourceLocation, find};
 
 /// A prompt, what may follow it, and which of these is right.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Question {
     pub choices: Vec<String>,
     /// The number of the right one.
     pub answer: usize,
-    pub place: Place,
+    pub place: SourceLocation,
 }
 
 /// The questions of a path.

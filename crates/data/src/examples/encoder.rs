@@ -12,7 +12,7 @@ use crate::text::tokenizer::guarded::{Guarded, Unencodable};
 
 /// A token and the bytes of the text it stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct TokenSpan {
     pub token: u32,
     pub bytes: Range<usize>,
     /// Whether it is one of the tokeniser's special tokens.
@@ -73,10 +73,10 @@ impl Encoder {
     }
 
     /// The tokens of a text, and nothing around it.
-    pub fn pieces(&self, text: &str) -> Result<Vec<Piece>, Unencodable> {
+    pub fn pieces(&self, text: &str) -> Result<Vec<TokenSpan>, Unencodable> {
         let encoding = self.tokenizer.encode(text, false)?;
         let offsets = encoding.get_offsets().iter();
-        let piece = |(token, (start, end)): (&u32, &(usize, usize))| Piece {
+        let piece = |(token, (start, end)): (&u32, &(usize, usize))| TokenSpan {
             token: *token,
             bytes: *start..*end,
             is_special: self.special.contains(token),
@@ -86,10 +86,10 @@ impl Encoder {
     }
 
     /// The tokens of a text in the frame of a single one, with an end behind it: what follows a prompt ends somewhere.
-    pub fn document(&self, text: &str) -> Result<Vec<Piece>, Unencodable> {
+    pub fn document(&self, text: &str) -> Result<Vec<TokenSpan>, Unencodable> {
         let around =
-            |token: u32, at: usize, is_frame| Piece { token, bytes: at..at, is_special: true, is_frame };
-        let mut pieces: Vec<Piece> = self.single[0].iter().map(|token| around(*token, 0, true)).collect();
+            |token: u32, at: usize, is_frame| TokenSpan { token, bytes: at..at, is_special: true, is_frame };
+        let mut pieces: Vec<TokenSpan> = self.single[0].iter().map(|token| around(*token, 0, true)).collect();
         pieces.extend(self.pieces(text)?);
         // The end is learned with the text it ends, so it counts as a place of it: the one behind its last byte.
         pieces.push(around(self.eos, text.len(), false));
@@ -250,7 +250,7 @@ mod tests {
         let encoder = Encoder::new(&vocabulary).unwrap();
         let text = "<bos>Füße <eos> the 🦊";
         let pieces = encoder.pieces(text).unwrap();
-        assert_eq!(pieces[0], Piece { token: 0, bytes: 0..5, is_special: true, is_frame: false });
+        assert_eq!(pieces[0], TokenSpan { token: 0, bytes: 0..5, is_special: true, is_frame: false });
         assert_eq!(pieces.iter().filter(|piece| piece.is_special).count(), 2);
         let covered = pieces.iter().fold(0, |end, piece| {
             assert!(piece.bytes.start <= end, "a gap before {piece:?}");

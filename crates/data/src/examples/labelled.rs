@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::wrong::Wrong;
 use crate::error::DataError;
-use crate::formats::{Field, Fields, Place, Reason};
+use crate::formats::{Field, Fields, Reason, SourceLocation};
 use crate::random::{fingerprint, key};
 
 /// The columns that texts and labels are in.
@@ -208,16 +208,16 @@ impl Classes {
 #[derive(Debug, Default)]
 pub(crate) struct Collected {
     /// How often each label occurs, and where first.
-    labels: BTreeMap<String, (u64, Place)>,
+    labels: BTreeMap<String, (u64, SourceLocation)>,
 }
 
 impl Collected {
-    pub fn see(&mut self, label: &str, place: &Place) {
+    pub fn see(&mut self, label: &str, place: &SourceLocation) {
         self.labels.entry(label.into()).or_insert_with(|| (0, place.clone())).0 += 1;
     }
 
     /// The first label that occurs a single time: it could be learned or evaluated, not both.
-    pub fn lonely(&self) -> Option<(&str, &Place)> {
+    pub fn lonely(&self) -> Option<(&str, &SourceLocation)> {
         let lonely = self.labels.iter().filter(|(_, (count, _))| *count == 1);
         let lonely = lonely.map(|(label, (_, place))| (label.as_str(), place));
         lonely.min_by_key(|(_, place)| (place.file.clone(), place.line, place.row))
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn collected_numbers_are_sorted_by_size() {
-        let place = Place { file: Arc::new("a".into()), line: Some(1), row: None, offset: 0 };
+        let place = SourceLocation { file: Arc::new("a".into()), line: Some(1), row: None, offset: 0 };
         let mut collected = Collected::default();
         for label in ["10", "9", "-1", "9", "10", "-1", "7"] {
             collected.see(label, &place);

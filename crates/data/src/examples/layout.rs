@@ -189,7 +189,7 @@ impl Layout {
 
     /// Which of an update's examples, given by their sizes, lie in which micro-batch, and the shape of each. The same
     /// sizes give the same layout, and every example fits the largest shape alone.
-    pub(crate) fn places(&self, examples: &[Member]) -> Vec<Place> {
+    pub(crate) fn places(&self, examples: &[Member]) -> Vec<BatchAssignment> {
         match self.shapes[0] {
             Shape::Packed { segments, .. } => self.packed(examples, segments),
             Shape::Padded { rows, .. } => self.padded(examples, rows),
@@ -197,7 +197,7 @@ impl Layout {
     }
 
     /// Longest first, each into the first micro-batch with room for it.
-    fn packed(&self, examples: &[Member], segments: usize) -> Vec<Place> {
+    fn packed(&self, examples: &[Member], segments: usize) -> Vec<BatchAssignment> {
         struct Bin {
             used: Extent,
             members: Vec<usize>,
@@ -226,7 +226,7 @@ impl Layout {
         let place = |Bin { used, mut members }: Bin| {
             members.sort_unstable();
             let trees = members.into_iter().flat_map(|index| bundles[index].1.clone()).collect();
-            Place { shape: self.smallest(used, |_| true), used, trees }
+            BatchAssignment { shape: self.smallest(used, |_| true), used, trees }
         };
         bins.into_iter().map(place).collect()
     }
@@ -280,7 +280,7 @@ impl Layout {
 
     /// Neighbours in length share a micro-batch, so that each is as long as its longest. Where there is one length only
     /// they stay in their order.
-    fn padded(&self, examples: &[Member], rows: usize) -> Vec<Place> {
+    fn padded(&self, examples: &[Member], rows: usize) -> Vec<BatchAssignment> {
         let examples: Vec<Extent> = examples.iter().map(|example| example.extent).collect();
         let units: Vec<Extent> = examples
             .chunks(self.together)
@@ -295,7 +295,7 @@ impl Layout {
             let longest = extents().map(|extent| extent.tokens).max().expect("a chunk has members");
             let holds = |shape: Shape| matches!(shape, Shape::Padded { len, .. } if len >= longest);
             let (used, trees) = (extents().sum(), members.iter().map(|index| vec![*index]).collect());
-            Place { shape: self.smallest(used, holds), used, trees }
+            BatchAssignment { shape: self.smallest(used, holds), used, trees }
         };
         order.chunks(rows).map(place).collect()
     }
@@ -326,7 +326,7 @@ fn longest_first(examples: &[Extent]) -> Vec<usize> {
 
 /// A micro-batch before it is filled.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct BatchAssignment {
     /// Of the layout's shapes.
     pub shape: usize,
     /// The room that its examples take; a prefix that several share counts once.

@@ -9,7 +9,7 @@ use std::ops::Range;
 use flatout_settings::choice;
 
 use super::conversation::Conversation;
-use super::encoder::Piece;
+use super::encoder::TokenSpan;
 use super::template::{ChatTemplate, PROBE, Refusal, Rendered};
 use super::wrong::Wrong;
 use crate::formats::Reason;
@@ -227,17 +227,18 @@ fn refused(template: &ChatTemplate, refusal: Refusal) -> Wrong {
 }
 
 /// The weight of every token as a target: 1 where it has a character that is learned. The first is never one.
-pub(crate) fn weights(masked: &Masked, pieces: &[Piece]) -> Vec<f32> {
+pub(crate) fn weights(masked: &Masked, pieces: &[TokenSpan]) -> Vec<f32> {
     let mut weights = vec![0.0; pieces.len()];
     for span in &masked.learned {
-        let touches = |piece: &Piece| match piece.bytes.is_empty() {
+        let touches = |piece: &TokenSpan| match piece.bytes.is_empty() {
             true => span.contains(&piece.bytes.start) && !piece.is_frame,
             false => piece.bytes.start < span.end && piece.bytes.end > span.start,
         };
         let Some(first) = pieces.iter().position(touches) else { continue };
         let behind =
             pieces.len() - pieces.iter().rev().position(touches).expect("one was found from the front");
-        let blank = |piece: &Piece| !piece.is_special && masked.text[piece.bytes.clone()].trim().is_empty();
+        let blank =
+            |piece: &TokenSpan| !piece.is_special && masked.text[piece.bytes.clone()].trim().is_empty();
         let bare = first + (behind - first)
             - pieces[first..behind].iter().rev().take_while(|piece| blank(piece)).count();
         let ends_a_turn = bare > first && pieces[bare - 1].is_special;

@@ -113,15 +113,15 @@ impl PairSchema {
                 };
                 let question = Field::Object(message("user", asked.into()));
                 let answers = [answers_of(fields, CHOSEN)?, answers_of(fields, REJECTED)?];
-                (Prompt::Messages(vec![question]), answers.map(Said::into_messages))
+                (Prompt::Messages(vec![question]), answers.map(RawAnswer::into_messages))
             }
             PairSchema::Implicit => match (answers_of(fields, CHOSEN)?, answers_of(fields, REJECTED)?) {
-                (Said::Text(chosen), Said::Text(rejected)) => common_text(&chosen, &rejected)?,
-                (chosen, rejected) => common_messages([chosen, rejected].map(Said::into_messages))?,
+                (RawAnswer::Text(chosen), RawAnswer::Text(rejected)) => common_text(&chosen, &rejected)?,
+                (chosen, rejected) => common_messages([chosen, rejected].map(RawAnswer::into_messages))?,
             },
             PairSchema::Asked(name) => {
                 let answers = [answers_of(fields, CHOSEN)?, answers_of(fields, REJECTED)?];
-                (Prompt::Messages(list_of(fields, name)?), answers.map(Said::into_messages))
+                (Prompt::Messages(list_of(fields, name)?), answers.map(RawAnswer::into_messages))
             }
             PairSchema::Answered(name, other) => {
                 let mut list = list_of(fields, name)?;
@@ -233,35 +233,35 @@ enum Prompt {
 }
 
 /// An answer as a row has it.
-enum Said {
+enum RawAnswer {
     Text(String),
     Messages(Vec<Field>),
 }
 
-impl Said {
+impl RawAnswer {
     fn into_messages(self) -> Vec<Field> {
         match self {
-            Said::Text(text) => vec![Field::Object(message("assistant", text.into()))],
-            Said::Messages(messages) => messages,
+            RawAnswer::Text(text) => vec![Field::Object(message("assistant", text.into()))],
+            RawAnswer::Messages(messages) => messages,
         }
     }
 }
 
 /// An answer of a row: a text, a message, or a list of messages, which tables without lists hold as JSON.
-fn answers_of(fields: &Fields, name: &str) -> Result<Said, Wrong> {
+fn answers_of(fields: &Fields, name: &str) -> Result<RawAnswer, Wrong> {
     match fields.get(name) {
         Some(Field::Object(_)) => {
-            Ok(Said::Messages(vec![fields.get(name).cloned().expect("it was just found")]))
+            Ok(RawAnswer::Messages(vec![fields.get(name).cloned().expect("it was just found")]))
         }
         Some(Field::List(list)) if list.is_empty() => {
             wrong(Reason::Empty, format!("`{name}` is an empty list; give it an answer"))
         }
-        Some(Field::List(list)) => Ok(Said::Messages(list.clone())),
+        Some(Field::List(list)) => Ok(RawAnswer::Messages(list.clone())),
         Some(Field::Text(text)) => match messages_in(text) {
-            Some(messages) => Ok(Said::Messages(messages)),
-            None => Ok(Said::Text(answer_of(fields, name)?.into())),
+            Some(messages) => Ok(RawAnswer::Messages(messages)),
+            None => Ok(RawAnswer::Text(answer_of(fields, name)?.into())),
         },
-        _ => Ok(Said::Text(answer_of(fields, name)?.into())),
+        _ => Ok(RawAnswer::Text(answer_of(fields, name)?.into())),
     }
 }
 
@@ -288,13 +288,13 @@ fn is_answer(field: &Field) -> bool {
 /// The prompt that a row names, and its answers.
 fn prompted(fields: &Fields, name: &str) -> Result<(Prompt, [Vec<Field>; 2]), Wrong> {
     let answers = [answers_of(fields, CHOSEN)?, answers_of(fields, REJECTED)?];
-    let is_whole = |said: &Said| matches!(said, Said::Messages(messages) if messages.first().is_some_and(|first| !is_answer(first)));
+    let is_whole = |said: &RawAnswer| matches!(said, RawAnswer::Messages(messages) if messages.first().is_some_and(|first| !is_answer(first)));
     // Answers that do not begin with the assistant are whole conversations, and the prompt is among their messages.
     if answers.iter().any(is_whole) {
-        return common_messages(answers.map(Said::into_messages));
+        return common_messages(answers.map(RawAnswer::into_messages));
     }
-    let are_texts = answers.iter().all(|said| matches!(said, Said::Text(_)));
-    let answers = answers.map(Said::into_messages);
+    let are_texts = answers.iter().all(|said| matches!(said, RawAnswer::Text(_)));
+    let answers = answers.map(RawAnswer::into_messages);
     match fields.get(name) {
         Some(Field::List(_)) => Ok((Prompt::Messages(list_of(fields, name)?), answers)),
         Some(Field::Text(text)) if messages_in(text).is_some() => {

@@ -18,11 +18,11 @@ use super::sides::sides;
 use super::synthetic;
 use super::template::{CHATML_TOKENS, ChatTemplate};
 use super::visual::{
-    Expanded, MAX_IMAGE_BYTES, Seen, Sight, SightedChat, VISION_TOKENS, VisualSchema, expand,
+    Expanded, ImageSpan, MAX_IMAGE_BYTES, Sight, SightedChat, VISION_TOKENS, VisualSchema, expand,
 };
 use super::wrong::Wrong;
 use crate::error::DataError;
-use crate::formats::{Field, Fields, OnError, Place, ReadOptions, Reason, Record, Records, Skipped};
+use crate::formats::{Field, Fields, OnError, ReadOptions, Reason, Record, Records, Skipped, SourceLocation};
 use crate::order::split::threshold;
 use crate::random::{fingerprint, key};
 use crate::text::tokenizer::Vocabulary;
@@ -128,18 +128,18 @@ pub(super) struct Draft {
     pub label: Option<String>,
     pub class: Option<u32>,
     /// Images among the tokens, in order.
-    pub images: Vec<Seen>,
+    pub images: Vec<ImageSpan>,
     pub hash: u64,
     /// The hashes of all images of its row.
     pub row_images: Arc<[u128]>,
-    pub place: Place,
+    pub place: SourceLocation,
 }
 
 /// A row of conversations, for all examples that it becomes.
 struct Origin<'r> {
     hash: u64,
     images: &'r Arc<[u128]>,
-    place: &'r Place,
+    place: &'r SourceLocation,
 }
 
 /// The examples of a row, how many lost their end, and how many were left out for being too long.
@@ -171,7 +171,7 @@ pub(super) struct Reading<'s> {
     /// Reads rows with images, where there are some.
     pub sight: Option<Sight<'s>>,
     /// The reason why it ended, and where: a template or a tokeniser that no other row can pass.
-    pub ended: OnceLock<(Wrong, Place)>,
+    pub ended: OnceLock<(Wrong, SourceLocation)>,
 }
 
 /// Takes a batch of rows of one form, and whether it wants more.
@@ -307,7 +307,12 @@ impl Reading<'_> {
         done
     }
 
-    fn leave_out(&self, wrong: &Wrong, place: Place, skipped: &mut Skipped) -> Result<(), DataError> {
+    fn leave_out(
+        &self,
+        wrong: &Wrong,
+        place: SourceLocation,
+        skipped: &mut Skipped,
+    ) -> Result<(), DataError> {
         if let Some((wrong, place)) = self.ended.get() {
             return Err(wrong.error(place));
         }
@@ -595,7 +600,7 @@ impl Reading<'_> {
         }
         if tokens.len() > most {
             // No image is cut in two, and none is cut off: the answer may be about it.
-            let cuts_image = images.last().is_some_and(|last: &Seen| last.start + last.tokens > most);
+            let cuts_image = images.last().is_some_and(|last: &ImageSpan| last.start + last.tokens > most);
             match self.spec.too_long {
                 TooLong::Fail => return Err(too_many(tokens.len(), most)),
                 TooLong::Cut if !cuts_image && is_learned(&weights[..most]) => {

@@ -14,10 +14,10 @@ use super::labelled::{Classes, Collected, lonely};
 use super::mask::TrainOn;
 use super::reading::{Draft, Reading, Taken, is_held_out};
 use super::template::{CHATML_TOKENS, ChatTemplate, Date, beside};
-use super::visual::{self, MAX_IMAGE_BYTES, Seen, Sight, VisionSpec, image_token};
+use super::visual::{self, ImageSpan, MAX_IMAGE_BYTES, Sight, VisionSpec, image_token};
 use super::{Example, ExampleTable, Sighting};
 use crate::error::DataError;
-use crate::formats::{self, Format, OnError, Place, ReadOptions, Reason, Records, Skipped};
+use crate::formats::{self, Format, OnError, ReadOptions, Reason, Records, Skipped, SourceLocation};
 use crate::order::split::Splitter;
 use crate::random::{fingerprint, key};
 use crate::text::inspect::LengthSummary;
@@ -155,8 +155,8 @@ pub struct ExampleSets {
     pub train: ExampleTable,
     pub held_out: ExampleTable,
     /// Where the examples of each side were found; of a pair twice.
-    pub train_places: Vec<Place>,
-    pub held_out_places: Vec<Place>,
+    pub train_places: Vec<SourceLocation>,
+    pub held_out_places: Vec<SourceLocation>,
     /// In their order, where classes are learned.
     pub classes: Vec<String>,
     /// The images of both sides, each once.
@@ -377,8 +377,9 @@ fn check(spec: &ExampleSpec) -> Result<(), DataError> {
 
 /// Rows that cannot be used, by reason: how many, and where first.
 pub(super) fn unusable(skipped: &Skipped) -> Vec<(String, u64, String)> {
-    let words =
-        |(reason, count, place): (Reason, u64, &Place)| (reason.words().into(), count, place.to_string());
+    let words = |(reason, count, place): (Reason, u64, &SourceLocation)| {
+        (reason.words().into(), count, place.to_string())
+    };
     skipped.reasons().map(words).collect()
 }
 
@@ -680,7 +681,7 @@ impl Taken {
             mark = key(mark, fingerprint(&bytes(&mut draft.tokens.iter().copied())));
             mark = key(mark, fingerprint(&bytes(&mut draft.weights.iter().map(|weight| weight.to_bits()))));
             mark = key(mark, key(u64::from(is_held), draft.class.map_or(u64::MAX, u64::from)));
-            let sighting = |seen: &Seen| Sighting {
+            let sighting = |seen: &ImageSpan| Sighting {
                 start: seen.start as u32,
                 image: images.number(&seen.image),
                 grid: seen.image.grid,

@@ -6,12 +6,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::formats::{Field, Fields, Place, Record};
+use crate::formats::{Field, Fields, Record, SourceLocation};
 use crate::random::{Uniform, key};
 
 /// Where a row of a set of ours is, for messages that name places.
-pub(super) fn place(row: u64) -> Place {
-    Place { file: Arc::new(PathBuf::from("synthetic")), line: None, row: Some(row + 1), offset: 0 }
+pub(super) fn place(row: u64) -> SourceLocation {
+    SourceLocation { file: Arc::new(PathBuf::from("synthetic")), line: None, row: Some(row + 1), offset: 0 }
 }
 
 pub(super) struct Draw(pub Uniform);

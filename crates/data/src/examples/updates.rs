@@ -11,7 +11,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::ExampleTable;
-use super::layout::{Layout, Member, MicroBatch, Place};
+use super::layout::{BatchAssignment, Layout, Member, MicroBatch};
 use super::lengths::Extent;
 use crate::error::DataError;
 use crate::order::documents::Spent;
@@ -171,7 +171,7 @@ impl Updates {
             lanes[lane].0.push(*example);
             lanes[lane].1.push(*sample);
         }
-        let mut places: Vec<Vec<Place>> =
+        let mut places: Vec<Vec<BatchAssignment>> =
             lanes.iter().map(|(examples, _)| self.layout.places(&members(&self.table, examples))).collect();
         if self.lanes.are_in_step() {
             (0..self.lanes.count).for_each(|time| in_step(&mut places, self.lanes.at_the_time_of(time)));
@@ -267,7 +267,7 @@ fn members(table: &ExampleTable, examples: &[usize]) -> Vec<Member> {
 
 /// Lets lanes that are computed at the same time have as many micro-batches as the one that has most, each in the largest shape
 /// that one of them needs: ranks run the same plans.
-fn in_step(places: &mut [Vec<Place>], lanes: impl Iterator<Item = usize>) {
+fn in_step(places: &mut [Vec<BatchAssignment>], lanes: impl Iterator<Item = usize>) {
     let lanes: Vec<usize> = lanes.collect();
     let most = lanes.iter().map(|lane| places[*lane].len()).max().unwrap_or(0);
     for number in 0..most {
@@ -276,7 +276,7 @@ fn in_step(places: &mut [Vec<Place>], lanes: impl Iterator<Item = usize>) {
         for lane in &lanes {
             match places[*lane].get_mut(number) {
                 Some(place) => place.shape = shape,
-                None => places[*lane].push(Place { shape, used: Extent::default(), trees: vec![] }),
+                None => places[*lane].push(BatchAssignment { shape, used: Extent::default(), trees: vec![] }),
             }
         }
     }
@@ -286,11 +286,11 @@ fn in_step(places: &mut [Vec<Place>], lanes: impl Iterator<Item = usize>) {
 fn filled(
     table: &ExampleTable,
     (examples, samples): (&[usize], &[u64]),
-    places: Vec<Place>,
+    places: Vec<BatchAssignment>,
     layout: &Layout,
     class_weights: &[f32],
 ) -> Vec<MicroBatch> {
-    let fill = |place: Place| {
+    let fill = |place: BatchAssignment| {
         let extents = layout.shapes()[place.shape];
         let mut batch = MicroBatch::empty(layout, place.shape);
         for tree in place.trees {

@@ -1,7 +1,7 @@
 //! The reason why a row that could be read cannot be used.
 
 use crate::error::DataError;
-use crate::formats::{Place, Reason};
+use crate::formats::{Reason, SourceLocation};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Wrong {
@@ -22,7 +22,7 @@ impl Wrong {
         Self { is_final: true, ..Self::new(reason, said) }
     }
 
-    pub fn error(&self, place: &Place) -> DataError {
+    pub fn error(&self, place: &SourceLocation) -> DataError {
         if self.is_final {
             return DataError::input(format!("{place}: {}.", self.said));
         }

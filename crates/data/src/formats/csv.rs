@@ -5,7 +5,7 @@ use std::fs::File;
 use super::ReadOptions;
 use super::fault::{Fault, Reason, Trouble};
 use super::field::{Field, Fields};
-use super::reading::{Documents, Piece, Reading, Row, Rows, TextOf};
+use super::reading::{Documents, RawDocument, Reading, Row, Rows, TextOf};
 use super::text::newlines;
 use super::window::Window;
 
@@ -220,7 +220,7 @@ impl Csv {
 
 impl Documents for Csv {
     /// Blank lines are no records, and nothing is wrong with them.
-    fn next(&mut self) -> Result<Option<Piece>, Trouble> {
+    fn next(&mut self) -> Result<Option<RawDocument>, Trouble> {
         let Some(shape) = self.shape()? else { return Ok(None) };
         let mut text = None;
         let Some(record) = self.record(&mut |bytes, cell| {
@@ -241,7 +241,7 @@ impl Documents for Csv {
         }
         match String::from_utf8(text.expect("the wanted column is below the number of columns")) {
             Err(_) => fault(Reason::NotUtf8, "the field is not UTF-8".into()),
-            Ok(text) => Ok(Some(Piece {
+            Ok(text) => Ok(Some(RawDocument {
                 text,
                 line: Some(record.line),
                 row: None,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::{fmt, io};
 
-use super::place::Place;
+use super::place::SourceLocation;
 use super::stream::Damaged;
 use crate::error::DataError;
 
@@ -162,7 +162,7 @@ impl Fault {
         self
     }
 
-    pub fn error(&self, place: &Place) -> DataError {
+    pub fn error(&self, place: &SourceLocation) -> DataError {
         DataError::input(format!(
             "{place}: {}; {}, or leave such documents out with data.on_error=skip.",
             self.said,
@@ -208,7 +208,7 @@ pub(super) fn unusable(text: &str) -> Option<(Reason, &'static str)> {
 /// ...)".
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Skipped {
-    reasons: BTreeMap<Reason, (u64, Place)>,
+    reasons: BTreeMap<Reason, (u64, SourceLocation)>,
 }
 
 impl Skipped {
@@ -217,7 +217,7 @@ impl Skipped {
     }
 
     /// Every reason that occurred: how often, and where first.
-    pub fn reasons(&self) -> impl Iterator<Item = (Reason, u64, &Place)> {
+    pub fn reasons(&self) -> impl Iterator<Item = (Reason, u64, &SourceLocation)> {
         self.reasons.iter().map(|(reason, (count, first))| (*reason, *count, first))
     }
 
@@ -228,11 +228,11 @@ impl Skipped {
         }
     }
 
-    pub(crate) fn note(&mut self, reason: Reason, place: Place) {
+    pub(crate) fn note(&mut self, reason: Reason, place: SourceLocation) {
         self.note_many(reason, 1, place);
     }
 
-    pub(crate) fn note_many(&mut self, reason: Reason, count: u64, first: Place) {
+    pub(crate) fn note_many(&mut self, reason: Reason, count: u64, first: SourceLocation) {
         let counted = &mut self.reasons.entry(reason).or_insert((0, first)).0;
         *counted = counted.saturating_add(count);
     }

@@ -7,7 +7,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 
 use super::fault::{Fault, Reason, Trouble};
 use super::field::{Field, Fields};
-use super::reading::{Documents, Piece, Reading, Row, Rows};
+use super::reading::{Documents, RawDocument, Reading, Row, Rows};
 use super::window::Window;
 
 pub(super) const READING: Reading = Reading {
@@ -96,9 +96,9 @@ impl Jsonl {
 
 impl Documents for Jsonl {
     /// Blank lines are no documents, and nothing is wrong with them.
-    fn next(&mut self) -> Result<Option<Piece>, Trouble> {
+    fn next(&mut self) -> Result<Option<RawDocument>, Trouble> {
         let found = self.next_line(text_of)?;
-        Ok(found.map(|Line { found, line, at, len }| Piece {
+        Ok(found.map(|Line { found, line, at, len }| RawDocument {
             text: found,
             line: Some(line),
             row: None,

@@ -40,7 +40,7 @@ pub(crate) use find::unreadable;
 pub use find::{Input, find, is_indexable};
 pub use index::Index;
 pub(crate) use index::Version;
-pub use place::{Document, Place};
+pub use place::{Document, SourceLocation};
 pub use reader::{Reader, read};
 pub use records::{Record, Records};
 pub use text::document_bytes;

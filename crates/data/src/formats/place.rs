@@ -8,12 +8,12 @@ use std::sync::Arc;
 pub struct Document {
     /// Never empty, never without anything but white space.
     pub text: String,
-    pub place: Place,
+    pub place: SourceLocation,
 }
 
 /// Where something is in a file. It reads "data/a.jsonl, line 7".
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct SourceLocation {
     pub file: Arc<PathBuf>,
     /// From 1, in text, JSONL and CSV.
     pub line: Option<u64>,
@@ -23,7 +23,7 @@ pub struct Place {
     pub offset: u64,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourceLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.file.as_os_str() == super::find::STDIN {
             f.write_str("standard input")?;

@@ -10,8 +10,8 @@ use super::content;
 use super::fault::{Fault, Reason, Skipped, Trouble, unusable};
 use super::find::{Input, STDIN};
 use super::parquet::{Parquet, RowGroups};
-use super::place::{Document, Place};
-use super::reading::{Documents, Piece, Reading};
+use super::place::{Document, SourceLocation};
+use super::reading::{Documents, RawDocument, Reading};
 use super::window::Window;
 use super::{Compression, OnError, ReadOptions, stream};
 use crate::error::DataError;
@@ -133,14 +133,14 @@ impl Reader {
         Ok(Some((u64::from(piece.len), Document { place, text: piece.text })))
     }
 
-    pub(super) fn place(&self, line: Option<u64>, row: Option<u64>, offset: u64) -> Place {
+    pub(super) fn place(&self, line: Option<u64>, row: Option<u64>, offset: u64) -> SourceLocation {
         let start = self.block.as_ref().map_or(0, |block| block.start);
         // Lines are counted from the beginning of the file only.
         let line = line.filter(|_| start == 0);
-        Place { file: self.file.clone(), line, row, offset: start + offset }
+        SourceLocation { file: self.file.clone(), line, row, offset: start + offset }
     }
 
-    pub(super) fn next_piece(&mut self) -> Result<Option<Piece>, DataError> {
+    pub(super) fn next_piece(&mut self) -> Result<Option<RawDocument>, DataError> {
         while !self.ended {
             match self.step() {
                 Ok(Some(piece)) if self.is_behind(piece.at) => self.ended = true,
@@ -178,7 +178,7 @@ impl Reader {
         self.block.as_ref().is_some_and(|block| block.start + offset >= block.end)
     }
 
-    fn step(&mut self) -> Result<Option<Piece>, Trouble> {
+    fn step(&mut self) -> Result<Option<RawDocument>, Trouble> {
         let piece = match &mut self.rows {
             Rows::Fresh(window, ..) => {
                 content::enter(window)?;

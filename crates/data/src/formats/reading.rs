@@ -12,7 +12,7 @@ pub(super) struct Reading {
     pub documents: fn(Window, &ReadOptions) -> Box<dyn Documents>,
     /// `None` for a format whose rows have no fields.
     pub rows: Option<OpenRows>,
-    /// Finds the text of a document again in the bytes that a [`Piece`] names, of a file that is open.
+    /// Finds the text of a document again in the bytes that a [`RawDocument`] names, of a file that is open.
     pub texts: fn(&File, &ReadOptions) -> Result<TextOf, Trouble>,
 }
 
@@ -23,7 +23,7 @@ pub(super) type TextOf = Box<dyn Fn(Vec<u8>) -> Option<String> + Send + Sync>;
 
 /// A document as a format found it. `at` and `len` are how [`super::Index`] finds it again: the bytes it came from, or
 /// in parquet the page and the place on it.
-pub(super) struct Piece {
+pub(super) struct RawDocument {
     pub text: String,
     pub line: Option<u64>,
     pub row: Option<u64>,
@@ -33,7 +33,7 @@ pub(super) struct Piece {
 
 /// The documents of a file in order.
 pub(super) trait Documents: Send {
-    fn next(&mut self) -> Result<Option<Piece>, Trouble>;
+    fn next(&mut self) -> Result<Option<RawDocument>, Trouble>;
 
     /// The line and the place of what comes next, where they are known.
     fn position(&self) -> Option<(u64, u64)>;

@@ -11,7 +11,7 @@ use super::fault::{Fault, Reason, Skipped, Trouble};
 use super::field::Fields;
 use super::find::{Input, STDIN, unreadable};
 use super::parquet::Rows as ParquetRows;
-use super::place::Place;
+use super::place::SourceLocation;
 use super::reading::{self, Reading};
 use super::window::Window;
 use super::{Compression, OnError, ReadOptions, stream};
@@ -24,7 +24,7 @@ const COLUMNS_IN_TURNS: usize = 16;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
     pub fields: Fields,
-    pub place: Place,
+    pub place: SourceLocation,
 }
 
 /// An iterator over the rows of one input. Memory is bounded by the largest record, or row group of parquet. After an
@@ -102,7 +102,7 @@ impl Records {
                 }
                 Err(Trouble::Failed(error)) => {
                     self.ended = true;
-                    let place = Place { file: self.file.clone(), line: None, row: None, offset: 0 };
+                    let place = SourceLocation { file: self.file.clone(), line: None, row: None, offset: 0 };
                     return Err(DataError::environment(format!("{place} cannot be read: {error}.")));
                 }
             }
@@ -124,14 +124,22 @@ impl Records {
             }
             Rows::Entered(rows) => {
                 let Some(reading::Row { fields, line, row, at }) = rows.next()? else { return Ok(None) };
-                Ok(Some(Record { fields, place: Place { file: self.file.clone(), line, row, offset: at } }))
+                Ok(Some(Record {
+                    fields,
+                    place: SourceLocation { file: self.file.clone(), line, row, offset: at },
+                }))
             }
             Rows::Lost(fault) => fault.take().map_or(Ok(None), |fault| Err(fault.into())),
         }
     }
 
     fn note(&mut self, fault: Fault) -> Result<(), DataError> {
-        let place = Place { file: self.file.clone(), line: fault.line, row: fault.row, offset: fault.offset };
+        let place = SourceLocation {
+            file: self.file.clone(),
+            line: fault.line,
+            row: fault.row,
+            offset: fault.offset,
+        };
         match self.on_error {
             OnError::Fail => {
                 self.ended = true;

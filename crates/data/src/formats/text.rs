@@ -1,7 +1,7 @@
 //! Plain text: a file is cut into documents at line ends.
 
 use super::fault::{Fault, Reason, Trouble};
-use super::reading::{Documents, Piece, Reading};
+use super::reading::{Documents, RawDocument, Reading};
 use super::window::Window;
 
 pub(super) const READING: Reading = Reading {
@@ -60,7 +60,7 @@ impl Text {
 
 impl Documents for Text {
     /// Pieces of nothing but white space are no documents, and nothing is wrong with them.
-    fn next(&mut self) -> Result<Option<Piece>, Trouble> {
+    fn next(&mut self) -> Result<Option<RawDocument>, Trouble> {
         loop {
             self.window.at_least(enough(self.document_bytes))?;
             let (bytes, at, line) = (self.window.bytes(), self.window.offset(), self.line);
@@ -79,7 +79,7 @@ impl Documents for Text {
             self.window.consume(len);
             let text = text?;
             if !text.trim().is_empty() {
-                return Ok(Some(Piece { text, line: Some(line), row: None, at, len: len as u32 }));
+                return Ok(Some(RawDocument { text, line: Some(line), row: None, at, len: len as u32 }));
             }
         }
     }

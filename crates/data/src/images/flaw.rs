@@ -1,7 +1,7 @@
 //! Flaws of an image, a sample or an archive: fatal, or skipped and counted.
 
 use crate::error::DataError;
-use crate::formats::{OnError, Place, Reason, Skipped};
+use crate::formats::{OnError, Reason, Skipped, SourceLocation};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flaw {
@@ -20,7 +20,7 @@ impl Flaw {
         format!("{}; {}", self.said, self.reason.remedy())
     }
 
-    pub fn error(&self, place: &Place) -> DataError {
+    pub fn error(&self, place: &SourceLocation) -> DataError {
         DataError::input(format!(
             "{place}: {}; {}, or leave such images out with data.on_error=skip.",
             self.said,
@@ -41,7 +41,7 @@ impl Ledger {
     }
 
     /// Counts a flaw, or makes an error of it.
-    pub fn note(&mut self, flaw: &Flaw, place: Place) -> Result<(), DataError> {
+    pub fn note(&mut self, flaw: &Flaw, place: SourceLocation) -> Result<(), DataError> {
         match self.on_error {
             OnError::Fail => Err(flaw.error(&place)),
             OnError::Skip => {

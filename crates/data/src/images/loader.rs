@@ -19,7 +19,7 @@ use super::stored::Trouble;
 use super::view::View;
 use crate::error::DataError;
 use crate::examples::updates::ExampleCursor;
-use crate::formats::{OnError, Place, Skipped};
+use crate::formats::{OnError, Skipped, SourceLocation};
 use crate::order::documents::Spent;
 use crate::order::loader::LoaderOptions;
 use crate::order::permutation::Order;
@@ -94,7 +94,7 @@ pub(super) struct Made {
     pixels: Vec<u8>,
     pub label: i32,
     spent: Spent,
-    flaw: Option<(Flaw, Place)>,
+    flaw: Option<(Flaw, SourceLocation)>,
 }
 
 impl ImageLoader {

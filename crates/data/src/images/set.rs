@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::decode::MAX_PIXELS;
 use super::stored::Images;
-use crate::formats::{OnError, Place};
+use crate::formats::{OnError, SourceLocation};
 
 /// Numbered images with classes. Whether they lie in memory, in files or are drawn is hidden.
 #[derive(Clone)]
@@ -36,7 +36,7 @@ impl ImageSet {
         self.images.class(self.at(index))
     }
 
-    pub fn place(&self, index: u64) -> Place {
+    pub fn place(&self, index: u64) -> SourceLocation {
         self.images.place(self.at(index))
     }
 

@@ -2,7 +2,7 @@
 
 use super::flaw::Flaw;
 use crate::error::DataError;
-use crate::formats::Place;
+use crate::formats::SourceLocation;
 
 /// Numbered images.
 pub(crate) trait Images: Send + Sync {
@@ -14,7 +14,7 @@ pub(crate) trait Images: Send + Sync {
     /// Image `index` as it is stored, always the same. Bytes that have to be read or drawn first lie in `buffer`.
     fn stored<'a>(&'a self, index: u64, buffer: &'a mut Vec<u8>) -> Result<Stored<'a>, Trouble>;
 
-    fn place(&self, index: u64) -> Place;
+    fn place(&self, index: u64) -> SourceLocation;
 
     /// Another one where files have other sizes or times; 0 where images are not read from files as they are needed.
     fn version(&self) -> u64 {

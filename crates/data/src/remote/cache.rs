@@ -23,17 +23,17 @@ const UNCOUNTED: f64 = 1.0 / 64.0;
 pub(crate) struct Cache {
     folder: PathBuf,
     most_bytes: u64,
-    held: Mutex<Held>,
+    held: Mutex<CacheUsage>,
 }
 
 /// Bytes in the folder as they were counted last, those that this process has written since, and those that its threads are writing.
-struct Held {
+struct CacheUsage {
     bytes: u64,
     since: u64,
     writing: u64,
 }
 
-impl Held {
+impl CacheUsage {
     fn all(&self) -> u64 {
         self.bytes + self.since + self.writing
     }
@@ -45,7 +45,7 @@ impl Cache {
         Self {
             folder: folder.to_path_buf(),
             most_bytes,
-            held: Mutex::new(Held { bytes, since: 0, writing: 0 }),
+            held: Mutex::new(CacheUsage { bytes, since: 0, writing: 0 }),
         }
     }
 
@@ -113,7 +113,7 @@ impl Cache {
         has_room
     }
 
-    fn frees(&self, held: &mut Held, bytes: u64) -> bool {
+    fn frees(&self, held: &mut CacheUsage, bytes: u64) -> bool {
         let has_room = held.all() + bytes <= self.most_bytes;
         if has_room && held.since <= (self.most_bytes as f64 * UNCOUNTED) as u64 {
             return true;
@@ -150,13 +150,13 @@ fn kept(path: &Path, len: usize) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-struct Piece {
+struct CachedBlock {
     path: PathBuf,
     bytes: u64,
     read: SystemTime,
 }
 
-fn pieces(folder: &Path) -> Vec<Piece> {
+fn pieces(folder: &Path) -> Vec<CachedBlock> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let piece = |entry: fs::DirEntry| {
         let name = entry.file_name();
@@ -167,7 +167,7 @@ fn pieces(folder: &Path) -> Vec<Piece> {
             return None;
         }
         let metadata = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-        Some(Piece { path: entry.path(), bytes: metadata.len(), read: metadata.modified().ok()? })
+        Some(CachedBlock { path: entry.path(), bytes: metadata.len(), read: metadata.modified().ok()? })
     };
     entries.filter_map(piece).collect()
 }

@@ -15,16 +15,16 @@ const TAIL_BYTES: u64 = 256 << 10;
 pub(crate) struct Ranged {
     object: Object,
     /// The latest first.
-    held: Mutex<VecDeque<Held>>,
+    held: Mutex<VecDeque<BufferedRange>>,
     most_held: usize,
 }
 
-struct Held {
+struct BufferedRange {
     at: u64,
     bytes: Vec<u8>,
 }
 
-impl Held {
+impl BufferedRange {
     fn end(&self) -> u64 {
         self.at + self.bytes.len() as u64
     }
@@ -65,7 +65,7 @@ impl Ranged {
                 false => next,
             };
             let bytes = self.object.read(start, (end - start) as usize)?;
-            held.push_front(Held { at: start, bytes });
+            held.push_front(BufferedRange { at: start, bytes });
             held.truncate(self.most_held);
         }
         Ok(())

@@ -122,7 +122,7 @@ fn text(spec: &Spec, read: &ReadOptions, samples: usize) -> Result<Inspection, D
             (seen, None)
         }
     };
-    let Seen { lengths, taken, skipped } = seen;
+    let InspectedDocuments { lengths, taken, skipped } = seen;
     let sample = |(_, document): (u64, formats::Document)| -> Result<Sample, DataError> {
         let tokens =
             vocabulary.as_ref().map(|vocabulary| vocabulary.encode_document(&document.text)).transpose()?;
@@ -147,14 +147,14 @@ fn text(spec: &Spec, read: &ReadOptions, samples: usize) -> Result<Inspection, D
 
 /// The documents that were looked at: their lengths, some of them, and what could not be used.
 #[derive(Default)]
-struct Seen {
+struct InspectedDocuments {
     lengths: Vec<u64>,
     /// Those with the least hashes: a random choice that is the same every time.
     taken: Vec<(u64, formats::Document)>,
     skipped: Skipped,
 }
 
-impl Seen {
+impl InspectedDocuments {
     fn take(&mut self, document: formats::Document, samples: usize) {
         self.lengths.push(document.text.len() as u64);
         self.taken.push((fingerprint(document.text.as_bytes()), document));
@@ -165,21 +165,21 @@ impl Seen {
 }
 
 /// All documents.
-fn whole(inputs: &[Input], read: &ReadOptions, samples: usize) -> Result<Seen, DataError> {
+fn whole(inputs: &[Input], read: &ReadOptions, samples: usize) -> Result<InspectedDocuments, DataError> {
     let wait = waits::begin("reading text", Unit::Bytes, Some(inputs.iter().map(|input| input.bytes).sum()));
     let scanned = inputs.par_iter().map(|input| {
         let mut reader = formats::read(input, read)?;
-        let mut seen = Seen::default();
+        let mut seen = InspectedDocuments::default();
         for document in &mut reader {
             let document = document?;
             wait.add(document.text.len() as u64);
             seen.take(document, samples);
         }
         keep_least(&mut seen.taken, samples);
-        Ok(Seen { skipped: reader.skipped().clone(), ..seen })
+        Ok(InspectedDocuments { skipped: reader.skipped().clone(), ..seen })
     });
-    let scanned: Vec<Seen> = scanned.collect::<Result<_, DataError>>()?;
-    let mut all = Seen::default();
+    let scanned: Vec<InspectedDocuments> = scanned.collect::<Result<_, DataError>>()?;
+    let mut all = InspectedDocuments::default();
     for seen in scanned {
         all.lengths.extend(seen.lengths);
         all.taken.extend(seen.taken);
@@ -190,15 +190,15 @@ fn whole(inputs: &[Input], read: &ReadOptions, samples: usize) -> Result<Seen, D
 }
 
 /// A sample of files on servers, and how many documents there are by it, where the files tell.
-fn sampled(streamed: Streamed, samples: usize) -> Result<(Seen, Option<u64>), DataError> {
-    let mut seen = Seen::default();
+fn sampled(streamed: Streamed, samples: usize) -> Result<(InspectedDocuments, Option<u64>), DataError> {
+    let mut seen = InspectedDocuments::default();
     let skipped = streamed.look(|document| {
         seen.take(document, samples);
         let count = seen.lengths.len();
         Ok((count < SAMPLED).then_some(!count.is_multiple_of(SAMPLED / SAMPLED_BLOCKS)))
     })?;
     keep_least(&mut seen.taken, samples);
-    Ok((Seen { skipped, ..seen }, streamed.estimated_documents()))
+    Ok((InspectedDocuments { skipped, ..seen }, streamed.estimated_documents()))
 }
 
 /// Documents of a sample, and the blocks that they come from at least.

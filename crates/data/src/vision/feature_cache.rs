@@ -163,7 +163,13 @@ impl FeatureCache {
             })?;
             self.check_grid(image, entry)?;
             let hash = u128::from_str_radix(&entry.hash, 16).expect("checked: hexadecimal digits");
-            Ok(Place { part, offset: entry.offset, tokens: entry.tokens, hash, name: image.named() })
+            Ok(FeatureLocation {
+                part,
+                offset: entry.offset,
+                tokens: entry.tokens,
+                hash,
+                name: image.named(),
+            })
         };
         Ok(StoredFeatures {
             folder: self.folder.clone(),
@@ -209,7 +215,7 @@ pub(super) fn cannot_write(folder: &Path, error: &io::Error) -> DataError {
 
 /// Where the features of an image lie.
 #[derive(Debug, Clone, PartialEq)]
-struct Place {
+struct FeatureLocation {
     part: usize,
     offset: u64,
     tokens: usize,
@@ -223,7 +229,7 @@ struct Place {
 pub struct StoredFeatures {
     folder: PathBuf,
     format: FeatureFormat,
-    places: Vec<Place>,
+    places: Vec<FeatureLocation>,
 }
 
 impl StoredFeatures {
@@ -255,7 +261,7 @@ impl StoredFeatures {
         Ok(out)
     }
 
-    fn read(&self, place: &Place, levels: Vec<&mut [u8]>) -> Result<(), DataError> {
+    fn read(&self, place: &FeatureLocation, levels: Vec<&mut [u8]>) -> Result<(), DataError> {
         let path = self.folder.join(part_name(place.part));
         let unreadable = |error: io::Error| {
             DataError::environment(format!(

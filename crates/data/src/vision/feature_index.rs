@@ -61,7 +61,7 @@ pub struct Entry {
 /// A file of features, whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Part {
+pub struct FeatureFile {
     pub file: String,
     pub bytes: u64,
     pub images: Vec<Entry>,
@@ -73,7 +73,7 @@ pub struct Part {
 pub struct FeatureIndex {
     version: u64,
     pub format: FeatureFormat,
-    pub parts: Vec<Part>,
+    pub parts: Vec<FeatureFile>,
 }
 
 /// The name of a part by its number.

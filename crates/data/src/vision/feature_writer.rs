@@ -8,7 +8,7 @@ use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::feature_cache::{CachedImage, FeatureCache, LOCK, cannot_write, check_foreign};
-use super::feature_index::{ALIGNMENT, Entry, FILE_NAME, FeatureFormat, Part, part_name};
+use super::feature_index::{ALIGNMENT, Entry, FILE_NAME, FeatureFile, FeatureFormat, part_name};
 use crate::durable;
 use crate::error::DataError;
 
@@ -35,7 +35,7 @@ pub struct CacheWriter {
     cache: FeatureCache,
     size: PartSize,
     /// The part that is being written.
-    open: Option<(File, Part)>,
+    open: Option<(File, FeatureFile)>,
     /// Held while this process writes.
     _lock: File,
 }
@@ -106,7 +106,7 @@ impl CacheWriter {
         if self.open.is_none() {
             let file = part_name(self.cache.index.parts.len());
             let partial = self.cache.folder.join(format!("{file}{PARTIAL}"));
-            self.open = Some((File::create(partial)?, Part { file, bytes: 0, images: vec![] }));
+            self.open = Some((File::create(partial)?, FeatureFile { file, bytes: 0, images: vec![] }));
         }
         let (file, part) = self.open.as_mut().expect("it was opened");
         let offset = part.bytes.next_multiple_of(ALIGNMENT);

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use crate::error::DataError;
 use crate::examples::layout::MicroBatch;
-use crate::formats::{OnError, Place, Reason, unreadable};
+use crate::formats::{OnError, Reason, SourceLocation, unreadable};
 use crate::images::{Augment, CHANNELS, Filter, Flaw, Member, OpenArchive, Stored, View, seen};
 
 /// Where the bytes of frames come from.
@@ -64,16 +64,16 @@ impl FrameStore {
         self.side
     }
 
-    pub fn place(&self, number: u32) -> Place {
+    pub fn place(&self, number: u32) -> SourceLocation {
         match &self.bytes {
             FrameBytes::Archives { archives, members } => {
                 let Member { archive, offset, .. } = members[number as usize];
                 let file = archives[archive as usize].path.clone();
-                Place { file, line: None, row: None, offset }
+                SourceLocation { file, line: None, row: None, offset }
             }
             FrameBytes::Drawn { .. } => {
                 let file = Arc::new(PathBuf::from("the synthetic set"));
-                Place { file, line: None, row: Some(u64::from(number) + 1), offset: 0 }
+                SourceLocation { file, line: None, row: Some(u64::from(number) + 1), offset: 0 }
             }
         }
     }

@@ -28,7 +28,7 @@ pub enum Given<'a> {
 /// An encoded image that was looked into.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncodedImage {
-    held: Held,
+    held: ByteSource,
     pub height: usize,
     pub width: usize,
     pub grid: Grid,
@@ -38,7 +38,7 @@ pub struct EncodedImage {
 
 /// Where the bytes of an image lie.
 #[derive(Debug, Clone, PartialEq)]
-enum Held {
+enum ByteSource {
     File(PathBuf),
     Memory(Arc<[u8]>),
 }
@@ -47,8 +47,8 @@ impl EncodedImage {
     /// Its file, where it has one of its own.
     pub fn path(&self) -> Option<&Path> {
         match &self.held {
-            Held::File(path) => Some(path),
-            Held::Memory(_) => None,
+            ByteSource::File(path) => Some(path),
+            ByteSource::Memory(_) => None,
         }
     }
 }
@@ -82,7 +82,7 @@ impl ImageReader {
         if let Some(known) = self.known.lock().expect("no thread panics with it").get(&path) {
             return Ok(known.clone());
         }
-        let image = Arc::new(self.looked(&self.bytes(&path)?, Held::File(path.clone()))?);
+        let image = Arc::new(self.looked(&self.bytes(&path)?, ByteSource::File(path.clone()))?);
         Ok(self.known.lock().expect("no thread panics with it").entry(path).or_insert(image).clone())
     }
 
@@ -91,7 +91,7 @@ impl ImageReader {
         if let Some(held) = self.held.lock().expect("no thread panics with it").get(&hash) {
             return Ok(held.clone());
         }
-        let image = Arc::new(self.looked(bytes, Held::Memory(bytes.into()))?);
+        let image = Arc::new(self.looked(bytes, ByteSource::Memory(bytes.into()))?);
         Ok(self.held.lock().expect("no thread panics with it").entry(hash).or_insert(image).clone())
     }
 
@@ -122,10 +122,10 @@ impl ImageReader {
         fs::read(path).map_err(wrong)
     }
 
-    fn looked(&self, bytes: &[u8], held: Held) -> Result<EncodedImage, Flaw> {
+    fn looked(&self, bytes: &[u8], held: ByteSource) -> Result<EncodedImage, Flaw> {
         let named = |flaw: Flaw| match &held {
-            Held::File(path) => Flaw::new(flaw.reason, format!("{}: {}", path.display(), flaw.said)),
-            Held::Memory(_) => flaw,
+            ByteSource::File(path) => Flaw::new(flaw.reason, format!("{}: {}", path.display(), flaw.said)),
+            ByteSource::Memory(_) => flaw,
         };
         let sides = header(bytes, self.max_pixels).map_err(named)?;
         let grid = self.patching.grid(sides.height, sides.width).map_err(named)?;
@@ -202,8 +202,8 @@ impl ImageStore {
     pub fn bytes(&self, number: u32) -> Result<Cow<'_, [u8]>, DataError> {
         let image = self.get(number);
         let path = match &image.held {
-            Held::Memory(bytes) => return Ok(Cow::Borrowed(bytes)),
-            Held::File(path) => path,
+            ByteSource::Memory(bytes) => return Ok(Cow::Borrowed(bytes)),
+            ByteSource::File(path) => path,
         };
         let bytes = fs::read(path).map_err(|error| crate::formats::unreadable(path, &error))?;
         if xxh3_128(&bytes) != image.hash {

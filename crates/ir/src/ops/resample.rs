@@ -31,7 +31,7 @@ pub fn infer(height: usize, width: usize, ins: &[&TensorType]) -> Result<Vec<Ten
 
 /// A part of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct ImageCrop {
     pub image: usize,
     pub left: usize,
     pub top: usize,
@@ -40,9 +40,9 @@ pub struct Part {
     pub is_flipped: bool,
 }
 
-impl Part {
+impl ImageCrop {
     /// Six numbers read as a part of a table of type `table`: `None` of the image -1, a sentence where it lies outside.
-    pub fn of(numbers: &[i32], table: &[usize]) -> Result<Option<Part>, String> {
+    pub fn of(numbers: &[i32], table: &[usize]) -> Result<Option<ImageCrop>, String> {
         if numbers[0] < 0 {
             return Ok(None);
         }
@@ -54,7 +54,7 @@ impl Part {
             return Err(format!("the part {numbers:?} lies outside the table {table:?}"));
         }
         let [image, left, top, width, height] = [image, left, top, width, height].map(|n| n as usize);
-        Ok(Some(Part { image, left, top, width, height, is_flipped: flip != 0 }))
+        Ok(Some(ImageCrop { image, left, top, width, height, is_flipped: flip != 0 }))
     }
 }
 
@@ -78,7 +78,7 @@ fn taps(place: usize, count: usize, start: usize, extent: usize) -> Taps {
 }
 
 /// Fills `out`, `height` rows of `width` pixels, with a part of an image of `columns` pixels a row.
-pub fn resample(image: &[u8], columns: usize, part: Part, [height, width]: [usize; 2], out: &mut [u8]) {
+pub fn resample(image: &[u8], columns: usize, part: ImageCrop, [height, width]: [usize; 2], out: &mut [u8]) {
     let channels = out.len() / (height * width).max(1);
     let across: Vec<Taps> = (0..width).map(|x| taps(x, width, part.left, part.width)).collect();
     let mut sums = vec![0f32; part.width * channels];

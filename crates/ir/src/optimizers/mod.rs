@@ -49,8 +49,8 @@ pub struct Optimizer {
     moments: &'static [Moments],
     /// The state it keeps, in the order in which a piece carries it.
     pub state: fn(&Update) -> Vec<State>,
-    /// Pushes the operations of one update. Gives the new parameters, then the new state in the order of `Piece::state`.
-    pub update: for<'g> fn(&Options, &Group, &Piece<'g>, &Step<'g>) -> Vec<Tensor<'g>>,
+    /// Pushes the operations of one update. Gives the new parameters, then the new state in the order of `UpdateInputs::state`.
+    pub update: for<'g> fn(&Options, &Group, &UpdateInputs<'g>, &Step<'g>) -> Vec<Tensor<'g>>,
 }
 
 const ALL: [Optimizer; 3] = [adamw::ROW, adamw8::ROW, muon::ROW];
@@ -81,7 +81,7 @@ pub struct State {
 }
 
 /// The values of a piece of a region before an update.
-pub struct Piece<'g> {
+pub struct UpdateInputs<'g> {
     pub weights: Tensor<'g>,
     pub gradients: Tensor<'g>,
     /// Every `State`, then the scales of those that have any.
@@ -122,7 +122,7 @@ pub fn scales_path(moments: &str) -> String {
     format!("{moments}.scales")
 }
 
-impl<'g> Piece<'g> {
+impl<'g> UpdateInputs<'g> {
     /// Pushes an operation that takes weights, gradients, the state, the numbers of the step and the rank.
     fn push(&self, op: Op, step: &Step<'g>) -> Vec<Tensor<'g>> {
         let mut ins = vec![self.weights, self.gradients];

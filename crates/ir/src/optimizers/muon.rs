@@ -9,7 +9,7 @@
 //! that a step of Newton-Schulz is three products and one elementwise launch a shape. A stack is read by views where layers lie at equal
 //! distances, and else matrix by matrix. Momentum in bf16 is rounded to nearest: at 0.95 an increment is seldom below half a step.
 
-use super::{Group, Matrix, Name, Optimizer, Piece, Run, State, Step, runs};
+use super::{Group, Matrix, Name, Optimizer, Run, State, Step, UpdateInputs, runs};
 use crate::builder::{Builder, Tensor};
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::product::{Compute, plain};
@@ -27,7 +27,7 @@ pub(super) const ROW: Optimizer = Optimizer {
     update,
 };
 
-fn update<'g>(o: &Options, group: &Group, piece: &Piece<'g>, step: &Step<'g>) -> Vec<Tensor<'g>> {
+fn update<'g>(o: &Options, group: &Group, piece: &UpdateInputs<'g>, step: &Step<'g>) -> Vec<Tensor<'g>> {
     let how = &o.update.muon;
     let dims = piece.weights.dims();
     let elements = piece.weights.ty().elements();
@@ -91,18 +91,18 @@ struct Stack<'g> {
 }
 
 /// Where a matrix of every layer of a run lies: the number of its stack, and of the first one in it.
-struct Place {
+struct MatrixLocation {
     stack: usize,
     first: usize,
 }
 
 /// Flat `u` with all its matrices made nearly orthogonal and scaled by the factors on their rates, and zeros between them.
-fn orthogonal<'g>(u: Tensor<'g>, piece: &Piece<'g>, how: &Muon, products: Products) -> Tensor<'g> {
+fn orthogonal<'g>(u: Tensor<'g>, piece: &UpdateInputs<'g>, how: &Muon, products: Products) -> Tensor<'g> {
     let b = u.b;
     let elements = u.dims()[0];
     let u = u.cast(products.dtype);
     let runs = runs(piece.layers, elements);
-    let (mut stacks, mut places): (Vec<Stack<'g>>, Vec<Vec<Place>>) = (vec![], vec![]);
+    let (mut stacks, mut places): (Vec<Stack<'g>>, Vec<Vec<MatrixLocation>>) = (vec![], vec![]);
     for run in &runs {
         let of_run = u.slice(0, run.start, run.count * run.distance).reshape(&[run.count, run.distance]);
         let place = |own: &Matrix| {
@@ -117,7 +117,7 @@ fn orthogonal<'g>(u: Tensor<'g>, piece: &Piece<'g>, how: &Muon, products: Produc
             let first = stack.count;
             stack.parts.push(normalized(at).reshape(&[run.count, rows, columns]));
             stack.count += run.count;
-            Place { stack: number, first }
+            MatrixLocation { stack: number, first }
         };
         places.push(run.matrices.iter().map(place).collect());
     }
@@ -126,7 +126,7 @@ fn orthogonal<'g>(u: Tensor<'g>, piece: &Piece<'g>, how: &Muon, products: Produc
         newton_schulz(joined(b, &stack.parts, 0), how.steps, factor, products)
     };
     let done: Vec<Tensor<'g>> = stacks.iter().map(done).collect();
-    let of_run = |(run, places): (&Run<'_>, &Vec<Place>)| {
+    let of_run = |(run, places): (&Run<'_>, &Vec<MatrixLocation>)| {
         let (mut parts, mut end) = (vec![], 0);
         let zeros = |extent: usize| b.fill(0.0, products.dtype, &[run.count, extent]);
         for (own, place) in run.matrices.iter().zip(places) {

@@ -13,14 +13,14 @@ use flatout_train::Failure;
 use flatout_train::switches::Class;
 
 /// A table of text.
-pub struct Part {
+pub struct AblateTable {
     pub title: &'static str,
     pub head: Vec<&'static str>,
     pub rows: Vec<Vec<String>>,
 }
 
 /// The tables that have rows.
-pub fn parts(report: &Report) -> Vec<Part> {
+pub fn tables(report: &Report) -> Vec<AblateTable> {
     let alone = ["", "update", "base is faster by", "", "memory", "start", "break-even", "loss"];
     let titles = [
         (vec![Group::Control, Group::Off], "each switch off alone"),
@@ -31,25 +31,25 @@ pub fn parts(report: &Report) -> Vec<Part> {
         let rows = report.rows.iter().filter(|row| groups.contains(&row.group));
         rows.filter_map(|row| Some((row, row.measured.as_ref()?))).collect()
     };
-    let mut parts = vec![];
+    let mut tables = vec![];
     for (groups, title) in titles {
         let mut rows = vec![base_cells(report)];
         rows.extend(measured(&groups).into_iter().map(|(row, m)| cells(row, m, report)));
         if rows.len() > 1 {
-            parts.push(Part { title, head: alone.to_vec(), rows });
+            tables.push(AblateTable { title, head: alone.to_vec(), rows });
         }
     }
     let rungs = measured(&[Group::Ladder]);
     if !rungs.is_empty() {
         let head =
             vec!["", "update", "tokens/s", "over the first", "over the one below", "", "memory", "loss"];
-        parts.push(Part {
+        tables.push(AblateTable {
             title: "the ladder, one more on at each rung",
             head,
             rows: ladder_cells(&rungs, report),
         });
     }
-    parts
+    tables
 }
 
 /// Rows without a measurement, with the reason; several with the same reason together.
@@ -222,13 +222,13 @@ pub fn markdown(report: &Report) -> String {
         bytes(base.arena_bytes + base.driver_bytes),
         how(report)
     );
-    for part in parts(report) {
-        let title = part.title;
+    for table in tables(report) {
+        let title = table.title;
         page += &format!("\n## {}{}\n\n", title[..1].to_uppercase(), &title[1..]);
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
-        page += &line(part.head.iter().map(|cell| cell.to_string()).collect());
-        page += &line(part.head.iter().map(|_| "---".to_string()).collect());
-        part.rows.into_iter().for_each(|row| page += &line(row));
+        page += &line(table.head.iter().map(|cell| cell.to_string()).collect());
+        page += &line(table.head.iter().map(|_| "---".to_string()).collect());
+        table.rows.into_iter().for_each(|row| page += &line(row));
         if let Some(picture) = pictures(report).iter().find(|(_, of, _)| *of == title) {
             page += &format!("\n![{title}]({})\n", picture.0);
         }

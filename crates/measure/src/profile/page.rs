@@ -9,7 +9,7 @@ use super::table::Row;
 use flatout_report::words::count;
 
 /// A table of text: its title, the names of its columns, its rows.
-pub struct Part {
+pub struct ProfileTable {
     pub title: String,
     pub head: Vec<&'static str>,
     pub rows: Vec<Vec<String>>,
@@ -31,22 +31,22 @@ pub fn headline(report: &Report) -> String {
 }
 
 /// The tables, each with at most `most` rows.
-pub fn parts(report: &Report, most: usize) -> Vec<Part> {
-    let mut parts = vec![
+pub fn tables(report: &Report, most: usize) -> Vec<ProfileTable> {
+    let mut tables = vec![
         budget(report),
         kernels("by kind of work", &report.work, usize::MAX),
         kernels("by kernel", &report.kernels, most),
         kernels("by place in the model, all layers together", &report.places, most),
     ];
-    parts.extend(report.marginal.as_ref().map(marginal));
+    tables.extend(report.marginal.as_ref().map(marginal));
     if !report.ranks.is_empty() {
-        parts.insert(1, exchanges(&report.exchanges));
-        parts.push(ranks(&report.ranks));
+        tables.insert(1, exchanges(&report.exchanges));
+        tables.push(ranks(&report.ranks));
     }
-    parts
+    tables
 }
 
-fn marginal(measured: &Marginal) -> Part {
+fn marginal(measured: &Marginal) -> ProfileTable {
     let joules = |joules: Option<f64>| joules.map_or("-".into(), |joules| format!("{joules:.2}"));
     let cells = |row: &Added| {
         vec![
@@ -75,10 +75,10 @@ fn marginal(measured: &Marginal) -> Part {
     );
     let head = vec!["", "launches", "ms alone", "ms added", "J added", "of the update"];
     let numbers = head.len();
-    Part { title, head, rows: measured.kernels.iter().map(cells).collect(), numbers }
+    ProfileTable { title, head, rows: measured.kernels.iter().map(cells).collect(), numbers }
 }
 
-fn exchanges(all: &[Exchange]) -> Part {
+fn exchanges(all: &[Exchange]) -> ProfileTable {
     let cells = |row: &Exchange| {
         vec![
             row.name.clone(),
@@ -92,10 +92,15 @@ fn exchanges(all: &[Exchange]) -> Part {
     };
     let head = vec!["", "launches", "ms", "exposed ms", "hidden ms", "MB sent", "GB/s"];
     let numbers = head.len();
-    Part { title: "exchanges with other ranks".into(), head, rows: all.iter().map(cells).collect(), numbers }
+    ProfileTable {
+        title: "exchanges with other ranks".into(),
+        head,
+        rows: all.iter().map(cells).collect(),
+        numbers,
+    }
 }
 
-fn ranks(all: &[RankTimes]) -> Part {
+fn ranks(all: &[RankTimes]) -> ProfileTable {
     let cells = |rank: &RankTimes| {
         let times = [rank.step_ms, rank.kernels_ms, rank.exposed_ms, rank.hidden_ms];
         let times = times.into_iter().map(|ms| format!("{ms:.3}"));
@@ -103,10 +108,10 @@ fn ranks(all: &[RankTimes]) -> Part {
     };
     let head = vec!["", "update ms", "kernels ms", "exposed ms", "hidden ms"];
     let numbers = head.len();
-    Part { title: "by rank".into(), head, rows: all.iter().map(cells).collect(), numbers }
+    ProfileTable { title: "by rank".into(), head, rows: all.iter().map(cells).collect(), numbers }
 }
 
-fn budget(report: &Report) -> Part {
+fn budget(report: &Report) -> ProfileTable {
     let budget = &report.budget;
     let launches: u64 = report.work.iter().map(|row| row.launches).sum();
     let mut meanings = vec![
@@ -125,10 +130,10 @@ fn budget(report: &Report) -> Part {
     };
     let mut rows: Vec<_> = meanings.into_iter().map(|(name, ms, what)| cells(name, ms, what)).collect();
     rows.push(cells("the update", budget.step_ms, "as a run makes it".into()));
-    Part { title: "where an update goes".into(), head: vec!["", "ms", "share", ""], rows, numbers: 3 }
+    ProfileTable { title: "where an update goes".into(), head: vec!["", "ms", "share", ""], rows, numbers: 3 }
 }
 
-fn kernels(title: &str, all: &[Row], most: usize) -> Part {
+fn kernels(title: &str, all: &[Row], most: usize) -> ProfileTable {
     let is_predicted = all.iter().any(|row| row.predicted_ms.is_some());
     let mut head =
         vec!["", "launches", "ms", "share", "TFLOP/s", "GB/s", "roofline ms", "of roofline", "bound by"];
@@ -160,7 +165,7 @@ fn kernels(title: &str, all: &[Row], most: usize) -> Part {
         _ => format!("{title}: the {most} longest; {left} more take {}, --all shows them", percent(rest)),
     };
     let numbers = head.len() - 1;
-    Part { title, head, rows, numbers }
+    ProfileTable { title, head, rows, numbers }
 }
 
 /// How it was measured, in a line.

@@ -55,9 +55,9 @@ fn one_more_run_of_every_kernel_is_measured_beside_the_update_as_it_is() {
     let once: u64 = report.timed.iter().filter(in_place).map(|t| t.times).sum();
     let of_rows: u64 = marginal.kernels.iter().map(|row| row.launches).sum();
     assert!(once > 0 && marginal.once == once && once + of_rows <= report.launches, "{marginal:?}");
-    let parts = page::parts(&report, 3);
-    let part = parts.last().expect("a table");
-    assert!(part.title.contains("counts no energy") && part.rows.len() == marginal.kernels.len());
+    let tables = page::tables(&report, 3);
+    let table = tables.last().expect("a table");
+    assert!(table.title.contains("counts no energy") && table.rows.len() == marginal.kernels.len());
 }
 
 #[test]

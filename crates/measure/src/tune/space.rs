@@ -168,7 +168,7 @@ pub enum Reason {
 
 /// A knob that stays as it is.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Held {
+pub struct FixedKnob {
     pub knob: &'static str,
     pub value: String,
     pub why: String,
@@ -229,10 +229,10 @@ impl<'a> Space<'a> {
     }
 
     /// Knobs that are not turned at all.
-    pub fn held(&self) -> Vec<Held> {
+    pub fn held(&self) -> Vec<FixedKnob> {
         let held = |knob: Knob| {
             let why = self.why_held(knob)?;
-            Some(Held { knob: knob.name(), value: knob.value(&self.default.setting), why })
+            Some(FixedKnob { knob: knob.name(), value: knob.value(&self.default.setting), why })
         };
         Knob::ALL.into_iter().filter_map(held).collect()
     }

@@ -92,7 +92,7 @@ fn timed(ms: f64) -> Timed {
 }
 
 /// A search on a machine, and every setting that was visited.
-fn searched(space: &Space<'_>, machine: &mut Machine, budget: Duration) -> (Found, HashSet<Setting>) {
+fn searched(space: &Space<'_>, machine: &mut Machine, budget: Duration) -> (TuneOutcome, HashSet<Setting>) {
     let machine = std::cell::RefCell::new(machine);
     let mut visited = HashSet::new();
     let mut visit = |candidate: &Candidate| {
@@ -324,7 +324,7 @@ fn losses_that_leave_the_class_are_not_proposed() {
     }
 }
 
-fn report(config: &Config, found: Found) -> Report {
+fn report(config: &Config, found: TuneOutcome) -> Report {
     Report {
         recipe: config.recipe.clone(),
         version: "0".into(),

@@ -485,7 +485,7 @@ impl DecoderConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flatout_settings::{Kind, Section};
+    use flatout_settings::{Section, ValueKind};
 
     fn pretrain() -> DecoderConfig {
         DecoderConfig {
@@ -630,7 +630,7 @@ mod tests {
         assert!(key("width").required && !key("width").optional);
         assert!(key("kv_heads").optional && !key("kv_heads").required);
         assert!(!key("norm").required);
-        assert_eq!(key("norm").kind, Kind::Choice(&["rms", "layer"]));
+        assert_eq!(key("norm").kind, ValueKind::Choice(&["rms", "layer"]));
         assert_eq!(key("ffn").doc, "Inner size of the feed-forward.");
         assert_eq!("relu2".parse(), Ok(Activation::Relu2));
         assert_eq!(Activation::Relu2.to_string(), "relu2");

@@ -13,7 +13,7 @@ use super::fields::Fields;
 use super::layer_kinds::object;
 use super::processor::Processor;
 use super::stored::{Stored, Within};
-use super::vision::{Files, Seen, of_its_images};
+use super::vision::{Files, VitDescription, of_its_images};
 use crate::config::{Activation, FinalNorm, Pooling, VitConfig, VitLibrary};
 use crate::images::CHANNELS;
 
@@ -117,7 +117,7 @@ impl Tower {
     }
 }
 
-fn read(f: &Fields<'_>, tower: &Tower) -> Result<Seen, String> {
+fn read(f: &Fields<'_>, tower: &Tower) -> Result<VitDescription, String> {
     let has_head = class_heads::is_there(f, tower.model_type, tower.class, tower.bodies)?;
     let classes = if has_head { class_heads::names(f)? } else { vec![] };
     // Of a model that reads text as well the tower is a part.

@@ -11,7 +11,7 @@ use super::class_heads;
 use super::fields::Fields;
 use super::processor::Processor;
 use super::stored::{Stored, Within};
-use super::vision::{Files, Seen};
+use super::vision::{Files, VitDescription};
 use crate::config::{Activation, FinalNorm, Pooling, VitConfig};
 use crate::images::CHANNELS;
 
@@ -36,7 +36,7 @@ pub(crate) const DINOV2: Files = Files {
 };
 
 /// Reads the fields of a `config.json` whose `model_type` is one of the two, and the names of its classes.
-fn read(f: &Fields<'_>) -> Result<Seen, String> {
+fn read(f: &Fields<'_>) -> Result<VitDescription, String> {
     let model_type = f.get("model_type").and_then(Value::as_str).unwrap_or_default();
     let class = f.get("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
     let has_head = match class {

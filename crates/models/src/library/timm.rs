@@ -9,7 +9,7 @@ use super::clip::OF_CLIP;
 use super::fields::Fields;
 use super::processor;
 use super::stored::{Stored, Within};
-use super::vision::{Files, Seen, of_its_images};
+use super::vision::{Files, VitDescription, of_its_images};
 use crate::config::{Activation, FinalNorm, Pooling, VitConfig};
 use crate::images::CHANNELS;
 
@@ -61,7 +61,7 @@ pub(crate) fn is_ours(f: &Fields<'_>) -> bool {
 
 /// Reads the fields of a `config.json`, the names of its classes where it has a list of them, and how its
 /// images are made.
-fn read(f: &Fields<'_>) -> Result<Seen, String> {
+fn read(f: &Fields<'_>) -> Result<VitDescription, String> {
     let name = f.get("architecture").and_then(Value::as_str).unwrap_or_default();
     let Named { vit: named, pool, norms_pooled } = named(name).ok_or_else(|| {
         format!(

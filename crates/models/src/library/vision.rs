@@ -9,13 +9,13 @@ use super::{Published, clip, dinov2, timm, vit};
 use crate::config::VitConfig;
 
 /// A model with the names of its classes and how its images are made, as far as its files say so.
-pub(crate) type Seen = (VitConfig, Vec<String>, Processor);
+pub(crate) type VitDescription = (VitConfig, Vec<String>, Processor);
 
 /// A form in which vision transformers are published.
 pub(crate) struct Files {
     /// The `model_type`s of its `config.json`; timm's have none.
     pub model_types: &'static [&'static str],
-    pub read: fn(&Fields<'_>) -> Result<Seen, String>,
+    pub read: fn(&Fields<'_>) -> Result<VitDescription, String>,
     /// Whether a vision transformer is published so, where no form before it is.
     pub holds: fn(&VitConfig) -> bool,
     /// The `config.json`, or the key that is in the way.
@@ -36,7 +36,7 @@ pub(crate) struct Files {
 const ALL: [&Files; 6] = [&clip::CLIP, &clip::SIGLIP, &vit::DEIT, &dinov2::DINOV2, &vit::VIT, &timm::TIMM];
 
 /// Reads a parsed `config.json` that describes one.
-pub(crate) fn read(config: &Value) -> Option<Result<Seen, String>> {
+pub(crate) fn read(config: &Value) -> Option<Result<VitDescription, String>> {
     let fields = Fields(config.as_object()?);
     let kind = fields.get("model_type").and_then(Value::as_str);
     if kind.is_some_and(|kind| kind.starts_with("siglip2")) {

@@ -12,7 +12,7 @@ use super::dinov2::{Names, patches, stored_as};
 use super::fields::Fields;
 use super::processor::Processor;
 use super::stored::Stored;
-use super::vision::{Files, Seen, of_its_images};
+use super::vision::{Files, VitDescription, of_its_images};
 use crate::config::{Activation, FinalNorm, Pooling, VitConfig, VitLibrary};
 use crate::images::CHANNELS;
 
@@ -44,7 +44,7 @@ pub(crate) const DEIT: Files = Files {
 };
 
 /// The names that tell the two apart.
-struct Kind {
+struct VitVariant {
     model_type: &'static str,
     class: &'static str,
     bodies: &'static [&'static str],
@@ -52,10 +52,10 @@ struct Kind {
     registers: usize,
 }
 
-const OF_VIT: Kind =
-    Kind { model_type: "vit", class: "ViTForImageClassification", bodies: &["ViTModel"], registers: 0 };
+const OF_VIT: VitVariant =
+    VitVariant { model_type: "vit", class: "ViTForImageClassification", bodies: &["ViTModel"], registers: 0 };
 
-const OF_DEIT: Kind = Kind {
+const OF_DEIT: VitVariant = VitVariant {
     model_type: "deit",
     class: "DeiTForImageClassification",
     bodies: &["DeiTModel", "DeiTForImageClassificationWithTeacher"],
@@ -63,7 +63,7 @@ const OF_DEIT: Kind = Kind {
 };
 
 /// Reads the fields of a `config.json`, and the names of its classes.
-fn read(f: &Fields<'_>, kind: &Kind) -> Result<Seen, String> {
+fn read(f: &Fields<'_>, kind: &VitVariant) -> Result<VitDescription, String> {
     let has_head = class_heads::is_there(f, kind.model_type, kind.class, kind.bodies)?;
     for (name, only) in
         [("qkv_bias", json!(true)), ("hidden_act", json!("gelu")), ("num_channels", json!(CHANNELS))]
@@ -92,7 +92,7 @@ fn read(f: &Fields<'_>, kind: &Kind) -> Result<Seen, String> {
 }
 
 /// Whether a vision transformer is one of these; otherwise the key that is in the way.
-fn fits(c: &VitConfig, kind: &Kind) -> Result<(), String> {
+fn fits(c: &VitConfig, kind: &VitVariant) -> Result<(), String> {
     let asked = [
         ("pooling", c.pooling == Pooling::Cls, "cls"),
         ("layer_scale", c.layer_scale.is_none(), "none"),
@@ -111,7 +111,7 @@ fn fits(c: &VitConfig, kind: &Kind) -> Result<(), String> {
     }
 }
 
-fn write(c: &VitConfig, dtype: &str, kind: &Kind) -> Result<Value, String> {
+fn write(c: &VitConfig, dtype: &str, kind: &VitVariant) -> Result<Value, String> {
     fits(c, kind)?;
     let mut config = json!({
         "architectures": [if c.classes.is_some() { kind.class } else { kind.bodies[0] }],
@@ -140,7 +140,7 @@ fn write(c: &VitConfig, dtype: &str, kind: &Kind) -> Result<Value, String> {
 }
 
 /// Where every weight lies.
-fn stored(c: &VitConfig, kind: &Kind) -> Result<Vec<Stored>, String> {
+fn stored(c: &VitConfig, kind: &VitVariant) -> Result<Vec<Stored>, String> {
     fits(c, kind)?;
     let names = Names {
         base: kind.model_type,

@@ -7,10 +7,10 @@ pub use fovea::{FoveaConfig, Look};
 pub use qwen3_vl::Qwen3VlConfig;
 
 use flatout_ir::{Builder, DType, SlotId, Tensor};
-use flatout_settings::{Key, Kind, Section, Setting, choice};
+use flatout_settings::{Key, Section, Setting, ValueKind, choice};
 use serde::{Deserialize, Serialize};
 
-use crate::form::{Seen, SeenFrames, SeenPatches};
+use crate::form::{ImageExtents, SeenFrames, SeenPatches};
 use crate::images::CHANNELS;
 use crate::layers::Sight;
 
@@ -44,8 +44,8 @@ impl Tower {
 }
 
 impl Setting for Vision {
-    fn kind() -> Kind {
-        Kind::Section(Vision::keys())
+    fn kind() -> ValueKind {
+        ValueKind::Section(Vision::keys())
     }
 }
 
@@ -119,12 +119,12 @@ impl Vision {
     }
 
     /// The least that a graph with all parameters sees.
-    pub fn least(&self) -> Seen {
+    pub fn least(&self) -> ImageExtents {
         match self {
             Vision::Qwen3Vl(v) => {
-                Seen::Patches(SeenPatches { patches: v.block(), images: 1, largest: v.block() })
+                ImageExtents::Patches(SeenPatches { patches: v.block(), images: 1, largest: v.block() })
             }
-            Vision::Fovea(_) => Seen::Frames(SeenFrames::next_of(1)),
+            Vision::Fovea(_) => ImageExtents::Frames(SeenFrames::next_of(1)),
         }
     }
 }
@@ -159,15 +159,15 @@ pub fn features<'g>(
     b: &'g Builder,
     vision: &Vision,
     beside: &Beside<'_, 'g>,
-    seen: Seen,
+    seen: ImageExtents,
     tokens: usize,
 ) -> (Features<'g>, Tensor<'g>) {
     let rows = || b.input("seen", DType::I32, &[tokens]);
     match (vision, seen) {
-        (Vision::Qwen3Vl(v), Seen::Patches(seen)) if beside.features_given => {
+        (Vision::Qwen3Vl(v), ImageExtents::Patches(seen)) if beside.features_given => {
             b.counted_from(TOWER_KEYS, || (qwen3_vl::features::given(b, v, seen, beside.width), rows()))
         }
-        (Vision::Qwen3Vl(v), Seen::Patches(seen)) => {
+        (Vision::Qwen3Vl(v), ImageExtents::Patches(seen)) => {
             let w = qwen3_vl::weights(b, v, beside.width, beside.init_std);
             b.counted_from(TOWER_KEYS, || {
                 let inputs = qwen3_vl::Inputs::new(b, v, seen);
@@ -175,7 +175,7 @@ pub fn features<'g>(
                 (qwen3_vl::apply(b, v, &w, &inputs), rows)
             })
         }
-        (Vision::Fovea(v), Seen::Frames(seen)) => {
+        (Vision::Fovea(v), ImageExtents::Frames(seen)) => {
             let w = fovea::weights(b, v, beside.width, beside.init_std);
             b.counted_from(TOWER_KEYS, || {
                 let inputs = fovea::Inputs::new(b, v, seen, beside.cached);

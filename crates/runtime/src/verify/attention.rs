@@ -516,7 +516,7 @@ mod tests {
     use crate::cuda::kernels::attention::choice::serving;
     use crate::cuda::{self, AttentionKernel, Facts};
     use crate::verify::check;
-    use crate::verify::trial::{Form, Trial};
+    use crate::verify::trial::{Trial, TrialLayout};
 
     /// Both directions on the CPU.
     fn agree(add: fn(&mut Vec<Problem>)) {
@@ -582,12 +582,12 @@ mod tests {
                 let row =
                     kernels.map(|kernel| kernel.row).find(|row| row.op == case.op.kind()).expect("a row");
                 let trial = Trial::unfilled(&case, row);
-                let of = |form: Form| serving(&trial.launch(form, 256, 1).0, &facts);
-                let (dense, spaced) = (of(Form::Dense { threads: 1 }), of(Form::Spaced));
+                let of = |form: TrialLayout| serving(&trial.launch(form, 256, 1).0, &facts);
+                let (dense, spaced) = (of(TrialLayout::Dense { threads: 1 }), of(TrialLayout::Spaced));
                 // cuDNN packs only what has no gaps.
                 let gapless = |kernel: &&AttentionKernel| !spaced.contains(kernel);
                 assert!(dense.iter().filter(gapless).all(|k| *k == AttentionKernel::Cudnn), "{}", case.name);
-                assert!(of(Form::Strided).contains(&AttentionKernel::Fma), "{}", case.name);
+                assert!(of(TrialLayout::Strided).contains(&AttentionKernel::Fma), "{}", case.name);
                 let is_for_units = problem.dtype == BF16 && problem.size % 8 == 0 && problem.size >= 16;
                 assert_eq!(dense.contains(&AttentionKernel::Mma), is_for_units, "{}", case.name);
                 for kernel in dense {

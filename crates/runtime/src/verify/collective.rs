@@ -8,8 +8,8 @@ use flatout_ir::ops::collective::tree;
 use flatout_ir::random::normal;
 use flatout_ir::{Mesh, OpKind};
 
-use super::trial::{Form, Trial};
-use super::{Case, Place, cases, judge, runs};
+use super::trial::{Trial, TrialLayout};
+use super::{Case, CaseDevice, cases, judge, runs};
 use crate::cuda::driver::cache::Cache;
 use crate::cuda::driver::nccl::{Communicators, nccl};
 use crate::cuda::driver::{DeviceMemory, Module, OwnedStream, PinnedMemory, nvrtc};
@@ -22,10 +22,10 @@ const MOST_WAYS: usize = 16;
 /// One thing that is checked.
 pub struct Check {
     pub name: String,
-    kind: Kind,
+    kind: CheckKind,
 }
 
-enum Kind {
+enum CheckKind {
     /// Terms drawn on the host, added on the device and here.
     Sum { sum: TreeSum, elements: usize },
     /// A row that targets which are not deterministic do not take.
@@ -43,7 +43,7 @@ pub fn checks() -> Vec<Check> {
             let name = format!("tree_sum of {ways} terms of {elements}{base}{vectors}");
             all.push(Check {
                 name,
-                kind: Kind::Sum { sum: TreeSum { ways, has_base, is_aligned }, elements },
+                kind: CheckKind::Sum { sum: TreeSum { ways, has_base, is_aligned }, elements },
             });
         }
     }
@@ -52,7 +52,7 @@ pub fn checks() -> Vec<Check> {
         let kernels = cuda::KERNELS.iter().copied().flatten();
         for kernel in kernels.filter(|k| is_sum && k.row.deterministic && runs(&k.row, &case)) {
             let name = format!("{} in one order", case.name);
-            all.push(Check { name, kind: Kind::Row { case: Box::new(case.clone()), kernel } });
+            all.push(Check { name, kind: CheckKind::Row { case: Box::new(case.clone()), kernel } });
         }
     }
     all
@@ -62,15 +62,15 @@ impl Check {
     /// The kernel it is about.
     pub fn kernel(&self) -> &'static str {
         match &self.kind {
-            Kind::Sum { .. } => "cuda.tree_sum",
-            Kind::Row { kernel, .. } => kernel.row.name,
+            CheckKind::Sum { .. } => "cuda.tree_sum",
+            CheckKind::Row { kernel, .. } => kernel.row.name,
         }
     }
 
     /// Gives the error against the oracle, of which a sum may have none.
     pub fn run(&self, device: &Device) -> Result<f64, String> {
         match &self.kind {
-            Kind::Sum { sum, elements } => {
+            CheckKind::Sum { sum, elements } => {
                 let got = added(device, *sum, *elements).map_err(|why| why.to_string())?;
                 let wanted = wanted(*sum, *elements);
                 match got.iter().zip(&wanted).position(|(got, want)| got.to_bits() != want.to_bits()) {
@@ -78,12 +78,12 @@ impl Check {
                     Some(i) => Err(format!("element {i} is {}, and the tree gives {}", got[i], wanted[i])),
                 }
             }
-            Kind::Row { case, kernel } => {
+            CheckKind::Row { case, kernel } => {
                 let trial = Trial::new(case, kernel.row);
                 let (options, wanted) = (cuda::Options::default(), trial.oracle());
                 let mut worst: f64 = 0.0;
-                for form in [Form::Dense { threads: 1 }].into_iter().chain(trial.forms()) {
-                    let got = trial.run(form, Place::Cuda(device), options)?;
+                for form in [TrialLayout::Dense { threads: 1 }].into_iter().chain(trial.forms()) {
+                    let got = trial.run(form, CaseDevice::Cuda(device), options)?;
                     worst = worst.max(judge(case, trial.outs(), &got, &wanted)?);
                 }
                 Ok(worst)

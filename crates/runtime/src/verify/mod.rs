@@ -33,7 +33,7 @@ use crate::cuda::driver::nvrtc::{Nvrtc, Resources};
 use crate::cuda::kernels::attention::choice;
 use crate::cuda::kernels::products::{choice as product_choice, hopper};
 use crate::cuda::{self, AttentionKernel, Facts, ProductKernel};
-use trial::{Form, Outputs, Trial};
+use trial::{Outputs, Trial, TrialLayout};
 
 /// The contents of an input.
 #[derive(Clone, Debug)]
@@ -80,23 +80,23 @@ impl Case {
 
 /// Where a case runs.
 #[derive(Clone, Copy)]
-pub enum Place<'a> {
+pub enum CaseDevice<'a> {
     Cpu,
     Cuda(&'a cuda::Device),
 }
 
-impl Place<'_> {
+impl CaseDevice<'_> {
     pub fn target(self) -> Target {
         match self {
-            Place::Cpu => cpu::target(1),
-            Place::Cuda(device) => cuda::target(device, false),
+            CaseDevice::Cpu => cpu::target(1),
+            CaseDevice::Cuda(device) => cuda::target(device, false),
         }
     }
 }
 
 /// Runs a case in every form on the CPU; gives the worst relative error, or what is wrong.
 pub fn check(case: &Case) -> Result<f64, String> {
-    Prepared::new(case, &Place::Cpu.target()).check_on(Place::Cpu).remove(0).1
+    Prepared::new(case, &CaseDevice::Cpu.target()).check_on(CaseDevice::Cpu).remove(0).1
 }
 
 /// A case with the kernel that runs it and what the oracle wants of it. Making one takes the host's time alone, so several
@@ -115,25 +115,25 @@ impl<'a> Prepared<'a> {
     /// Runs the case in every form, once for every kernel that serves it: the kernel's name, and the worst relative error
     /// or what is wrong. A kernel that is deterministic gives the same bits in every form that computes the same; one that
     /// is not stays within the bound.
-    pub fn check_on(&self, place: Place<'_>) -> Vec<(String, Result<f64, String>)> {
+    pub fn check_on(&self, place: CaseDevice<'_>) -> Vec<(String, Result<f64, String>)> {
         let (trial, wanted) = match &self.0 {
             Ok(prepared) => prepared,
             Err(why) => return vec![("none".into(), Err(why.clone()))],
         };
-        let launch = trial.launch(Form::Dense { threads: 1 }, 256, 1).0;
+        let launch = trial.launch(TrialLayout::Dense { threads: 1 }, 256, 1).0;
         let named = |way: Way| (way.name(trial.row().name), check_way(trial, wanted, place, way));
         place.ways(&[launch], cuda::Options::default()).into_iter().map(named).collect()
     }
 }
 
-fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: Place<'_>, way: Way) -> Result<f64, String> {
+fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: CaseDevice<'_>, way: Way) -> Result<f64, String> {
     let (case, row) = (trial.case(), trial.row());
     let judge_form = |form: &str, got: &Outputs| {
         judge(case, trial.outs(), got, wanted).map_err(|why| format!("{form}: {why}"))
     };
     let eager = way.options(cuda::Options { graphs: false, ..Default::default() });
     let captured = way.options(cuda::Options::default());
-    let dense = Form::Dense { threads: 1 };
+    let dense = TrialLayout::Dense { threads: 1 };
     let first = trial.run(dense, place, eager)?;
     let mut worst = judge_form("dense", &first)?;
     let gaps = way.gaps();
@@ -144,8 +144,8 @@ fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: Place<'_>, way: Way)
         return Ok(worst);
     }
 
-    let again: &[usize] = if matches!(place, Place::Cpu) { &[2, 4] } else { &[1] };
-    let again = again.iter().map(|&threads| Form::Dense { threads });
+    let again: &[usize] = if matches!(place, CaseDevice::Cpu) { &[2, 4] } else { &[1] };
+    let again = again.iter().map(|&threads| TrialLayout::Dense { threads });
     for form in again.chain(trial.forms()).filter(|form| way.takes(trial, *form, place, captured)) {
         let got = trial.run(form, place, captured)?;
         if !row.deterministic || chooses_anew(case, form, place) {
@@ -206,16 +206,22 @@ impl Way {
     }
 
     /// Rows with gaps as the kernel takes them: matrix units want them 16 bytes apart.
-    fn gaps(self) -> Form {
+    fn gaps(self) -> TrialLayout {
         match self {
-            Way { product: ProductKernel::Wgmma, .. } => Form::Spaced,
-            Way { attention: AttentionKernel::Auto | AttentionKernel::Fma, .. } => Form::Strided,
-            _ => Form::Spaced,
+            Way { product: ProductKernel::Wgmma, .. } => TrialLayout::Spaced,
+            Way { attention: AttentionKernel::Auto | AttentionKernel::Fma, .. } => TrialLayout::Strided,
+            _ => TrialLayout::Spaced,
         }
     }
 
     /// Whether the kernel serves the launch in a form.
-    fn takes(self, trial: &Trial<'_>, form: Form, place: Place<'_>, options: cuda::Options) -> bool {
+    fn takes(
+        self,
+        trial: &Trial<'_>,
+        form: TrialLayout,
+        place: CaseDevice<'_>,
+        options: cuda::Options,
+    ) -> bool {
         let is_always = self == Way::default() || self.product == ProductKernel::Cublaslt;
         is_always || place.ways(&[trial.launch(form, 256, 1).0], options).contains(&self)
     }
@@ -238,10 +244,10 @@ fn serving(launch: &Launch, facts: &Facts) -> Vec<Way> {
     }
 }
 
-impl Place<'_> {
+impl CaseDevice<'_> {
     /// The kernels that serve all of some launches.
     fn ways(self, launches: &[Launch], options: cuda::Options) -> Vec<Way> {
-        let Place::Cuda(device) = self else { return vec![Way::default()] };
+        let CaseDevice::Cuda(device) = self else { return vec![Way::default()] };
         let facts = device.facts(options);
         let mut found: Option<Vec<Way>> = None;
         for ways in launches.iter().map(|launch| serving(launch, &facts)) {
@@ -256,21 +262,23 @@ impl Place<'_> {
 /// product's epilogue, which is part of the choice of an algorithm; 8-bit products round a bf16 base
 /// that lies elsewhere otherwise than one in place, which alone gives the oracle's bits. A norm that is quantised in the same
 /// pass reads as wide as the codes along rows allow, so without them its lanes sum other elements.
-fn chooses_anew(case: &Case, form: Form, place: Place<'_>) -> bool {
+fn chooses_anew(case: &Case, form: TrialLayout, place: CaseDevice<'_>) -> bool {
     let anew = match (&case.op, form) {
-        (Op::Product { epilogue, .. }, Form::Without { .. }) => epilogue.has_gelu(),
-        (Op::ActivatedProduct { act: Act::Gelu, .. }, Form::Without { .. }) => true,
-        (Op::Product { base: true, out: DType::BF16, .. }, Form::InPlace { .. }) => {
+        (Op::Product { epilogue, .. }, TrialLayout::Without { .. }) => epilogue.has_gelu(),
+        (Op::ActivatedProduct { act: Act::Gelu, .. }, TrialLayout::Without { .. }) => true,
+        (Op::Product { base: true, out: DType::BF16, .. }, TrialLayout::InPlace { .. }) => {
             case.ins[0].0.dtype.is_fp8()
         }
-        (Op::Quantize { of: Source::Norm(..) | Source::NormGrad(..), .. }, Form::Without { .. }) => true,
+        (Op::Quantize { of: Source::Norm(..) | Source::NormGrad(..), .. }, TrialLayout::Without { .. }) => {
+            true
+        }
         _ => false,
     };
-    anew && matches!(place, Place::Cuda(_))
+    anew && matches!(place, CaseDevice::Cuda(_))
 }
 
 /// Whether a place is meant to run a case: types and modes that a device does not have are no cases of it.
-pub fn is_for(case: &Case, place: Place<'_>) -> bool {
+pub fn is_for(case: &Case, place: CaseDevice<'_>) -> bool {
     let target = place.target();
     let has_mode = case.op.compute() != Some(Compute::Tf32) || target.rates.tf32_flops.is_some();
     let kind = case.op.kind();
@@ -298,7 +306,7 @@ pub fn sources(cases: &[Case], facts: &Facts) -> HashSet<cuda::Source> {
     for case in cases.iter().filter(exists) {
         for kernel in cuda::KERNELS.iter().copied().flatten().filter(|k| runs(&k.row, case)) {
             let trial = Trial::unfilled(case, kernel.row);
-            let layouts = [Form::Dense { threads: 1 }, Form::Strided, Form::Spaced];
+            let layouts = [TrialLayout::Dense { threads: 1 }, TrialLayout::Strided, TrialLayout::Spaced];
             let more = if case.brief { vec![] } else { trial.forms() };
             let forms = layouts.into_iter().chain(more);
             for form in forms {
@@ -426,7 +434,7 @@ mod tests {
         // Attention has too many cases for one test and has its own.
         let failed: Vec<String> = cases
             .iter()
-            .filter(|case| !case.is_attention() && is_for(case, Place::Cpu))
+            .filter(|case| !case.is_attention() && is_for(case, CaseDevice::Cpu))
             .filter_map(|case| check(case).err().map(|why| format!("{}: {why}", case.name)))
             .collect();
         assert!(failed.is_empty(), "{} cases fail:\n{}", failed.len(), failed.join("\n"));
@@ -472,7 +480,7 @@ mod tests {
             let kernels = cuda::KERNELS.iter().copied().flatten();
             for kernel in kernels.filter(|kernel| is_norm && runs(&kernel.row, &case)) {
                 let trial = Trial::unfilled(&case, kernel.row);
-                let shares = |form: Form| -> Vec<Vec<(String, String)>> {
+                let shares = |form: TrialLayout| -> Vec<Vec<(String, String)>> {
                     let is_share = |name: &str| ["VEC", "VECS", "LANES"].contains(&name);
                     let sources = (kernel.sources)(&trial.launch(form, 256, 1).0, &facts).into_iter();
                     let norms = sources.filter(|source| source.name == "norm.cu");
@@ -480,8 +488,9 @@ mod tests {
                         .map(|s| s.defines.into_iter().filter(|(name, _)| is_share(name)).collect())
                         .collect()
                 };
-                let whole = shares(Form::Dense { threads: 1 });
-                let without = trial.forms().into_iter().filter(|form| matches!(form, Form::Without { .. }));
+                let whole = shares(TrialLayout::Dense { threads: 1 });
+                let without =
+                    trial.forms().into_iter().filter(|form| matches!(form, TrialLayout::Without { .. }));
                 for (form, share) in without.flat_map(|form| shares(form).into_iter().map(move |s| (form, s)))
                 {
                     assert!(whole.contains(&share), "{}, {form:?}: {share:?}, not {whole:?}", case.name);
@@ -502,7 +511,8 @@ mod tests {
         }
         let row = kernel_of(&right, &cpu::target(1)).unwrap();
         let (sound, other) = (Trial::new(&right, row), Trial::new(&wrong, row));
-        let got = other.run(Form::Dense { threads: 1 }, Place::Cpu, cuda::Options::default()).unwrap();
+        let got =
+            other.run(TrialLayout::Dense { threads: 1 }, CaseDevice::Cpu, cuda::Options::default()).unwrap();
         assert!(judge(&right, sound.outs(), &got, &sound.oracle()).is_err());
     }
 }

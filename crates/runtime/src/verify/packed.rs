@@ -10,17 +10,17 @@ use flatout_ir::types::DType;
 use rayon::prelude::*;
 
 use super::attention::{Problem, Side, even, gaps, ragged};
-use super::trial::{Form, Trial};
-use super::{Case, Data, Place, Way, judge, kernel_of};
+use super::trial::{Trial, TrialLayout};
+use super::{Case, CaseDevice, Data, Way, judge, kernel_of};
 use crate::cuda::{self, AttentionKernel};
 
 /// A promise about packed attention, checked on one problem.
 pub struct Promise {
     pub name: String,
-    kind: Kind,
+    kind: PromiseKind,
 }
 
-enum Kind {
+enum PromiseKind {
     /// A packed problem gives the bits of its segments one by one.
     Separate(Problem, bool),
     /// The same session runs one after another.
@@ -37,7 +37,7 @@ pub fn promises() -> Vec<Promise> {
                 "{direction} packed as one by one, {what}: {mask:?}, {heads} heads on {kv_heads} of {size}, {}",
                 dtype.name()
             );
-            all.push(Promise { name, kind: Kind::Separate(problem, grad) });
+            all.push(Promise { name, kind: PromiseKind::Separate(problem, grad) });
         }
         for (mask, size) in [(Mask::Causal, 64), (Mask::Full, 128), (Mask::TwoIntervals, 64)] {
             let problems: Vec<Problem> = changing()
@@ -45,7 +45,7 @@ pub fn promises() -> Vec<Promise> {
                 .map(|side| Problem { size, ..Problem::new("replayed", mask, side, None) })
                 .collect();
             let name = format!("{direction} replayed with other segments: {mask:?}, size {size}");
-            all.push(Promise { name, kind: Kind::Replay(problems, grad) });
+            all.push(Promise { name, kind: PromiseKind::Replay(problems, grad) });
         }
     }
     all
@@ -93,27 +93,27 @@ fn changing() -> Vec<Side> {
 
 impl Promise {
     /// The kernel each check ran on, and the worst error or what is wrong; bits that are the same have the error 0.
-    pub fn check(&self, place: Place<'_>) -> Vec<(String, Result<f64, String>)> {
+    pub fn check(&self, place: CaseDevice<'_>) -> Vec<(String, Result<f64, String>)> {
         let (first, grad) = match &self.kind {
-            Kind::Separate(problem, grad) => (problem, *grad),
-            Kind::Replay(problems, grad) => (&problems[0], *grad),
+            PromiseKind::Separate(problem, grad) => (problem, *grad),
+            PromiseKind::Replay(problems, grad) => (&problems[0], *grad),
         };
         let case = first.case(grad);
         let row = match kernel_of(&case, &place.target()) {
             Ok(row) => row,
             Err(why) => return vec![("none".into(), Err(why))],
         };
-        let deterministic = matches!(self.kind, Kind::Separate(..));
+        let deterministic = matches!(self.kind, PromiseKind::Separate(..));
         let options = cuda::Options { deterministic, ..Default::default() };
         let mut ways = place.ways(&[Trial::unfilled(&case, row).launch(DENSE, 256, 1).0], options);
         // cuDNN has other engines for packed sequences than for equal ones, and promises no bits between them.
         ways.retain(|way| !deterministic || *way != Way::attention(AttentionKernel::Cudnn));
         let named = |way: Way, error| (way.name(row.name), error);
         match &self.kind {
-            Kind::Separate(problem, grad) => {
+            PromiseKind::Separate(problem, grad) => {
                 ways.into_iter().map(|way| named(way, separate(problem, *grad, place, way))).collect()
             }
-            Kind::Replay(problems, grad) => {
+            PromiseKind::Replay(problems, grad) => {
                 let cases: Vec<Case> = problems.iter().map(|problem| problem.case(*grad)).collect();
                 let with_oracle = |case| {
                     let trial = Trial::new(case, row);
@@ -129,47 +129,47 @@ impl Promise {
     /// On the error of each output; 0 where bits must be the same.
     pub fn bound(&self) -> f64 {
         match &self.kind {
-            Kind::Separate(..) => 0.0,
-            Kind::Replay(problems, grad) => problems[0].case(*grad).bound,
+            PromiseKind::Separate(..) => 0.0,
+            PromiseKind::Replay(problems, grad) => problems[0].case(*grad).bound,
         }
     }
 
     /// The problems' cases, for compiling ahead.
     pub fn cases(&self) -> Vec<Case> {
         match &self.kind {
-            Kind::Separate(problem, grad) => {
-                let trial_of = |part: &Part| part.problem.case(*grad);
+            PromiseKind::Separate(problem, grad) => {
+                let trial_of = |part: &SegmentProblem| part.problem.case(*grad);
                 parts(problem).iter().map(trial_of).chain([problem.case(*grad)]).collect()
             }
-            Kind::Replay(problems, grad) => vec![problems[0].case(*grad)],
+            PromiseKind::Replay(problems, grad) => vec![problems[0].case(*grad)],
         }
     }
 }
 
-const DENSE: Form = Form::Dense { threads: 2 };
+const DENSE: TrialLayout = TrialLayout::Dense { threads: 2 };
 
 fn equal_bits(way: Way) -> cuda::Options {
     way.options(cuda::Options { deterministic: true, ..Default::default() })
 }
 
 /// A segment as a problem of its own.
-struct Part {
+struct SegmentProblem {
     problem: Problem,
     q: Range<usize>,
     k: Range<usize>,
 }
 
-fn parts(of: &Problem) -> Vec<Part> {
+fn parts(of: &Problem) -> Vec<SegmentProblem> {
     let pairs = of.q.rows().into_iter().zip(of.keys().rows());
     let has_both = |(q, k): &(Range<usize>, Range<usize>)| !q.is_empty() && !k.is_empty();
     let part = |(q, k): (Range<usize>, Range<usize>)| {
         let (one_q, one_k) = (even(1, q.len()), even(1, k.len()));
-        Part { problem: Problem { q: one_q, k: Some(one_k), ..of.clone() }, q, k }
+        SegmentProblem { problem: Problem { q: one_q, k: Some(one_k), ..of.clone() }, q, k }
     };
     pairs.filter(has_both).map(part).collect()
 }
 
-fn separate(problem: &Problem, grad: bool, place: Place<'_>, way: Way) -> Result<f64, String> {
+fn separate(problem: &Problem, grad: bool, place: CaseDevice<'_>, way: Way) -> Result<f64, String> {
     let mut case = problem.case(grad);
     // Bits are compared with bits, so o and lse may be any numbers: the oracle is not asked.
     for (ty, data) in &mut case.ins {
@@ -220,7 +220,7 @@ fn separate(problem: &Problem, grad: bool, place: Place<'_>, way: Way) -> Result
 }
 
 /// One session runs trials one after another, each with what the oracle wants of it.
-fn replay(runs: &[(Trial<'_>, Vec<Vec<f64>>)], place: Place<'_>, way: Way) -> Result<f64, String> {
+fn replay(runs: &[(Trial<'_>, Vec<Vec<f64>>)], place: CaseDevice<'_>, way: Way) -> Result<f64, String> {
     let mut opened = runs[0].0.open(DENSE, place, way.options(cuda::Options::default()))?;
     let mut worst: f64 = 0.0;
     for (i, (trial, wanted)) in runs.iter().enumerate() {
@@ -240,7 +240,7 @@ mod tests {
         let failed: Vec<String> = promises()
             .iter()
             .flat_map(|promise| {
-                promise.check(Place::Cpu).into_iter().map(|(_, error)| (&promise.name, error))
+                promise.check(CaseDevice::Cpu).into_iter().map(|(_, error)| (&promise.name, error))
             })
             .filter_map(|(name, error)| error.err().map(|why| format!("{name}: {why}")))
             .collect();

@@ -25,7 +25,7 @@ use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, Mesh, Op, PlanSet, Role, View};
 
 use super::trial::encode;
-use super::{Place, Way};
+use super::{CaseDevice, Way};
 use crate::cuda::session::noise::Noise;
 use crate::{RuntimeError, Session, cuda};
 
@@ -98,13 +98,13 @@ pub struct Check {
 
 impl Check {
     /// The launches of the check, where several kernels may serve them, for compiling ahead.
-    pub fn launches(&self, place: Place<'_>) -> Vec<Launch> {
+    pub fn launches(&self, place: CaseDevice<'_>) -> Vec<Launch> {
         let laid = self.lay.as_ref().map(|lay| lay(Bench::new(place, Way::default())));
         laid.and_then(Result::ok).unwrap_or_default()
     }
 
     /// Every kernel that serves it, with the worst error or what is wrong.
-    pub fn run(&self, place: Place<'_>) -> Vec<(String, Result<f64, String>)> {
+    pub fn run(&self, place: CaseDevice<'_>) -> Vec<(String, Result<f64, String>)> {
         let row = place.target().kernel(self.op.kind(), self.dtype).map_or("none", |row| row.name);
         let ways = match self.lay.as_ref().map(|lay| lay(Bench::new(place, Way::default()))) {
             None => vec![Way::default()],
@@ -134,7 +134,7 @@ pub(super) const WIDE: Fill = Fill::Noise(Noise::WIDE);
 
 /// Tensors and launches as they are laid out.
 pub(super) struct Bench<'a> {
-    place: Place<'a>,
+    place: CaseDevice<'a>,
     way: Way,
     target: Target,
     end: usize,
@@ -143,7 +143,7 @@ pub(super) struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    pub(super) fn new(place: Place<'a>, way: Way) -> Self {
+    pub(super) fn new(place: CaseDevice<'a>, way: Way) -> Self {
         Bench { place, way, target: place.target(), end: 0, launches: vec![], fills: vec![] }
     }
 
@@ -219,8 +219,8 @@ impl<'a> Bench<'a> {
             done: vec![],
         };
         let session = match self.place {
-            Place::Cpu => Session::new(plans, self.target.cores),
-            Place::Cuda(device) => {
+            CaseDevice::Cpu => Session::new(plans, self.target.cores),
+            CaseDevice::Cuda(device) => {
                 let options = cuda::Options { autotune: cuda::Autotune::Quick, ..Default::default() };
                 Session::cuda(plans, device, self.way.options(options))
             }
@@ -570,7 +570,7 @@ mod tests {
     #[test]
     fn the_cpus_kernels_pass_at_small_sizes() {
         for check in checks(SMALL) {
-            for (kernel, error) in check.run(Place::Cpu) {
+            for (kernel, error) in check.run(CaseDevice::Cpu) {
                 let error = error.unwrap_or_else(|why| panic!("{}: {why}", check.name));
                 println!("{:60} {kernel:20} {error:.1e}", check.name);
             }
@@ -581,7 +581,7 @@ mod tests {
     #[test]
     fn a_wrong_kernel_is_noticed() {
         let wrong = |act: Act| {
-            let mut bench = Bench::new(Place::Cpu, Way::default());
+            let mut bench = Bench::new(CaseDevice::Cpu, Way::default());
             let (a, b) = (bench.input(BF16, &[64, 32], WIDE), bench.input(BF16, &[64, 32], WIDE));
             let out = bench.launch(Op::Gated { act, p: 0.0 }, &[a.clone(), b.clone()]).unwrap().remove(0);
             let ran = bench.run().unwrap();

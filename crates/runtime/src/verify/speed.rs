@@ -16,8 +16,8 @@ use flatout_ir::ops::rope::Pairs;
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Op, OpKind};
 
-use super::trial::{Form, Trial};
-use super::{Case, Data, Place, kernel_of};
+use super::trial::{Trial, TrialLayout};
+use super::{Case, CaseDevice, Data, kernel_of};
 use crate::cuda::session::noise::Noise;
 use crate::{Session, cuda};
 
@@ -53,10 +53,10 @@ impl Speed {
 
 /// Times a case on noise, which costs a product the power that real data does; indices are real.
 pub fn time(case: &Case, device: &cuda::Device) -> Result<Speed, String> {
-    let place = Place::Cuda(device);
+    let place = CaseDevice::Cuda(device);
     let row = kernel_of(case, &place.target())?;
     let trial = Trial::unfilled(case, row);
-    let (launch, arena_bytes) = trial.launch(Form::Dense { threads: 1 }, 256, 1);
+    let (launch, arena_bytes) = trial.launch(TrialLayout::Dense { threads: 1 }, 256, 1);
     let (bytes, flops, views) = (launch.bytes(), launch.flops, launch.ins.clone());
     let options = cuda::Options { autotune: cuda::Autotune::Quick, ..Default::default() };
     let session = Session::cuda(trial.plans(launch, arena_bytes), device, options);
@@ -355,7 +355,7 @@ mod tests {
         for case in cases() {
             let row = rows.iter().find(|row| runs(row, &case)).copied();
             let trial = Trial::unfilled(&case, row.unwrap_or_else(|| panic!("no kernel for {}", case.name)));
-            let (launch, arena_bytes) = trial.launch(Form::Dense { threads: 1 }, 256, 1);
+            let (launch, arena_bytes) = trial.launch(TrialLayout::Dense { threads: 1 }, 256, 1);
             let row = row.expect("found above");
             crate::launch::check(&launch, &row, arena_bytes, 1)
                 .unwrap_or_else(|e| panic!("{}: {e}", case.name));

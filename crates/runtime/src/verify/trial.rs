@@ -12,12 +12,12 @@ use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType, bf16_from_f32, contiguous_strides};
 use flatout_ir::{Launch, Mesh, Op, PlanSet, Queue, Role, Value, View};
 
-use super::{Case, Data, Place, collective};
+use super::{Case, CaseDevice, Data, collective};
 use crate::{RuntimeError, Session, cuda};
 
 /// How a case is laid out and run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Form {
+pub(super) enum TrialLayout {
     Dense {
         threads: usize,
     },
@@ -48,7 +48,7 @@ pub(super) struct Trial<'a> {
 /// A launch in a session, and which bytes around it may change.
 pub(super) struct Opened {
     session: Session,
-    form: Form,
+    form: TrialLayout,
     outs: Vec<Option<View>>,
     may_change: Vec<bool>,
     scratch: Range<usize>,
@@ -149,8 +149,8 @@ impl<'a> Trial<'a> {
     /// Runs a form on a backend. The options are a GPU's.
     pub(super) fn run(
         &self,
-        form: Form,
-        place: Place<'_>,
+        form: TrialLayout,
+        place: CaseDevice<'_>,
         options: cuda::Options,
     ) -> Result<Outputs, String> {
         self.run_in(&mut self.open(form, place, options)?)
@@ -159,16 +159,16 @@ impl<'a> Trial<'a> {
     /// A session that holds one launch of a form, to be run as often as one likes.
     pub(super) fn open(
         &self,
-        form: Form,
-        place: Place<'_>,
+        form: TrialLayout,
+        place: CaseDevice<'_>,
         options: cuda::Options,
     ) -> Result<Opened, String> {
         let threads = match (form, place) {
-            (_, Place::Cuda(_)) => 1,
-            (Form::Dense { threads }, Place::Cpu) => threads,
-            (_, Place::Cpu) => 2,
+            (_, CaseDevice::Cuda(_)) => 1,
+            (TrialLayout::Dense { threads }, CaseDevice::Cpu) => threads,
+            (_, CaseDevice::Cpu) => 2,
         };
-        let align = if matches!(place, Place::Cpu) { 64 } else { 256 };
+        let align = if matches!(place, CaseDevice::Cpu) { 64 } else { 256 };
         let (launch, arena_bytes) = self.launch(form, align, threads);
         let outs = launch.outs.clone();
         let mut may_change = vec![false; arena_bytes];
@@ -181,9 +181,9 @@ impl<'a> Trial<'a> {
         });
         let plans = self.plans(launch, arena_bytes);
         let session = match place {
-            Place::Cpu => Session::new(plans, threads),
+            CaseDevice::Cpu => Session::new(plans, threads),
             // One rank exchanges with itself through NCCL, where that is there.
-            Place::Cuda(device) => {
+            CaseDevice::Cuda(device) => {
                 let others =
                     if self.case.op.kind().is_collective() { collective::alone(device) } else { None };
                 Session::cuda_among(plans, device, options, others, &|| Ok(()))
@@ -245,22 +245,22 @@ impl<'a> Trial<'a> {
     }
 
     /// The forms a kernel is checked in beside plain rows on one thread.
-    pub(super) fn forms(&self) -> Vec<Form> {
+    pub(super) fn forms(&self) -> Vec<TrialLayout> {
         let outs = self.outs();
         let fits = |&(input, output): &(usize, usize)| {
             let ins = &self.case.ins;
             input < ins.len() && output < outs.len() && ins[input].0 == outs[output]
         };
         let in_place = self.case.op.in_place().into_iter().filter(fits);
-        let in_place = in_place.map(|(input, output)| Form::InPlace { input, output });
+        let in_place = in_place.map(|(input, output)| TrialLayout::InPlace { input, output });
         // Some kernels may count on their first output.
         let always = matches!(self.case.op, Op::ActivatedProductGrad { .. }) as usize;
-        let without = (always..outs.len()).map(|output| Form::Without { output });
+        let without = (always..outs.len()).map(|output| TrialLayout::Without { output });
         in_place.chain(without).collect()
     }
 
     /// The launch with every tensor in its place, poison between them, and the bytes they take.
-    pub(super) fn launch(&self, form: Form, align: usize, threads: usize) -> (Launch, usize) {
+    pub(super) fn launch(&self, form: TrialLayout, align: usize, threads: usize) -> (Launch, usize) {
         let mut end = align;
         let mut place = |mut view: View| {
             view.offset = end;
@@ -268,8 +268,8 @@ impl<'a> Trial<'a> {
             view
         };
         let lay = |ty: &TensorType, layout: Layout| match form {
-            Form::Strided => strided(ty, layout),
-            Form::Spaced => spaced(ty),
+            TrialLayout::Strided => strided(ty, layout),
+            TrialLayout::Spaced => spaced(ty),
             _ => View::dense(0, ty),
         };
         let mut ins: Vec<View> = vec![];
@@ -280,8 +280,8 @@ impl<'a> Trial<'a> {
             });
         }
         let mut output = |(o, ty): (usize, &TensorType)| match form {
-            Form::Without { output } if output == o => None,
-            Form::InPlace { input, output } if output == o => Some(ins[input].clone()),
+            TrialLayout::Without { output } if output == o => None,
+            TrialLayout::InPlace { input, output } if output == o => Some(ins[input].clone()),
             _ => Some(place(lay(ty, self.row.outs))),
         };
         let outs: Vec<Option<View>> = self.outs().iter().enumerate().map(&mut output).collect();

@@ -11,7 +11,7 @@ use flatout_ir::passes::totals::{STOP, STOP_FLAGS};
 use flatout_ir::passes::{input_path, update};
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::{
-    Class, DType, Graph, Init, Mesh, Moments, Options, Piece, PlanSet, Precision, Program, Role, Shard,
+    Class, DType, Graph, Init, Mesh, Moments, Options, PlanSet, Precision, Program, Role, Shard, TensorRange,
     Update, compile, random,
 };
 use flatout_models::config::DecoderConfig;
@@ -92,7 +92,7 @@ struct Bytes {
 
 /// All that a rank has of what is saved. Moments in eight bits count as the numbers that they stand for.
 fn saved(session: &Session, rank: usize) -> Vec<Bytes> {
-    let of_piece = |piece: Piece| {
+    let of_piece = |piece: TensorRange| {
         let size = piece.ty.dtype.bytes();
         let bytes = session.read_range(&piece.slot, piece.within()).expect("elements of a slot");
         let (from, of) = (piece.range.start, piece.ty.elements());
@@ -107,7 +107,7 @@ fn saved(session: &Session, rank: usize) -> Vec<Bytes> {
 }
 
 /// Moments by the scales of the region, or of the share, that they lie in.
-fn decoded(session: &Session, piece: &Piece, code: Code, codes: &[u8]) -> Bytes {
+fn decoded(session: &Session, piece: &TensorRange, code: Code, codes: &[u8]) -> Bytes {
     let plans = session.plans();
     let at = plans.slot(&piece.slot).expect("a slot").view.offset + piece.at;
     let holds = |slot: &&PlacedSlot| {

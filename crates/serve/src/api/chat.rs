@@ -22,19 +22,19 @@ pub struct Chat {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     pub role: &'static str,
-    pub parts: Vec<Part>,
+    pub parts: Vec<ContentPart>,
 }
 
 impl Message {
     /// Bytes of its texts.
     pub fn text_bytes(&self) -> usize {
-        let bytes = |part: &Part| if let Part::Text(text) = part { text.len() } else { 0 };
+        let bytes = |part: &ContentPart| if let ContentPart::Text(text) = part { text.len() } else { 0 };
         self.parts.iter().map(bytes).sum()
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum ContentPart {
     Text(String),
     /// The bytes of a file.
     Image(Vec<u8>),
@@ -71,7 +71,7 @@ impl Chat {
         let messages: Vec<Message> =
             messages.iter().enumerate().map(|(at, value)| message(value, at)).collect::<Result<_, _>>()?;
         let images = messages.iter().flat_map(|message| &message.parts);
-        let images = images.filter(|part| matches!(part, Part::Image(_))).count();
+        let images = images.filter(|part| matches!(part, ContentPart::Image(_))).count();
         if images > MOST_IMAGES {
             let sentence = format!("the messages have {images} images, and at most {MOST_IMAGES} are seen");
             return Err(ApiError::field("messages", sentence));
@@ -92,8 +92,8 @@ fn message(value: &Value, at: usize) -> Result<Message, ApiError> {
     if calls("tool_calls") || calls("function_call") {
         return Err(wrong("calls a tool, and this server calls none"));
     }
-    let parts: Vec<Part> = match &value["content"] {
-        Value::String(text) => vec![Part::Text(text.clone())],
+    let parts: Vec<ContentPart> = match &value["content"] {
+        Value::String(text) => vec![ContentPart::Text(text.clone())],
         Value::Array(list) => {
             list.iter().map(|part| part_of(part).map_err(|why| wrong(&why))).collect::<Result<_, _>>()?
         }
@@ -103,23 +103,23 @@ fn message(value: &Value, at: usize) -> Result<Message, ApiError> {
 }
 
 /// Texts without images are one text: not every template takes a list.
-fn joined(parts: Vec<Part>) -> Vec<Part> {
+fn joined(parts: Vec<ContentPart>) -> Vec<ContentPart> {
     let texts: Option<Vec<&str>> = parts
         .iter()
-        .map(|part| if let Part::Text(text) = part { Some(text.as_str()) } else { None })
+        .map(|part| if let ContentPart::Text(text) = part { Some(text.as_str()) } else { None })
         .collect();
-    texts.map(|texts| vec![Part::Text(texts.join("\n"))]).unwrap_or(parts)
+    texts.map(|texts| vec![ContentPart::Text(texts.join("\n"))]).unwrap_or(parts)
 }
 
-fn part_of(part: &Value) -> Result<Part, String> {
+fn part_of(part: &Value) -> Result<ContentPart, String> {
     match part["type"].as_str() {
         Some("text") => part["text"]
             .as_str()
-            .map(|text| Part::Text(text.into()))
+            .map(|text| ContentPart::Text(text.into()))
             .ok_or("has a part of text without a text".into()),
         Some("image_url") => {
             let url = part["image_url"]["url"].as_str().or(part["image_url"].as_str());
-            image(url.ok_or("has a part image_url without a url")?).map(Part::Image)
+            image(url.ok_or("has a part image_url without a url")?).map(ContentPart::Image)
         }
         Some(other) => Err(format!("has a part of type {other:?}, and parts are text or image_url")),
         None => Err("has a part without a type".into()),
@@ -174,10 +174,13 @@ mod tests {
     #[test]
     fn messages_have_texts_and_images() {
         let user = |parts| Ok(Message { role: "user", parts });
-        assert_eq!(read(json!({ "role": "user", "content": "hi" })), user(vec![Part::Text("hi".into())]));
+        assert_eq!(
+            read(json!({ "role": "user", "content": "hi" })),
+            user(vec![ContentPart::Text("hi".into())])
+        );
         let image = json!({ "type": "image_url", "image_url": { "url": "data:image/png;base64,AQID/w==" } });
         let parts = json!([{ "type": "text", "text": "a" }, image]);
-        let wanted = vec![Part::Text("a".into()), Part::Image(vec![1, 2, 3, 255])];
+        let wanted = vec![ContentPart::Text("a".into()), ContentPart::Image(vec![1, 2, 3, 255])];
         assert_eq!(read(json!({ "role": "user", "content": parts })), user(wanted));
         for url in [
             "data:image/png;base64,AQID_w",
@@ -185,11 +188,14 @@ mod tests {
             "DATA:image/png;name=a.png;BASE64,AQID/w==",
         ] {
             let parts = json!([{ "type": "image_url", "image_url": url }]);
-            let wanted = vec![Part::Image(vec![1, 2, 3, 255])];
+            let wanted = vec![ContentPart::Image(vec![1, 2, 3, 255])];
             assert_eq!(read(json!({ "role": "user", "content": parts })), user(wanted), "{url:?}");
         }
         let texts = json!([{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }]);
-        assert_eq!(read(json!({ "role": "user", "content": texts })), user(vec![Part::Text("a\nb".into())]));
+        assert_eq!(
+            read(json!({ "role": "user", "content": texts })),
+            user(vec![ContentPart::Text("a\nb".into())])
+        );
         assert_eq!(read(json!({ "role": "developer", "content": "x" })).unwrap().role, "system");
     }
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::finish_reason;
-use super::logprobs::{Pieces, Place, of_completion};
+use super::logprobs::{Pieces, TextOffset, of_completion};
 use super::parameters::{Asked, MOST_LOGPROBS, tokens};
 
 /// A request for texts.
@@ -74,7 +74,7 @@ fn prompts(fields: &Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
 pub fn choice(
     index: usize,
     text: &str,
-    told: Option<(&Pieces, &[Told], &mut Place)>,
+    told: Option<(&Pieces, &[Told], &mut TextOffset)>,
     finish: Option<&Finish>,
 ) -> Value {
     let logprobs = told.map(|(pieces, told, place)| {

@@ -45,12 +45,12 @@ impl Pieces {
 
 /// The place in a text at which the next token begins, in characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct TextOffset {
     characters: usize,
     is_begun: bool,
 }
 
-impl Place {
+impl TextOffset {
     /// Goes on behind a token and gives the place at which it begins.
     fn pass(&mut self, pieces: &Pieces, token: u32) -> usize {
         let here = self.characters;
@@ -71,7 +71,7 @@ fn with_taken(told: &Told) -> impl Iterator<Item = (u32, f32)> + '_ {
 }
 
 /// Of completions: four lists with an entry a token.
-pub fn of_completion(pieces: &Pieces, told: &[&Told], place: &mut Place) -> Value {
+pub fn of_completion(pieces: &Pieces, told: &[&Told], place: &mut TextOffset) -> Value {
     let top = |told: &Told| -> Value {
         told.logp.map_or(Value::Null, |_| {
             let mut named = Map::new();
@@ -113,7 +113,7 @@ mod tests {
         let tokens = [vec![vocabulary.bos()], vocabulary.encode(text).unwrap()].concat();
         let told: Vec<Told> =
             tokens.iter().map(|token| Told { token: *token, logp: Some(-1.0), top: vec![] }).collect();
-        let said = of_completion(&pieces, &told.iter().collect::<Vec<_>>(), &mut Place::default());
+        let said = of_completion(&pieces, &told.iter().collect::<Vec<_>>(), &mut TextOffset::default());
         let offsets: Vec<u64> =
             said["text_offset"].as_array().unwrap().iter().map(|at| at.as_u64().unwrap()).collect();
         assert_eq!((offsets[0], offsets[1]), (0, 0), "the first token leaves no trace");

@@ -13,9 +13,9 @@ pub use parameters::{Asked, Delivery};
 use flatout_train::infer::generate::Finish;
 use serde_json::{Value, json};
 
-/// The form of an answer.
+/// What a request asked for, in whose shape the answer is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum Endpoint {
     Completions,
     Chat,
 }
@@ -23,7 +23,7 @@ pub enum Form {
 /// The fields that all parts of an answer begin with.
 #[derive(Clone, Debug)]
 pub struct Head {
-    pub form: Form,
+    pub endpoint: Endpoint,
     pub id: String,
     /// Seconds since 1970.
     pub created: u64,
@@ -32,10 +32,10 @@ pub struct Head {
 
 impl Head {
     fn object(&self, is_part: bool) -> &'static str {
-        match (self.form, is_part) {
-            (Form::Completions, _) => "text_completion",
-            (Form::Chat, false) => "chat.completion",
-            (Form::Chat, true) => "chat.completion.chunk",
+        match (self.endpoint, is_part) {
+            (Endpoint::Completions, _) => "text_completion",
+            (Endpoint::Chat, false) => "chat.completion",
+            (Endpoint::Chat, true) => "chat.completion.chunk",
         }
     }
 

@@ -1,6 +1,6 @@
 //! Section `adapter`: low-rank adapters beside frozen weights.
 
-use flatout_settings::{Kind, Section, Setting};
+use flatout_settings::{Section, Setting, ValueKind};
 use flatout_settings::{choice, section};
 use serde::{Deserialize, Serialize};
 
@@ -41,8 +41,8 @@ section! {
 pub struct AdapterGroups(pub Vec<AdapterGroup>);
 
 impl Setting for AdapterGroups {
-    fn kind() -> Kind {
-        Kind::Tables(AdapterGroup::keys())
+    fn kind() -> ValueKind {
+        ValueKind::Tables(AdapterGroup::keys())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Weights of classes in the loss of texts: alike, by how rare the class is, or as given.
 
 use flatout_data::ExampleTable;
-use flatout_settings::{Kind, Setting};
+use flatout_settings::{Setting, ValueKind};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::UserError;
@@ -21,8 +21,8 @@ pub enum ClassWeights {
 const NAMES: &[&str] = &["none", "balanced"];
 
 impl Setting for ClassWeights {
-    fn kind() -> Kind {
-        Kind::WordOrNumbers(NAMES)
+    fn kind() -> ValueKind {
+        ValueKind::WordOrNumbers(NAMES)
     }
 }
 

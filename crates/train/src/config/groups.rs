@@ -1,7 +1,7 @@
 //! Groups of parameters that are trained otherwise than the rest, and the learning rates that follow from them.
 
 use flatout_settings::section;
-use flatout_settings::{Kind, Section, Setting};
+use flatout_settings::{Section, Setting, ValueKind};
 use serde::{Deserialize, Serialize};
 
 use crate::UserError;
@@ -33,8 +33,8 @@ section! {
 pub struct Groups(pub Vec<Group>);
 
 impl Setting for Groups {
-    fn kind() -> Kind {
-        Kind::Tables(Group::keys())
+    fn kind() -> ValueKind {
+        ValueKind::Tables(Group::keys())
     }
 }
 

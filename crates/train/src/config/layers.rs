@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use flatout_models::config::{ModelKind, Tower};
 use toml::{Table, Value};
 
-use super::schema::{self, Found, Meaning};
+use super::schema::{self, Meaning, QualifiedKey};
 use super::value::{self, Written};
 use super::{Config, foreign, nearest, text};
 use crate::UserError;
@@ -63,7 +63,7 @@ pub(crate) fn may_change(path: &str) -> bool {
 
 #[derive(Clone, Default)]
 pub(crate) struct Layers {
-    values: BTreeMap<String, Held>,
+    values: BTreeMap<String, LayerValue>,
     /// Number of the layer being laid.
     layer: usize,
     /// Number of the last layer that is a recipe of the program.
@@ -73,7 +73,7 @@ pub(crate) struct Layers {
 }
 
 #[derive(Clone)]
-struct Held {
+struct LayerValue {
     value: Value,
     layer: usize,
 }
@@ -177,7 +177,7 @@ impl Layers {
         known.finish()
     }
 
-    fn lay(&mut self, found: &Found, value: Value) -> Result<(), String> {
+    fn lay(&mut self, found: &QualifiedKey, value: Value) -> Result<(), String> {
         if found.path == COMPILE.path() {
             let mode: Compile = value.as_str().expect("a choice is a text").parse()?;
             for (path, value) in mode.settings() {
@@ -312,7 +312,7 @@ impl Layers {
     }
 
     fn put(&mut self, path: String, value: Value) {
-        self.values.insert(path, Held { value, layer: self.layer });
+        self.values.insert(path, LayerValue { value, layer: self.layer });
     }
 
     /// Says that the layer laid last is a recipe of the program, as are those below it.
@@ -335,7 +335,8 @@ impl Layers {
         let (kind, tower) = (self.kind(), self.tower());
         self.check_kind(kind)?;
         let keys = schema::of_kind(kind);
-        let others: Vec<Found> = keys.iter().filter(|found| found.section != "model").cloned().collect();
+        let others: Vec<QualifiedKey> =
+            keys.iter().filter(|found| found.section != "model").cloned().collect();
         if let Some(found) = missing(&others, |path| self.values.contains_key(path)) {
             refuse!("`{}` is missing: it wants {}", found.path, found.key.kind);
         }
@@ -443,12 +444,12 @@ pub fn option_as_key(option: &str, next: Option<&str>) -> Option<String> {
     Some(format!("there is no option `{option}`; {answer}"))
 }
 
-pub fn parse_override(argument: &str) -> Result<(Found, &str), UserError> {
+pub fn parse_override(argument: &str) -> Result<(QualifiedKey, &str), UserError> {
     parse_override_of(ModelKind::default(), argument)
 }
 
 /// The same where a key of the model means what it does in this kind.
-fn parse_override_of(kind: ModelKind, argument: &str) -> Result<(Found, &str), UserError> {
+fn parse_override_of(kind: ModelKind, argument: &str) -> Result<(QualifiedKey, &str), UserError> {
     let Some((name, said)) = argument.split_once('=') else {
         refuse!("`{argument}` is neither a recipe nor key=value");
     };
@@ -461,17 +462,18 @@ fn parse_override_of(kind: ModelKind, argument: &str) -> Result<(Found, &str), U
 }
 
 /// The first key that must be given and is not; one of a table that may be absent must be where anything of that is.
-fn missing(keys: &[Found], is_given: impl Fn(&str) -> bool) -> Option<&Found> {
+fn missing(keys: &[QualifiedKey], is_given: impl Fn(&str) -> bool) -> Option<&QualifiedKey> {
     let is_there = |table: &String| {
-        let within = |found: &&Found| found.path.starts_with(&format!("{table}."));
+        let within = |found: &&QualifiedKey| found.path.starts_with(&format!("{table}."));
         keys.iter().filter(within).any(|found| is_given(&found.path))
     };
-    let must_be = |found: &&Found| found.key.required && found.optional_table.as_ref().is_none_or(is_there);
+    let must_be =
+        |found: &&QualifiedKey| found.key.required && found.optional_table.as_ref().is_none_or(is_there);
     keys.iter().filter(must_be).find(|found| !is_given(&found.path))
 }
 
 /// Puts a value into the tables its key lies in.
-fn nest(tree: &mut Table, found: &Found, value: Value) {
+fn nest(tree: &mut Table, found: &QualifiedKey, value: Value) {
     let mut table = tree;
     for name in [&[found.section], &found.tables[..]].concat() {
         let inner = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
@@ -481,7 +483,7 @@ fn nest(tree: &mut Table, found: &Found, value: Value) {
 }
 
 /// The sentence for a name that is no key: what it is called here, with the value that was said, or the nearest name.
-fn unknown(keys: &[Found], name: &str, said: Option<&str>) -> String {
+fn unknown(keys: &[QualifiedKey], name: &str, said: Option<&str>) -> String {
     if let Some(answer) = foreign::answer(name, said) {
         return format!("there is no key `{name}`; {answer}");
     }
@@ -522,7 +524,7 @@ fn unknown(keys: &[Found], name: &str, said: Option<&str>) -> String {
 fn collect_leaves(
     path: &mut Vec<String>,
     table: &Table,
-    keys: &[Found],
+    keys: &[QualifiedKey],
     leaves: &mut Vec<(Vec<String>, Value)>,
 ) {
     for (name, held) in table {

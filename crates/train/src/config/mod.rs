@@ -40,7 +40,7 @@ pub use flatout_data::formats::{FileFormat, OnError};
 pub use flatout_data::images::{ErasedWith, Filter};
 pub use flatout_data::{DocumentOrder, SourceKind};
 use flatout_models::config::Model;
-use flatout_settings::{Kind, Section, Setting};
+use flatout_settings::{Section, Setting, ValueKind};
 use flatout_settings::{choice, section};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -86,8 +86,8 @@ pub struct Config {
 pub struct Paths(pub Vec<String>);
 
 impl Setting for Paths {
-    fn kind() -> Kind {
-        Kind::List(Box::new(Kind::Text), None)
+    fn kind() -> ValueKind {
+        ValueKind::List(Box::new(ValueKind::Text), None)
     }
 }
 
@@ -113,8 +113,8 @@ section! {
 pub struct Mix(pub Vec<MixPart>);
 
 impl Setting for Mix {
-    fn kind() -> Kind {
-        Kind::Tables(MixPart::keys())
+    fn kind() -> ValueKind {
+        ValueKind::Tables(MixPart::keys())
     }
 }
 
@@ -308,8 +308,8 @@ impl Count {
 }
 
 impl Setting for Count {
-    fn kind() -> Kind {
-        Kind::WholeOrAuto
+    fn kind() -> ValueKind {
+        ValueKind::WholeOrAuto
     }
 }
 

@@ -2,7 +2,7 @@
 
 use flatout_ir::optimizers::Name;
 use flatout_ir::{Adjust, Muon};
-use flatout_settings::{Kind, Setting, section};
+use flatout_settings::{Setting, ValueKind, section};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::UserError;
@@ -16,8 +16,8 @@ use crate::switches::Named;
 pub struct Word<T>(pub T);
 
 impl<T: Named> Setting for Word<T> {
-    fn kind() -> Kind {
-        Kind::Choice(T::NAMES)
+    fn kind() -> ValueKind {
+        ValueKind::Choice(T::NAMES)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Section `preference`: which loss compares answers, and with what.
 
-use flatout_models::objectives::preference::{Preference as Form, PreferenceLoss};
+use flatout_models::objectives::preference::{Preference as PreferenceObjective, PreferenceLoss};
 use flatout_settings::section;
 
 use super::check::within;
@@ -32,9 +32,9 @@ impl Preference {
     }
 
     /// The loss with its constants, for `answers` answers at once.
-    pub fn form(&self, answers: usize) -> Form {
+    pub fn form(&self, answers: usize) -> PreferenceObjective {
         let (loss, beta, label_smoothing, sft) = (self.loss, self.beta(), self.label_smoothing, self.sft);
-        Form { loss, beta, label_smoothing, margin: self.margin.unwrap_or(1.0), sft, answers }
+        PreferenceObjective { loss, beta, label_smoothing, margin: self.margin.unwrap_or(1.0), sft, answers }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Questions to samples that have none, by the set that they were taken from.
 
 use flatout_settings::section;
-use flatout_settings::{Kind, Section, Setting};
+use flatout_settings::{Section, Setting, ValueKind};
 use serde::{Deserialize, Serialize};
 
 section! {
@@ -20,8 +20,8 @@ section! {
 pub struct Prompts(pub Vec<Prompt>);
 
 impl Setting for Prompts {
-    fn kind() -> Kind {
-        Kind::Tables(Prompt::keys())
+    fn kind() -> ValueKind {
+        ValueKind::Tables(Prompt::keys())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use flatout_models::config::{Model, ModelKind};
-use flatout_settings::{Key, Kind, Leaf, Section, leaves};
+use flatout_settings::{Key, Leaf, Section, ValueKind, leaves};
 
 use super::{
     Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Mesh, Optimizer, Preference, Samples, Schedule,
@@ -51,7 +51,7 @@ pub(super) fn sections() -> Vec<(&'static str, Vec<Key>)> {
 pub fn schema() -> Vec<SchemaKey> {
     let of_kind = |kind: &ModelKind| text::flatten(&Config { model: kind.model(), ..Config::default() });
     let defaults: Vec<(ModelKind, _)> = ModelKind::ALL.iter().map(|kind| (*kind, of_kind(kind))).collect();
-    let row = |found: Found| {
+    let row = |found: QualifiedKey| {
         let kinds = kinds_of(&found);
         let of_kinds = defaults.iter().filter(|(kind, _)| kinds.contains(kind));
         let default = of_kinds.into_iter().find_map(|(_, values)| values.get(&found.path));
@@ -68,17 +68,17 @@ pub fn schema() -> Vec<SchemaKey> {
 }
 
 /// The values of a kind that have names.
-fn names(kind: &Kind) -> Vec<&'static str> {
+fn names(kind: &ValueKind) -> Vec<&'static str> {
     match kind {
-        Kind::Bool => vec!["true", "false"],
-        Kind::Choice(values) | Kind::WordOrNumbers(values) => values.to_vec(),
-        Kind::WholeOrAuto => vec!["auto"],
+        ValueKind::Bool => vec!["true", "false"],
+        ValueKind::Choice(values) | ValueKind::WordOrNumbers(values) => values.to_vec(),
+        ValueKind::WholeOrAuto => vec!["auto"],
         _ => vec![],
     }
 }
 
 /// The kinds of models that have a key with this meaning; every kind has the keys of other sections.
-fn kinds_of(found: &Found) -> Vec<ModelKind> {
+fn kinds_of(found: &QualifiedKey) -> Vec<ModelKind> {
     let kinds = match found.section {
         "model" => ModelKind::with(|leaf| leaf.name() == found.name && leaf.key.kind == found.key.kind),
         _ => vec![],
@@ -97,7 +97,7 @@ fn doc(kinds: &[ModelKind], line: &str) -> String {
 
 /// A key with its full path.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct QualifiedKey {
     pub path: String,
     pub section: &'static str,
     /// Its name from the section on.
@@ -110,8 +110,8 @@ pub struct Found {
 }
 
 /// The keys of a section that hold values, those of sections within it among them.
-pub(super) fn of_section(section: &'static str, keys: Vec<Key>) -> Vec<Found> {
-    let found = |leaf: Leaf| Found {
+pub(super) fn of_section(section: &'static str, keys: Vec<Key>) -> Vec<QualifiedKey> {
+    let found = |leaf: Leaf| QualifiedKey {
         path: format!("{section}.{}", leaf.name()),
         section,
         name: leaf.name(),
@@ -123,8 +123,8 @@ pub(super) fn of_section(section: &'static str, keys: Vec<Key>) -> Vec<Found> {
 }
 
 /// Every key; one that kinds of models mean differently is there once a meaning.
-pub(super) fn all() -> Vec<Found> {
-    let mut all: Vec<Found> = vec![];
+pub(super) fn all() -> Vec<QualifiedKey> {
+    let mut all: Vec<QualifiedKey> = vec![];
     for found in sections().into_iter().flat_map(|(section, keys)| of_section(section, keys)) {
         if !all.iter().any(|known| known.path == found.path && known.key.kind == found.key.kind) {
             all.push(found);
@@ -134,9 +134,9 @@ pub(super) fn all() -> Vec<Found> {
 }
 
 /// Every key once, with the meaning that a kind of models gives it.
-pub(super) fn of_kind(kind: ModelKind) -> &'static [Found] {
+pub(super) fn of_kind(kind: ModelKind) -> &'static [QualifiedKey] {
     // The declarations are put together once: a config is read by looking every one of its keys up.
-    static OF_KINDS: LazyLock<Vec<(ModelKind, Vec<Found>)>> = LazyLock::new(|| {
+    static OF_KINDS: LazyLock<Vec<(ModelKind, Vec<QualifiedKey>)>> = LazyLock::new(|| {
         let all = all();
         let meant = |kind: &ModelKind| (*kind, meant_by(all.clone(), &of_section("model", kind.keys())));
         ModelKind::ALL.iter().map(meant).collect()
@@ -146,8 +146,8 @@ pub(super) fn of_kind(kind: ModelKind) -> &'static [Found] {
 }
 
 /// Every key once, with the meaning that `own` gives it where that has it, else the first.
-pub(super) fn meant_by(all: Vec<Found>, own: &[Found]) -> Vec<Found> {
-    let mut each: Vec<Found> = vec![];
+pub(super) fn meant_by(all: Vec<QualifiedKey>, own: &[QualifiedKey]) -> Vec<QualifiedKey> {
+    let mut each: Vec<QualifiedKey> = vec![];
     for found in all {
         if !each.iter().any(|known| known.path == found.path) {
             let own = own.iter().find(|own| own.path == found.path && own.key.kind != found.key.kind);
@@ -159,7 +159,7 @@ pub(super) fn meant_by(all: Vec<Found>, own: &[Found]) -> Vec<Found> {
 
 /// The possible meanings of a short name.
 pub(super) enum Meaning {
-    One(Found),
+    One(QualifiedKey),
     Several(Vec<String>),
     Nothing,
 }
@@ -171,12 +171,12 @@ pub(super) fn lookup(name: &str) -> Meaning {
 }
 
 /// The same among some keys, each of which is there once.
-pub(super) fn lookup_among(keys: &[Found], name: &str) -> Meaning {
+pub(super) fn lookup_among(keys: &[QualifiedKey], name: &str) -> Meaning {
     let by_path = |path: String| keys.iter().find(|found| found.path == path);
     if let Some(found) = by_path(name.to_string()).or_else(|| by_path(format!("switches.{name}"))) {
         return Meaning::One(found.clone());
     }
-    let mut named: Vec<&Found> = keys.iter().filter(|found| found.name == name).collect();
+    let mut named: Vec<&QualifiedKey> = keys.iter().filter(|found| found.name == name).collect();
     if named.iter().any(|found| found.section != "samples") {
         named.retain(|found| found.section != "samples");
     }
@@ -189,9 +189,9 @@ pub(super) fn lookup_among(keys: &[Found], name: &str) -> Meaning {
 }
 
 /// ` (auto, on, off)` for a choice, nothing for the rest: it follows a key's name in a sentence.
-pub(super) fn values_in_brackets(kind: &Kind) -> String {
+pub(super) fn values_in_brackets(kind: &ValueKind) -> String {
     match kind {
-        Kind::Choice(values) => format!(" ({})", values.join(", ")),
+        ValueKind::Choice(values) => format!(" ({})", values.join(", ")),
         _ => String::new(),
     }
 }
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_key_means_what_the_kind_says() {
-        let all: Vec<Found> = [Seeing::keys(), Hearing::keys()]
+        let all: Vec<QualifiedKey> = [Seeing::keys(), Hearing::keys()]
             .into_iter()
             .flat_map(|keys| of_section("model", keys))
             .collect();
@@ -307,6 +307,6 @@ mod tests {
             assert_eq!(keys.iter().filter(|found| found.path == "model.patch").count(), 1);
             keys.into_iter().find(|found| found.name == "patch").unwrap().key.kind
         };
-        assert_eq!((wants(Seeing::keys()), wants(Hearing::keys())), (Kind::Whole, Kind::Text));
+        assert_eq!((wants(Seeing::keys()), wants(Hearing::keys())), (ValueKind::Whole, ValueKind::Text));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use toml::{Table, Value};
 
-use super::schema::{self, Found};
+use super::schema::{self, QualifiedKey};
 use super::{Config, Layers};
 use crate::UserError;
 
@@ -55,8 +55,12 @@ fn without_signatures(value: &str) -> String {
 }
 
 /// A section's values in the order of its keys, then those of each table within it.
-pub(super) fn section_text(section: &str, keys: &[Found], written: &BTreeMap<String, Value>) -> String {
-    let keys: Vec<&Found> = keys.iter().filter(|found| found.section == section).collect();
+pub(super) fn section_text(
+    section: &str,
+    keys: &[QualifiedKey],
+    written: &BTreeMap<String, Value>,
+) -> String {
+    let keys: Vec<&QualifiedKey> = keys.iter().filter(|found| found.section == section).collect();
     let lines_of = |tables: &[&str]| -> String {
         let own = keys.iter().filter(|found| found.tables == tables);
         let lines = own.filter_map(|found| {

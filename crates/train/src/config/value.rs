@@ -1,6 +1,6 @@
 //! Values as they were written, made into values of a key's kind, or a sentence that says what is wanted.
 
-use flatout_settings::Kind;
+use flatout_settings::ValueKind;
 use toml::{Table, Value};
 
 use super::text;
@@ -13,7 +13,7 @@ pub(super) enum Written {
 }
 
 /// The value as the key's kind has it.
-pub(super) fn read(path: &str, kind: &Kind, given: &Value, written: Written) -> Result<Value, String> {
+pub(super) fn read(path: &str, kind: &ValueKind, given: &Value, written: Written) -> Result<Value, String> {
     let wrong = || {
         let shown = match given {
             Value::String(said) => said.clone(),
@@ -23,14 +23,14 @@ pub(super) fn read(path: &str, kind: &Kind, given: &Value, written: Written) -> 
     };
     let bare = given.as_str().filter(|_| written == Written::AsText);
     match kind {
-        Kind::Bool => match (given, given.as_str()) {
+        ValueKind::Bool => match (given, given.as_str()) {
             (Value::Boolean(_), _) => Ok(given.clone()),
             (_, Some("on" | "true")) => Ok(Value::Boolean(true)),
             (_, Some("off" | "false")) => Ok(Value::Boolean(false)),
             _ => Err(wrong()),
         },
-        Kind::Whole => whole(given, bare).ok_or_else(wrong),
-        Kind::Number => match (given, bare) {
+        ValueKind::Whole => whole(given, bare).ok_or_else(wrong),
+        ValueKind::Number => match (given, bare) {
             (Value::Integer(number), _) => Ok(Value::Float(*number as f64)),
             (Value::Float(number), _) if number.is_finite() => Ok(Value::Float(*number)),
             (_, Some(said)) => {
@@ -38,12 +38,12 @@ pub(super) fn read(path: &str, kind: &Kind, given: &Value, written: Written) -> 
             }
             _ => Err(wrong()),
         },
-        Kind::Text => match given {
+        ValueKind::Text => match given {
             Value::String(said) if written == Written::AsText => Ok(Value::String(unquoted(said).into())),
             Value::String(_) => Ok(given.clone()),
             _ => Err(wrong()),
         },
-        Kind::Choice(values) => {
+        ValueKind::Choice(values) => {
             let said = match given {
                 Value::Boolean(on) => (if *on { "on" } else { "off" }).to_string(),
                 Value::String(said) => unquoted(said).to_ascii_lowercase(),
@@ -56,18 +56,18 @@ pub(super) fn read(path: &str, kind: &Kind, given: &Value, written: Written) -> 
             };
             values.contains(&said).then(|| Value::String(said.into())).ok_or_else(wrong)
         }
-        Kind::WholeOrAuto if given.as_str() == Some("auto") => Ok(given.clone()),
-        Kind::WholeOrAuto => {
+        ValueKind::WholeOrAuto if given.as_str() == Some("auto") => Ok(given.clone()),
+        ValueKind::WholeOrAuto => {
             whole(given, bare).filter(|n| n.as_integer().is_some_and(|n| n >= 1)).ok_or_else(wrong)
         }
-        Kind::WordOrNumbers(words) => match given.as_str().map(unquoted) {
+        ValueKind::WordOrNumbers(words) => match given.as_str().map(unquoted) {
             Some(word) if words.contains(&word) => Ok(Value::String(word.into())),
             _ => {
-                let numbers = Kind::List(Box::new(Kind::Number), None);
+                let numbers = ValueKind::List(Box::new(ValueKind::Number), None);
                 read(path, &numbers, given, written).map_err(|_| wrong())
             }
         },
-        Kind::List(of, length) => {
+        ValueKind::List(of, length) => {
             let elements = match (given, bare) {
                 (Value::Array(elements), _) => elements.clone(),
                 (_, Some(said)) => elements_of(said),
@@ -79,7 +79,7 @@ pub(super) fn read(path: &str, kind: &Kind, given: &Value, written: Written) -> 
             let read = |element| read(path, of, element, written).map_err(|_| wrong());
             elements.iter().map(read).collect::<Result<_, _>>().map(Value::Array)
         }
-        Kind::Tables(keys) => {
+        ValueKind::Tables(keys) => {
             let tables = match bare {
                 Some(said) => {
                     let parsed: Result<Table, _> = toml::from_str(&format!("v = {said}"));
@@ -107,7 +107,7 @@ pub(super) fn read(path: &str, kind: &Kind, given: &Value, written: Written) -> 
             Ok(Value::Array(read_tables))
         }
         // Its keys are laid one by one.
-        Kind::Section(_) => Err(wrong()),
+        ValueKind::Section(_) => Err(wrong()),
     }
 }
 
@@ -151,27 +151,27 @@ fn unquoted(said: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn typed(kind: Kind, said: &str) -> Result<String, String> {
+    fn typed(kind: ValueKind, said: &str) -> Result<String, String> {
         read("k", &kind, &Value::String(said.into()), Written::AsText).map(|value| text::value(&value))
     }
 
     #[test]
     fn bare_text_becomes_the_kind_that_is_wanted() {
-        assert_eq!(typed(Kind::Whole, "1_000").unwrap(), "1000");
-        assert_eq!(typed(Kind::Whole, "3e4").unwrap(), "30000");
-        assert_eq!(typed(Kind::Number, "1e-3").unwrap(), "0.001");
-        assert_eq!(typed(Kind::Number, "2").unwrap(), "2.0");
-        assert_eq!(typed(Kind::Text, "12").unwrap(), "\"12\"");
-        assert_eq!(typed(Kind::Text, "'a b'").unwrap(), "\"a b\"");
-        assert_eq!(typed(Kind::Bool, "off").unwrap(), "false");
-        assert_eq!(typed(Kind::Choice(&["on", "off"]), "true").unwrap(), "\"on\"");
-        assert_eq!(typed(Kind::Choice(&["fp32", "bf16"]), "BF16").unwrap(), "\"bf16\"");
-        assert_eq!(typed(Kind::WholeOrAuto, "auto").unwrap(), "\"auto\"");
-        assert_eq!(typed(Kind::WholeOrAuto, "4").unwrap(), "4");
-        let pair = Kind::List(Box::new(Kind::Number), Some(2));
+        assert_eq!(typed(ValueKind::Whole, "1_000").unwrap(), "1000");
+        assert_eq!(typed(ValueKind::Whole, "3e4").unwrap(), "30000");
+        assert_eq!(typed(ValueKind::Number, "1e-3").unwrap(), "0.001");
+        assert_eq!(typed(ValueKind::Number, "2").unwrap(), "2.0");
+        assert_eq!(typed(ValueKind::Text, "12").unwrap(), "\"12\"");
+        assert_eq!(typed(ValueKind::Text, "'a b'").unwrap(), "\"a b\"");
+        assert_eq!(typed(ValueKind::Bool, "off").unwrap(), "false");
+        assert_eq!(typed(ValueKind::Choice(&["on", "off"]), "true").unwrap(), "\"on\"");
+        assert_eq!(typed(ValueKind::Choice(&["fp32", "bf16"]), "BF16").unwrap(), "\"bf16\"");
+        assert_eq!(typed(ValueKind::WholeOrAuto, "auto").unwrap(), "\"auto\"");
+        assert_eq!(typed(ValueKind::WholeOrAuto, "4").unwrap(), "4");
+        let pair = ValueKind::List(Box::new(ValueKind::Number), Some(2));
         assert_eq!(typed(pair.clone(), "[0.9,0.95]").unwrap(), "[0.9, 0.95]");
         assert_eq!(typed(pair, "0.9, 1").unwrap(), "[0.9, 1.0]");
-        let texts = Kind::List(Box::new(Kind::Text), None);
+        let texts = ValueKind::List(Box::new(ValueKind::Text), None);
         assert_eq!(typed(texts.clone(), "embed").unwrap(), "[\"embed\"]");
         assert_eq!(typed(texts, "[]").unwrap(), "[]");
     }
@@ -180,25 +180,25 @@ mod tests {
     fn wrong_values_are_named_with_what_is_wanted() {
         let whole = "`k` wants a whole number of 0 or more, and got `";
         for said in ["-5", "1.5", "many", "", "nan", "1e300", "99999999999999999999"] {
-            assert_eq!(typed(Kind::Whole, said).unwrap_err(), format!("{whole}{said}`"));
+            assert_eq!(typed(ValueKind::Whole, said).unwrap_err(), format!("{whole}{said}`"));
         }
         for said in ["nan", "inf", "-inf", "fast", ""] {
             assert_eq!(
-                typed(Kind::Number, said).unwrap_err(),
+                typed(ValueKind::Number, said).unwrap_err(),
                 format!("`k` wants a number, and got `{said}`")
             );
         }
-        assert_eq!(typed(Kind::WholeOrAuto, "0").unwrap_err().matches("wants auto or").count(), 1);
+        assert_eq!(typed(ValueKind::WholeOrAuto, "0").unwrap_err().matches("wants auto or").count(), 1);
         assert_eq!(
-            typed(Kind::Choice(&["on", "off"]), "maybe").unwrap_err(),
+            typed(ValueKind::Choice(&["on", "off"]), "maybe").unwrap_err(),
             "`k` wants one of on, off, and got `maybe`"
         );
-        let pair = Kind::List(Box::new(Kind::Number), Some(2));
+        let pair = ValueKind::List(Box::new(ValueKind::Number), Some(2));
         assert_eq!(
             typed(pair, "[0.9]").unwrap_err(),
             "`k` wants a list of 2, each a number, and got `[0.9]`"
         );
-        let in_file = read("k", &Kind::Whole, &Value::String("8".into()), Written::InFile);
+        let in_file = read("k", &ValueKind::Whole, &Value::String("8".into()), Written::InFile);
         assert!(in_file.unwrap_err().contains("got `8`"), "a file has types");
     }
 }

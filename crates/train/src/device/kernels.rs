@@ -22,7 +22,7 @@ pub struct Checked {
 
 /// Runs every kernel case whose name holds `only` against the oracle, on the CPU.
 pub fn verify(only: &str, see: Progress<'_>) -> Vec<Checked> {
-    let place = verify::Place::Cpu;
+    let place = verify::CaseDevice::Cpu;
     let cases = chosen(only, place);
     let promised = promises(only);
     let of_cases = cases.chunks(PREPARED).enumerate().flat_map(|(chunk, some)| {
@@ -59,7 +59,7 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
         Ok(device) => device,
         Err(why) => return Some(Err(why.to_string())),
     };
-    let place = verify::Place::Cuda(&device);
+    let place = verify::CaseDevice::Cuda(&device);
     let cases = chosen(only, place);
     let promised = promises(only);
     // Failures to compile come back with the case that needs the kernel.
@@ -147,7 +147,7 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
     Some(Ok(done))
 }
 
-fn chosen(only: &str, place: verify::Place<'_>) -> Vec<verify::Case> {
+fn chosen(only: &str, place: verify::CaseDevice<'_>) -> Vec<verify::Case> {
     let is_asked = |case: &verify::Case| case.name.contains(only) && verify::is_for(case, place);
     verify::cases::all().into_iter().filter(is_asked).collect()
 }
@@ -156,13 +156,13 @@ fn chosen(only: &str, place: verify::Place<'_>) -> Vec<verify::Case> {
 const PREPARED: usize = 128;
 
 /// Made on all cores; kernels then run one case at a time, because they have the cores, or the GPU, to themselves.
-fn prepared<'a>(cases: &'a [verify::Case], place: verify::Place<'_>) -> Vec<verify::Prepared<'a>> {
+fn prepared<'a>(cases: &'a [verify::Case], place: verify::CaseDevice<'_>) -> Vec<verify::Prepared<'a>> {
     let target = place.target();
     cases.par_iter().map(|case| verify::Prepared::new(case, &target)).collect()
 }
 
 /// A case on every kernel that serves it.
-fn checked(case: &verify::Case, ready: &verify::Prepared<'_>, place: verify::Place<'_>) -> Vec<Checked> {
+fn checked(case: &verify::Case, ready: &verify::Prepared<'_>, place: verify::CaseDevice<'_>) -> Vec<Checked> {
     let (name, bound) = (&case.name, case.bound);
     let all = ready.check_on(place).into_iter();
     all.map(|(kernel, error)| Checked { name: name.clone(), kernel, bound, error }).collect()
@@ -173,7 +173,7 @@ fn promises(only: &str) -> Vec<packed::Promise> {
 }
 
 /// Checks a promise of packing on every kernel that serves it.
-fn kept(promise: &packed::Promise, place: verify::Place<'_>) -> Vec<Checked> {
+fn kept(promise: &packed::Promise, place: verify::CaseDevice<'_>) -> Vec<Checked> {
     let (name, bound) = (&promise.name, promise.bound());
     let all = promise.check(place).into_iter();
     all.map(|(kernel, error)| Checked { name: name.clone(), kernel, bound, error }).collect()
@@ -307,7 +307,7 @@ pub fn gpu() -> Gpu {
 
 /// NCCL as `doctor` lists it: what was found, and the line that installs it where nothing was opened. Opens it.
 pub fn nccl() -> (Vec<Candidate>, Option<(&'static str, &'static str)>) {
-    let (found, kind) = (cuda::library::nccl(), cuda::library::Kind::Nccl);
+    let (found, kind) = (cuda::library::nccl(), cuda::library::LibraryKind::Nccl);
     let missing =
         found.get().is_none().then(|| (kind.name(), kind.install(cuda::library::libraries().cuda_major)));
     (found.candidates.iter().map(listed).collect(), missing)

@@ -35,7 +35,7 @@ use std::sync::Arc;
 use flatout_data::Vocabulary;
 use flatout_ir::{Program, Role};
 use flatout_models::config::Attention;
-use flatout_models::form::{Form, Seen};
+use flatout_models::form::{Form, ImageExtents};
 
 pub use pictures::{Picture, PictureReader, Pictures};
 pub use prompt::{Placed, Prompt};
@@ -173,7 +173,7 @@ impl Generator {
         loaded.config.model.set_context(capacity.max(longest_side));
         let decoder = loaded.config.model.as_decoder();
         let position_axes = decoder.map_or(1, |decoder| decoder.position_axes());
-        let program = |role: Role, tokens: usize, read: usize, seen: Option<Seen>| {
+        let program = |role: Role, tokens: usize, read: usize, seen: Option<ImageExtents>| {
             let form = Form::Cached { sequences, tokens, capacity, read, seen };
             Program { role, graph: loaded.config.model.build(form) }
         };

@@ -11,22 +11,22 @@ use crate::infer::classify::Prediction;
 use crate::refuse;
 use flatout_data::durable;
 
-/// The forms of the file.
+/// The formats of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum PredictionFormat {
     Jsonl,
     Csv,
 }
 
 /// Whether a file of this name can be written; asked before any work.
 pub fn check(out: &Path) -> Result<(), UserError> {
-    form(out).map(|_| ())
+    format_of(out).map(|_| ())
 }
 
-fn form(out: &Path) -> Result<Form, UserError> {
+fn format_of(out: &Path) -> Result<PredictionFormat, UserError> {
     match out.extension().and_then(|extension| extension.to_str()) {
-        Some("jsonl") => Ok(Form::Jsonl),
-        Some("csv") => Ok(Form::Csv),
+        Some("jsonl") => Ok(PredictionFormat::Jsonl),
+        Some("csv") => Ok(PredictionFormat::Csv),
         _ => refuse!("--out {} wants to end in .jsonl or .csv", out.display()),
     }
 }
@@ -40,9 +40,9 @@ pub fn write(
     classes: &[String],
 ) -> Result<(), Failure> {
     let rows = predictions.iter().zip(places);
-    let text = match form(out)? {
-        Form::Jsonl => rows.map(|(said, place)| line(said, place, classes)).collect(),
-        Form::Csv => table(rows, classes),
+    let text = match format_of(out)? {
+        PredictionFormat::Jsonl => rows.map(|(said, place)| line(said, place, classes)).collect(),
+        PredictionFormat::Csv => table(rows, classes),
     };
     durable::replace(out, text.as_bytes()).map_err(Failure::io(out.display()))
 }

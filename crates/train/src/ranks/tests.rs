@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use flatout_world::{Joining, Meeting, Place, Timing};
+use flatout_world::{Joining, Meeting, RankPlacement, Timing};
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn among<T: Send>(count: usize, run: impl Fn(&Ranks) -> T + Sync) -> Vec<T> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let meeting = Meeting::Address { host: "127.0.0.1".into(), ports: port..port + 1, label: String::new() };
     let of = |rank: usize| {
-        let place = Place {
+        let place = RankPlacement {
             rank,
             ranks: count,
             local: None,

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use flatout_data::Arrangement;
-use flatout_ir::cost::{Part, training_flops};
+use flatout_ir::cost::{Trainability, training_flops};
 use flatout_ir::passes::adapter::slot_beside;
 use flatout_ir::passes::lanes::{lanes_of, ranks_in_step};
 use flatout_ir::{
@@ -346,9 +346,9 @@ pub fn compile_for(
     let slot = |adapter: &Adapter| slot_beside(forward, &adapter.weight).map(|slot| slot.path.as_str());
     let adapted: HashSet<&str> = options.adapters.iter().filter_map(slot).collect();
     let part = |path: &str| match options.freeze.contains(path) {
-        _ if adapted.contains(path) => Part::Adapted,
-        true => Part::Frozen,
-        false => Part::Trained,
+        _ if adapted.contains(path) => Trainability::Adapted,
+        true => Trainability::Frozen,
+        false => Trainability::Trained,
     };
     let flops_of = |program: &Program| training_flops(&program.graph, part) / tokens as u64;
     let of_window = |(program, share)| OfWindow { flops_per_token: flops_of(program), share };

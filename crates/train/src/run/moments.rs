@@ -7,7 +7,7 @@ use flatout_ir::block8::{BLOCK, Code};
 use flatout_ir::optimizers::scales_path;
 use flatout_ir::passes::gradient::layout::REGION;
 use flatout_ir::plan::PlacedSlot;
-use flatout_ir::{Class, DType, Piece, PlanSet};
+use flatout_ir::{Class, DType, PlanSet, TensorRange};
 use flatout_runtime::Session;
 use rayon::prelude::*;
 
@@ -49,7 +49,7 @@ pub struct Scaled {
 
 impl Scaled {
     /// Of a piece that lies in one of these regions; `None` where it lies in none.
-    pub fn of(regions: &[Coded], plans: &PlanSet, piece: &Piece) -> Option<Scaled> {
+    pub fn of(regions: &[Coded], plans: &PlanSet, piece: &TensorRange) -> Option<Scaled> {
         code(piece.ty.dtype)?;
         regions.iter().find_map(|region| {
             let range = region.range(plans, piece)?;
@@ -86,7 +86,7 @@ impl Coded {
     }
 
     /// Which of its elements a piece is.
-    fn range(&self, plans: &PlanSet, piece: &Piece) -> Option<Range<usize>> {
+    fn range(&self, plans: &PlanSet, piece: &TensorRange) -> Option<Range<usize>> {
         let slot = plans.slot(&piece.slot)?;
         // Elements are bytes.
         let start = (slot.view.offset + piece.at).checked_sub(self.slot.view.offset)?;
@@ -95,7 +95,12 @@ impl Coded {
     }
 
     /// Reads those of `pieces` that lie in this region, and writes the region's codes and scales; nothing where none does.
-    pub fn load(&self, session: &mut Session, file: &TensorFile, pieces: &[Piece]) -> Result<(), Failure> {
+    pub fn load(
+        &self,
+        session: &mut Session,
+        file: &TensorFile,
+        pieces: &[TensorRange],
+    ) -> Result<(), Failure> {
         let plans = session.plans();
         let inside: Vec<_> =
             pieces.iter().filter_map(|piece| Some((piece, self.range(plans, piece)?))).collect();

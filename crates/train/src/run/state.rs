@@ -8,7 +8,7 @@ use std::path::Path;
 
 use flatout_ir::pieces::saved_dtype;
 use flatout_ir::plan::PlacedSlot;
-use flatout_ir::{Class, DType, Piece, PlanSet, Role, TensorType};
+use flatout_ir::{Class, DType, PlanSet, Role, TensorRange, TensorType};
 use flatout_runtime::{Copied, Copying, Session};
 use flatout_waits::{self as waits, Unit};
 
@@ -25,7 +25,7 @@ use crate::run::moments::{self, Scaled, coded};
 /// another rank, to compare.
 pub struct Snapshot {
     /// Those it writes, then those it compares.
-    pieces: Vec<Piece>,
+    pieces: Vec<TensorRange>,
     /// How many of them it writes.
     owned: usize,
     /// The rank that writes the others.
@@ -91,7 +91,11 @@ impl Snapshot {
 }
 
 /// The bytes of every piece as checkpoints have them.
-fn saved_values<'c>(pieces: &[Piece], scaled: &[(usize, Scaled)], copied: &'c Copied) -> Vec<Cow<'c, [u8]>> {
+fn saved_values<'c>(
+    pieces: &[TensorRange],
+    scaled: &[(usize, Scaled)],
+    copied: &'c Copied,
+) -> Vec<Cow<'c, [u8]>> {
     let mut values: Vec<Cow<[u8]>> = (0..pieces.len()).map(|i| Cow::Borrowed(copied.tensor(i))).collect();
     for (scales, (i, scaled)) in (pieces.len()..).zip(scaled) {
         values[*i] = Cow::Owned(scaled.widened(copied.tensor(*i), copied.tensor(scales)));
@@ -99,7 +103,7 @@ fn saved_values<'c>(pieces: &[Piece], scaled: &[(usize, Scaled)], copied: &'c Co
     values
 }
 
-fn tensor<'t>(piece: &'t Piece, shape: &'t [usize], bytes: &'t [u8]) -> Tensor<'t> {
+fn tensor<'t>(piece: &'t TensorRange, shape: &'t [usize], bytes: &'t [u8]) -> Tensor<'t> {
     Tensor { name: &piece.path, dtype: dtype(piece), shape, bytes }
 }
 
@@ -112,9 +116,9 @@ fn other_rank(rank: usize, ranks: usize, turn: u64) -> usize {
 }
 
 /// Pieces of another rank as this one has them, where it does.
-fn copies_of(pieces: &[Piece], held: &[Piece]) -> Vec<Piece> {
-    let held: HashMap<&str, &Piece> = held.iter().map(|piece| (piece.path.as_str(), piece)).collect();
-    let copy = |piece: &Piece| held.get(piece.path.as_str())?.covering(&piece.range);
+fn copies_of(pieces: &[TensorRange], held: &[TensorRange]) -> Vec<TensorRange> {
+    let held: HashMap<&str, &TensorRange> = held.iter().map(|piece| (piece.path.as_str(), piece)).collect();
+    let copy = |piece: &TensorRange| held.get(piece.path.as_str())?.covering(&piece.range);
     pieces.iter().filter_map(copy).collect()
 }
 
@@ -124,7 +128,7 @@ pub fn leaves(plans: &PlanSet, class: impl Fn(Class) -> bool) -> Vec<PlacedSlot>
 }
 
 /// The pieces of parameters and saved tensors of a class that a session has.
-pub fn held(session: &Session, class: impl Fn(Class) -> bool) -> Vec<Piece> {
+pub fn held(session: &Session, class: impl Fn(Class) -> bool) -> Vec<TensorRange> {
     session.plans().held(session.rank()).into_iter().filter(|piece| class(piece.class)).collect()
 }
 
@@ -136,7 +140,7 @@ pub fn saved_bytes(plans: &PlanSet) -> u64 {
 /// Bytes on a rank's host of a state that is being saved: its pieces as they are, and those that are saved in another type in
 /// that, too. Each of several ranks copies about as much again, to compare.
 pub fn copied_bytes(plans: &PlanSet) -> u64 {
-    let bytes = |piece: &Piece| {
+    let bytes = |piece: &TensorRange| {
         let other = moments::code(piece.ty.dtype).map_or(0, |_| piece.saved_bytes());
         (piece.bytes() + other) as u64
     };
@@ -146,7 +150,7 @@ pub fn copied_bytes(plans: &PlanSet) -> u64 {
 }
 
 /// The type that checkpoints have the elements of a piece in.
-fn dtype(piece: &Piece) -> Dtype {
+fn dtype(piece: &TensorRange) -> Dtype {
     saved_as(piece.ty.dtype)
 }
 
@@ -169,7 +173,7 @@ pub fn load(session: &mut Session, file: &TensorFile, wanted: impl Fn(Class) -> 
     for region in coded(session.plans()) {
         region.load(session, file, &pieces)?;
     }
-    let bytes: usize = pieces.iter().map(Piece::bytes).sum();
+    let bytes: usize = pieces.iter().map(TensorRange::bytes).sum();
     let wait = waits::begin("reading the checkpoint", Unit::Bytes, Some(bytes as u64));
     for piece in pieces.iter().filter(|piece| moments::code(piece.ty.dtype).is_none()) {
         let mut bytes = vec![0; piece.bytes()];

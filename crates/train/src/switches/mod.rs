@@ -17,7 +17,7 @@ mod value;
 use std::collections::BTreeMap;
 
 use flatout_ir::{PlanSet, Precision, Target};
-use flatout_settings::{Key, Kind};
+use flatout_settings::{Key, ValueKind};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -153,7 +153,13 @@ impl Switch {
 
     fn key(&self) -> Key {
         let optional = self.field.is_none();
-        Key { name: self.name, kind: Kind::Choice(self.values()), required: false, optional, doc: self.doc }
+        Key {
+            name: self.name,
+            kind: ValueKind::Choice(self.values()),
+            required: false,
+            optional,
+            doc: self.doc,
+        }
     }
 }
 

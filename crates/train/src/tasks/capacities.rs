@@ -2,7 +2,7 @@
 
 use flatout_data::{ImageRoom, Layout, Shape, max_segments, patch_step};
 use flatout_ir::Graph;
-use flatout_models::form::{Documents, Form, LossForm, Seen, SeenFrames, SeenPatches};
+use flatout_models::form::{Documents, Form, ImageExtents, LossForm, SeenFrames, SeenPatches};
 use flatout_models::vision::Qwen3VlConfig;
 
 use super::images;
@@ -131,13 +131,15 @@ pub fn trims_last_layer(config: &Config) -> bool {
 }
 
 /// The images among the tokens of a plan.
-fn seen(capacities: &Capacities) -> Option<Seen> {
+fn seen(capacities: &Capacities) -> Option<ImageExtents> {
     let Capacities { images, patches, largest_image, frames, videos, longest_video, repeats, .. } =
         *capacities;
     match (patches, frames) {
         (0, 0) => None,
-        (_, 0) => Some(Seen::Patches(SeenPatches { patches, images, largest: largest_image })),
-        _ => Some(Seen::Frames(SeenFrames { images, frames, videos, longest: longest_video, repeats })),
+        (_, 0) => Some(ImageExtents::Patches(SeenPatches { patches, images, largest: largest_image })),
+        _ => {
+            Some(ImageExtents::Frames(SeenFrames { images, frames, videos, longest: longest_video, repeats }))
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use flatout_ir::passes::differentiate::LOSS_SUM;
 use flatout_ir::passes::layout;
-use flatout_ir::{Class, OpKind, Piece, Plan};
+use flatout_ir::{Class, OpKind, Plan, TensorRange};
 use flatout_runtime::{RuntimeError, Session};
 
 use crate::run::state::{held, leaves};
@@ -58,7 +58,7 @@ fn adds_over_ranks(plan: &Plan) -> bool {
 fn blame(
     session: &Session,
     batch: &Batch,
-    weights: &[Piece],
+    weights: &[TensorRange],
     adds: bool,
 ) -> Result<Option<String>, RuntimeError> {
     // The backward pass goes from the last parameter to the first, and what is not finite goes on with it: the one it reached

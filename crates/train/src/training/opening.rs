@@ -146,8 +146,8 @@ fn rates(config: &Config) -> String {
 /// Those that were opened.
 fn libraries() -> BTreeMap<String, String> {
     let opened = cuda::library::libraries();
-    let version = |kind: cuda::library::Kind| {
+    let version = |kind: cuda::library::LibraryKind| {
         opened.get(kind).map(|library| (kind.name().to_string(), library.version.to_string()))
     };
-    cuda::library::Kind::ALL.into_iter().filter_map(version).collect()
+    cuda::library::LibraryKind::ALL.into_iter().filter_map(version).collect()
 }

@@ -41,7 +41,7 @@ pub fn evaluate_among(
                 }
             };
             let asked = stop().and_then(signal::number_of);
-            let told = Told { asked, part: results.as_ref().map(Part::of) };
+            let told = Told { asked, part: results.as_ref().map(BatchResults::of) };
             let all: Vec<Told> = message::read_all(&ranks.gather_bytes(&message::write(&told))?)?;
             if let Some(reason) = all.iter().find_map(|told| told.asked.and_then(signal::of_number)) {
                 return Ok(Err(reason));
@@ -90,12 +90,12 @@ fn with_averages<T>(
 struct Told {
     /// The number of the reason to stop, where it has one.
     asked: Option<usize>,
-    part: Option<Part>,
+    part: Option<BatchResults>,
 }
 
 /// The results of a batch. Floats are sent as their bits: some are not finite, and all arrive as they were.
 #[derive(Serialize, Deserialize)]
-struct Part {
+struct BatchResults {
     loss: u32,
     weight: u32,
     class_logits: Vec<u32>,
@@ -106,10 +106,10 @@ struct Part {
     answers: Vec<Option<u32>>,
 }
 
-impl Part {
-    fn of(results: &EvalResults) -> Part {
+impl BatchResults {
+    fn of(results: &EvalResults) -> BatchResults {
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
-        Part {
+        BatchResults {
             loss: results.loss.to_bits(),
             weight: results.weight.to_bits(),
             class_logits: bits(&results.class_logits),

@@ -63,7 +63,7 @@ impl Expected {
 
 /// One update, as progress shows it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Seen {
+pub struct UpdateStats {
     pub mfu: Option<f64>,
     pub of_predicted: Option<f64>,
     pub of_roofline: Option<f64>,
@@ -102,7 +102,7 @@ impl Watch {
 
     /// After some updates, a sentence where they take quite another time than the machine's calibration predicts. Updates
     /// that waited for their rows do not count.
-    pub fn doubt(&mut self, seen: &Seen, waited: f64) -> Option<String> {
+    pub fn doubt(&mut self, seen: &UpdateStats, waited: f64) -> Option<String> {
         let share = seen.of_predicted.filter(|_| waited < MOST_WAITED)?;
         if self.shares.len() == UPDATES_IN_DOUBT {
             return None;
@@ -127,13 +127,13 @@ impl Watch {
     }
 
     /// Observes an update of `tokens` tokens by a plan of gradients that took `seconds`. Waits for nothing.
-    pub fn see(&self, tokens: usize, by: Role, seconds: f64) -> Seen {
+    pub fn see(&self, tokens: usize, by: Role, seconds: f64) -> UpdateStats {
         let index = if let Role::Grad(index) = by { index } else { 0 };
         let Expected { flops_per_token, predicted_seconds } =
             *self.expected.get(index).unwrap_or(&self.expected[0]);
         let rate = tokens as f64 * flops_per_token / seconds;
         let share = (predicted_seconds > 0.0).then_some(predicted_seconds / seconds);
-        Seen {
+        UpdateStats {
             mfu: self.peak_flops.map(|peak| rate / peak),
             of_predicted: share.filter(|_| self.is_calibrated),
             // The CPU's rates are no peaks of this CPU.
@@ -212,7 +212,7 @@ mod tests {
         let watch = Watch::new(&compiled, config.train.batch, &Device::cpu());
         let predicted = prediction::step_cost(&compiled, config.train.batch).predicted_seconds;
         let seen = watch.see(1024, Role::GRAD, 2.0 * predicted);
-        assert_eq!(seen, Seen::default(), "rates of no CPU in particular promise nothing");
+        assert_eq!(seen, UpdateStats::default(), "rates of no CPU in particular promise nothing");
         assert_eq!(watch.note(), None);
 
         compiled.target.name = "h200".into();
@@ -231,7 +231,7 @@ mod tests {
         assert!(doubts[0].contains("2.0 times as long as the calibration"), "{doubts:?}");
         let mut quick = Watch { shares: vec![], ..watch };
         assert_eq!((0..40).find_map(|_| quick.doubt(&seen, 0.5)), None, "it waits for its rows");
-        let seen = Seen { of_predicted: Some(0.9), ..seen };
+        let seen = UpdateStats { of_predicted: Some(0.9), ..seen };
         assert_eq!((0..40).find_map(|_| quick.doubt(&seen, 0.0)), None);
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use flatout_ir::passes::adapter;
 use flatout_ir::passes::average::averaged_weight;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
-use flatout_ir::{Class, DType, Init, Piece, TensorType, bicubic, random};
+use flatout_ir::{Class, DType, Init, TensorRange, TensorType, bicubic, random};
 use flatout_runtime::cpu::normal;
 use flatout_waits::{self as waits, Unit};
 
@@ -26,7 +26,7 @@ pub fn write(session: &mut Session, seed: u64) -> Result<(), RuntimeError> {
 pub fn write_adapters(
     session: &mut Session,
     seed: u64,
-    source: impl Fn(&Piece) -> Result<Vec<u8>, Failure>,
+    source: impl Fn(&TensorRange) -> Result<Vec<u8>, Failure>,
 ) -> Result<(), Failure> {
     write_drawn(session, seed, |path| path.starts_with(adapter::SCOPE))?;
     write_row_norms(session, source)
@@ -34,7 +34,7 @@ pub fn write_adapters(
 
 fn write_drawn(session: &mut Session, seed: u64, wanted: impl Fn(&str) -> bool) -> Result<(), RuntimeError> {
     let pieces = held(session, Class::is_parameter);
-    let bytes: usize = pieces.iter().map(Piece::bytes).sum();
+    let bytes: usize = pieces.iter().map(TensorRange::bytes).sum();
     let wait = waits::begin("drawing first weights", Unit::Bytes, Some(bytes as u64));
     for piece in pieces.into_iter().filter(|piece| piece.init != Init::RowNorms && wanted(&piece.path)) {
         quantized::write(session, &piece, &drawn_for(&piece, seed))?;
@@ -44,7 +44,7 @@ fn write_drawn(session: &mut Session, seed: u64, wanted: impl Fn(&str) -> bool) 
 }
 
 /// The first values of a piece in the type of its slot.
-fn drawn_for(piece: &Piece, seed: u64) -> Vec<u8> {
+fn drawn_for(piece: &TensorRange, seed: u64) -> Vec<u8> {
     match piece.ty.dtype {
         DType::BF16 => narrow(&piece.path, &piece.init, seed, piece.range.clone()),
         _ => bytes_of(&drawn(&piece.path, &piece.init, seed, piece.range.clone())),
@@ -54,7 +54,7 @@ fn drawn_for(piece: &Piece, seed: u64) -> Vec<u8> {
 /// Writes magnitudes: the norms of the rows of weights as they are stored. Of a weight that ranks divide, `source` gives all rows.
 fn write_row_norms<E: From<RuntimeError>>(
     session: &mut Session,
-    source: impl Fn(&Piece) -> Result<Vec<u8>, E>,
+    source: impl Fn(&TensorRange) -> Result<Vec<u8>, E>,
 ) -> Result<(), E> {
     let pieces = held(session, Class::is_parameter);
     for piece in pieces.iter().filter(|piece| piece.init == Init::RowNorms && piece.elements() > 0) {
@@ -64,7 +64,7 @@ fn write_row_norms<E: From<RuntimeError>>(
         let rows = columns * piece.range.start..columns * piece.range.end;
         let wide = match weight.covering(&rows) {
             Some(rows) => quantized::read_f32(session, &rows)?,
-            None => as_f32(weight.ty.dtype, &source(&Piece { range: rows, ..weight.clone() })?),
+            None => as_f32(weight.ty.dtype, &source(&TensorRange { range: rows, ..weight.clone() })?),
         };
         session.write_range(&piece.slot, piece.at, &bytes_of(&row_norms(&wide, piece.elements())))?;
     }

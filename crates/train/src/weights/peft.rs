@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use flatout_ir::passes::adapter::{EMBED, HEAD, SCOPE, is_end};
-use flatout_ir::{Adapter, Class, Init, Piece, TensorType};
+use flatout_ir::{Adapter, Class, Init, TensorRange, TensorType};
 use flatout_models::config::{DecoderConfig, Head};
 use flatout_models::library::huggingface;
 use flatout_models::library::stored::Stored;
@@ -25,7 +25,7 @@ use crate::run::checkpoint::{Dtype, TensorFile, header};
 use crate::run::state::held;
 use crate::weights::adapters::also_trains;
 use crate::weights::export::target::METADATA;
-use crate::weights::pretrained::{Place, Weights, parameters};
+use crate::weights::pretrained::{TensorLocation, Weights, parameters};
 use flatout_data::durable;
 
 mod modules;
@@ -55,7 +55,7 @@ pub struct Peft {
 }
 
 /// One weight's adapter in a folder.
-struct Found {
+struct WeightAdapter {
     weight: String,
     rank: usize,
     alpha: f64,
@@ -79,7 +79,7 @@ impl Peft {
         })?;
         let is_dora = described["use_dora"].as_bool().unwrap_or(false);
         let shapes = parameters(&model.clone().into());
-        let mut found: Vec<Found> = vec![];
+        let mut found: Vec<WeightAdapter> = vec![];
         let mut tensors: BTreeMap<String, TensorType> = BTreeMap::new();
         let mut places: Vec<(String, String, Option<Stored>)> = vec![];
         let mut tables: Vec<(String, String)> = vec![];
@@ -114,7 +114,7 @@ impl Peft {
                     places.push((slot.path.clone(), theirs, within));
                     tensors.insert(slot.path, slot.ty);
                 }
-                found.push(Found { weight: part.weight.clone(), rank, alpha });
+                found.push(WeightAdapter { weight: part.weight.clone(), rank, alpha });
             }
             let table = name(TABLE);
             if is_end(&module.parts[0].weight) && unused.remove(table.as_str()) {
@@ -175,12 +175,12 @@ impl Peft {
         }
         let mut weights = Weights::of_files(vec![(path, file)]);
         for (ours, name, within) in places {
-            weights.place(ours, Place { file: 0, name, within, expect: None, nf4: None });
+            weights.place(ours, TensorLocation { file: 0, name, within, expect: None, nf4: None });
         }
         for (_, name) in &tables {
             weights.place(
                 name.clone(),
-                Place { file: 0, name: name.clone(), within: None, expect: None, nf4: None },
+                TensorLocation { file: 0, name: name.clone(), within: None, expect: None, nf4: None },
             );
         }
         let kind = if is_dora { AdapterKind::Dora } else { AdapterKind::Lora };
@@ -220,7 +220,7 @@ impl Peft {
         // Tables that were written with it are those of the model, and a tied head is the embedding.
         for (weight, name) in &self.tables {
             for piece in pieces.iter().filter(|piece| piece.path == *weight) {
-                let theirs = self.weights.piece(&Piece { path: name.clone(), ..piece.clone() })?;
+                let theirs = self.weights.piece(&TensorRange { path: name.clone(), ..piece.clone() })?;
                 if session.read_range(&piece.slot, piece.within())? != theirs {
                     return Err(Failure::User(UserError(format!(
                         "the adapter of `adapter.from` comes with `{name}`, which is not `{weight}` of this model: it belongs \
@@ -345,7 +345,7 @@ fn check(path: &Path, file: &TensorFile, name: &str, dims: &[usize]) -> Result<(
 }
 
 /// The keys of section `adapter` that say what was found: the first rank and alpha are the section's, others groups'.
-fn section(kind: AdapterKind, found: &[Found], all: &[&str]) -> config::Adapter {
+fn section(kind: AdapterKind, found: &[WeightAdapter], all: &[&str]) -> config::Adapter {
     let mut shapes: Vec<(usize, f64)> = vec![];
     for beside in found {
         if !shapes.contains(&(beside.rank, beside.alpha)) {

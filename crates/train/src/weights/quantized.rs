@@ -6,7 +6,7 @@ use std::ops::Range;
 use flatout_ir::nf4::{self, BLOCK, Magnitudes, NESTED};
 use flatout_ir::passes::nf4::{MAP, magnitude_paths};
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
-use flatout_ir::{DType, Op, Piece, PlanSet};
+use flatout_ir::{DType, Op, PlanSet, TensorRange};
 use flatout_runtime::{RuntimeError, Session};
 use rayon::prelude::*;
 
@@ -59,7 +59,7 @@ pub fn rounded(values: &[f32], narrow: bool) -> Vec<f32> {
 }
 
 /// Writes a piece of a parameter, whose bytes are of its type: as they are, or quantised where the session keeps it in NF4.
-pub fn write(session: &mut Session, piece: &Piece, bytes: &[u8]) -> Result<(), RuntimeError> {
+pub fn write(session: &mut Session, piece: &TensorRange, bytes: &[u8]) -> Result<(), RuntimeError> {
     if !piece.is_nf4() {
         return session.write_range(&piece.slot, piece.at, bytes);
     }
@@ -77,7 +77,7 @@ pub fn write(session: &mut Session, piece: &Piece, bytes: &[u8]) -> Result<(), R
 /// Writes codes and magnitudes, and the map of these, as they are where the session keeps a weight in NF4.
 pub fn write_codes(
     session: &mut Session,
-    piece: &Piece,
+    piece: &TensorRange,
     codes: &[u8],
     magnitudes: &Magnitudes,
     map: &[f32; 256],
@@ -92,7 +92,7 @@ pub fn write_codes(
 }
 
 /// The values of a piece as f32, as products read them.
-pub fn read_f32(session: &Session, piece: &Piece) -> Result<Vec<f32>, RuntimeError> {
+pub fn read_f32(session: &Session, piece: &TensorRange) -> Result<Vec<f32>, RuntimeError> {
     if !piece.is_nf4() {
         return session.read_range_f32(&piece.slot, piece.within());
     }

@@ -12,7 +12,7 @@ fn start(flags: &Flags, variables: &str) -> Result<Start, String> {
     place(flags, &env, US)
 }
 
-fn rank(variables: &str) -> Place {
+fn rank(variables: &str) -> RankPlacement {
     match start(&Flags::default(), variables) {
         Ok(Start::Rank(place)) => place,
         other => panic!("{other:?}"),
@@ -63,8 +63,8 @@ fn one_task_a_node() -> String {
 
 #[test]
 fn every_starter_by_a_recorded_environment() {
-    assert_eq!(rank(""), Place::alone());
-    assert_eq!(rank("RANK=colonel"), Place::alone(), "without a size it is some other program's");
+    assert_eq!(rank(""), RankPlacement::alone());
+    assert_eq!(rank("RANK=colonel"), RankPlacement::alone(), "without a size it is some other program's");
     let torchrun = rank(TORCHRUN);
     assert_eq!((torchrun.rank, torchrun.ranks, torchrun.local, torchrun.node), (5, 8, Some((1, 4)), Some(1)));
     assert_eq!(torchrun.meeting, address("gpu-a", 29500..29516, "none"));
@@ -95,10 +95,10 @@ fn every_starter_by_a_recorded_environment() {
     let other = rank(&SRUN_TWO_NODES.replace("STEP_ID=0", "STEP_ID=1"));
     assert_ne!(other.meeting, rank(SRUN_TWO_NODES).meeting, "two steps of a job do not meet");
 
-    assert_eq!(rank(SBATCH), Place::alone(), "a batch script without srun is one process");
+    assert_eq!(rank(SBATCH), RankPlacement::alone(), "a batch script without srun is one process");
     let interactive =
         "SLURM_STEP_ID=4294967290 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NODELIST=gpu-07";
-    assert_eq!(rank(interactive), Place::alone());
+    assert_eq!(rank(interactive), RankPlacement::alone());
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_starter_inside_another_wins() {
 fn flags_start_copies() {
     let ranks = |ranks| Flags { ranks: Some(ranks), ..Flags::default() };
     assert_eq!(start(&ranks(4), ""), Ok(Start::Copies(Copies { here: 4, node: 0, nodes: 1 })));
-    assert_eq!(start(&ranks(1), ""), Ok(Start::Rank(Place::alone())));
+    assert_eq!(start(&ranks(1), ""), Ok(Start::Rank(RankPlacement::alone())));
     let nodes = Flags { nodes: Some(2), node: Some(1), address: Some("gpu-a:4000".into()), ..ranks(4) };
     assert_eq!(start(&nodes, ""), Ok(Start::Copies(Copies { here: 4, node: 1, nodes: 2 })));
     assert_eq!(start(&nodes, SBATCH), Ok(Start::Copies(Copies { here: 4, node: 1, nodes: 2 })));

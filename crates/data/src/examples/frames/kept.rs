@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::shard::{SampleRow, ShardExamples};
 use crate::examples::{Example, Sighting};
-use crate::formats::{OnError, Place, Reason, Version};
+use crate::formats::{OnError, Reason, SourceLocation, Version};
 use crate::random::{fingerprint, key};
 use crate::sealed::{self, Lines, Sealed, escaped_path, path};
 use crate::vision::Grid;
@@ -111,7 +111,7 @@ fn from_text(text: impl Read, of: &Of) -> Option<ShardExamples> {
             "skipped" => {
                 let (reason, count, offset) =
                     (Reason::numbered(decimal()? as usize)?, decimal()?, decimal()?);
-                let place = Place { file: of.named.clone(), line: None, row: None, offset };
+                let place = SourceLocation { file: of.named.clone(), line: None, row: None, offset };
                 shard.skipped.note_many(reason, count, place);
             }
             "frame" => {
@@ -186,7 +186,7 @@ mod tests {
         push(&mut shard.examples, &shown(&[9], 2, 4), &(vec![5, 6], vec![0.0, 0.5]));
         push(&mut shard.examples, &[], &(vec![9], vec![1.0]));
         shard.rows = (0..3).map(|row| SampleRow { hash: u64::MAX - row, offset: 512 * row }).collect();
-        let first = Place { file: of.named.clone(), line: None, row: None, offset: 512 };
+        let first = SourceLocation { file: of.named.clone(), line: None, row: None, offset: 512 };
         shard.skipped.note_many(Reason::Damaged, 2, first);
         shard
     }

@@ -28,7 +28,7 @@ use super::sets::{ExampleSets, ExampleSpec, ImageCounts, SetDescription, pool, t
 use super::template::{CHATML_TOKENS, ChatTemplate};
 use super::{ExampleTable, Sighting, synthetic};
 use crate::error::DataError;
-use crate::formats::{Place, Skipped};
+use crate::formats::{Skipped, SourceLocation};
 use crate::images::{MAX_PIXELS, Member, OpenArchive, files};
 use crate::order::split::Splitter;
 use crate::random::{fingerprint, key};
@@ -209,7 +209,7 @@ const SAMPLE_BYTES: usize = 64 << 20;
 
 fn train_vocabulary(writing: &Writing<'_>, paths: &Paths) -> Result<Vocabulary, DataError> {
     let (mut texts, mut bytes): (Vec<String>, usize) = (vec![], 0);
-    let mut take = |said: &sample::Said| -> Result<bool, super::wrong::Wrong> {
+    let mut take = |said: &sample::SampleMetadata| -> Result<bool, super::wrong::Wrong> {
         for masked in writing.texts(said)? {
             // The spelling of special tokens is not learned again as text.
             let bare = CHATML_TOKENS.iter().fold(masked.text, |text, token| text.replace(token, " "));
@@ -286,7 +286,7 @@ fn shard(
 }
 
 /// A drawn sample, and its frames.
-fn drawn(writing: &Writing<'_>, row: u64) -> (sample::Said, Vec<Sighting>) {
+fn drawn(writing: &Writing<'_>, row: u64) -> (sample::SampleMetadata, Vec<Sighting>) {
     let sample = if writing.frames.pairs { moving::pairs::pair } else { moving::sample };
     sample(writing.spec.seed, row, writing.frames.still_frames)
 }
@@ -330,7 +330,7 @@ fn frame_bytes<'s>(sources: impl Iterator<Item = &'s Source>) -> FrameBytes {
 /// One side of a set.
 struct Side {
     table: ExampleTable,
-    places: Vec<Place>,
+    places: Vec<SourceLocation>,
 }
 
 impl Side {

@@ -7,7 +7,7 @@
 
 pub(super) mod pairs;
 
-use super::sample::{Content, Said};
+use super::sample::{Content, SampleMetadata};
 use super::shard::shown;
 use crate::examples::Sighting;
 use crate::examples::synthetic::Draw;
@@ -46,17 +46,17 @@ struct Scene {
 
 /// The kinds of samples in the set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum SampleKind {
     Video,
     Still,
     Text,
 }
 
-fn form(sample: u64) -> Form {
+fn kind(sample: u64) -> SampleKind {
     match sample % 8 {
-        6 => Form::Still,
-        7 => Form::Text,
-        _ => Form::Video,
+        6 => SampleKind::Still,
+        7 => SampleKind::Text,
+        _ => SampleKind::Video,
     }
 }
 
@@ -79,10 +79,10 @@ impl Scene {
         };
         let shapes = colours.into_iter().zip(ways).take(shapes(sample)).map(&mut shape).collect();
         let ground = 100 + draw.below(40) as u8;
-        let frames = match form(sample) {
-            Form::Video => FRAMES[0] + draw.below(FRAMES[1] - FRAMES[0] + 1),
-            Form::Still => 1,
-            Form::Text => 0,
+        let frames = match kind(sample) {
+            SampleKind::Video => FRAMES[0] + draw.below(FRAMES[1] - FRAMES[0] + 1),
+            SampleKind::Still => 1,
+            SampleKind::Text => 0,
         };
         Scene { shapes, ground, frames }
     }
@@ -94,22 +94,22 @@ impl Scene {
 }
 
 /// The text of a sample, and its frames.
-pub(super) fn sample(seed: u64, sample: u64, still_frames: usize) -> (Said, Vec<Sighting>) {
+pub(super) fn sample(seed: u64, sample: u64, still_frames: usize) -> (SampleMetadata, Vec<Sighting>) {
     let scene = Scene::drawn(seed, sample);
-    let (user, assistant) = match form(sample) {
-        Form::Video => {
+    let (user, assistant) = match kind(sample) {
+        SampleKind::Video => {
             ("What moved?", format!("The {} moved {}.", scene.named(), WAYS[scene.shapes[0].way].0))
         }
-        Form::Still => ("What is this?", format!("A {}.", scene.named())),
-        Form::Text => ("Say it again.", format!("The {}.", scene.named())),
+        SampleKind::Still => ("What is this?", format!("A {}.", scene.named())),
+        SampleKind::Text => ("Say it again.", format!("The {}.", scene.named())),
     };
-    let user = match form(sample) {
-        Form::Text => format!("{user} The {}.", scene.named()),
+    let user = match kind(sample) {
+        SampleKind::Text => format!("{user} The {}.", scene.named()),
         _ => user.to_string(),
     };
     let hashes: Vec<u64> = (0..scene.frames as u64).map(|frame| key(key(seed, sample), frame)).collect();
     let content = Content::Answer { user, assistant };
-    let said = Said { content, source: "shapes".into(), frame_count: Some(scene.frames as u64) };
+    let said = SampleMetadata { content, source: "shapes".into(), frame_count: Some(scene.frames as u64) };
     (said, shown(&hashes, sample as u32 * A_SAMPLE, still_frames))
 }
 
@@ -152,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    fn answer(said: &Said) -> &str {
+    fn answer(said: &SampleMetadata) -> &str {
         match &said.content {
             Content::Answer { assistant, .. } => assistant,
             other => panic!("{other:?}"),

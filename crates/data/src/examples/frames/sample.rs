@@ -32,7 +32,7 @@ pub(super) enum Content {
 
 /// All that the JSON of a sample says.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Said {
+pub(super) struct SampleMetadata {
     pub content: Content,
     /// The set that it was taken from.
     pub source: String,
@@ -108,7 +108,12 @@ impl Parts {
     }
 
     /// The JSON and the text of the sample, which are read here.
-    pub fn said(&self, key: &str, archive: &Archive, most: u64) -> std::io::Result<Result<Said, Wrong>> {
+    pub fn said(
+        &self,
+        key: &str,
+        archive: &Archive,
+        most: u64,
+    ) -> std::io::Result<Result<SampleMetadata, Wrong>> {
         let mut texts = [None, None];
         for (place, entry) in texts.iter_mut().zip([&self.json, &self.text]) {
             let Some(entry) = entry else { continue };
@@ -131,7 +136,7 @@ impl Parts {
 }
 
 /// The text of a sample with this number of frames, from its JSON or from a caption beside it.
-fn said(key: &str, json: Option<&str>, text: Option<String>, frames: usize) -> Result<Said, Wrong> {
+fn said(key: &str, json: Option<&str>, text: Option<String>, frames: usize) -> Result<SampleMetadata, Wrong> {
     let fields = match json.map(serde_json::from_str::<Fields>) {
         Some(Ok(fields)) => Some(fields),
         Some(Err(error)) => {
@@ -171,7 +176,7 @@ fn said(key: &str, json: Option<&str>, text: Option<String>, frames: usize) -> R
             format!("the sample {key} says that it has no frames and has {frames}; correct its frame_count");
         return wrong(Reason::ImageCount, said);
     }
-    Ok(Said { content, source, frame_count })
+    Ok(SampleMetadata { content, source, frame_count })
 }
 
 fn content(key: &str, fields: &Fields, text: Option<String>) -> Result<Content, Wrong> {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::FrameSpec;
-use super::sample::{Content, Parts, Said};
+use super::sample::{Content, Parts, SampleMetadata};
 use crate::error::DataError;
 use crate::examples::conversation::{Conversation, message};
 use crate::examples::encoder::Encoder;
@@ -14,7 +14,7 @@ use crate::examples::sets::{ExampleSpec, TooLong};
 use crate::examples::template::ChatTemplate;
 use crate::examples::wrong::Wrong;
 use crate::examples::{Example, ExampleTable, Sighting};
-use crate::formats::{OnError, Place, Reason, Skipped, unreadable};
+use crate::formats::{OnError, Reason, Skipped, SourceLocation, unreadable};
 use crate::images::{Archive, Entry, Flaw, Samples};
 use crate::random::{fingerprint, key};
 use crate::vision::Grid;
@@ -61,7 +61,7 @@ pub(super) enum Fate {
 }
 
 /// Takes a sample by its key, where it begins, its members and what they say; and whether it wants more.
-type SeeSample<'s> = dyn FnMut(&str, u64, &Parts, Said) -> Result<bool, Wrong> + 's;
+type SeeSample<'s> = dyn FnMut(&str, u64, &Parts, SampleMetadata) -> Result<bool, Wrong> + 's;
 
 /// Hands every sample of an archive to `see`, and counts or refuses those that cannot be used.
 pub(super) fn each_sample(
@@ -72,7 +72,7 @@ pub(super) fn each_sample(
 ) -> Result<(u64, Skipped), DataError> {
     let failed = |error: std::io::Error| unreadable(path, &error);
     let mut skipped = Skipped::default();
-    let leave_out = |skipped: &mut Skipped, wrong: Wrong, place: Place| match spec.read.on_error {
+    let leave_out = |skipped: &mut Skipped, wrong: Wrong, place: SourceLocation| match spec.read.on_error {
         OnError::Skip if !wrong.is_final => {
             skipped.note(wrong.reason, place);
             Ok(())
@@ -130,7 +130,7 @@ impl Writing<'_> {
     }
 
     /// The texts of a sample with what is learned of them; none of one that is tokens already.
-    pub fn texts(&self, said: &Said) -> Result<Vec<Masked>, Wrong> {
+    pub fn texts(&self, said: &SampleMetadata) -> Result<Vec<Masked>, Wrong> {
         self.check_form(&said.content)?;
         let (user, answers): (&str, Vec<&String>) = match &said.content {
             Content::Tokens { .. } => return Ok(vec![]),
@@ -169,7 +169,7 @@ impl Writing<'_> {
         Err(Wrong::new(Reason::Pair, said))
     }
 
-    pub fn written(&self, said: &Said, encoder: &Encoder, vocab: usize) -> Result<Fate, Wrong> {
+    pub fn written(&self, said: &SampleMetadata, encoder: &Encoder, vocab: usize) -> Result<Fate, Wrong> {
         self.check_form(&said.content)?;
         let weighted: Vec<Weighted> = match &said.content {
             Content::Tokens { ids, learned } => {
@@ -272,6 +272,6 @@ pub(super) fn push(table: &mut ExampleTable, images: &[Sighting], (tokens, weigh
 }
 
 /// Where a sample is.
-pub(super) fn place(path: &Arc<PathBuf>, row: SampleRow) -> Place {
-    Place { file: path.clone(), line: None, row: None, offset: row.offset }
+pub(super) fn place(path: &Arc<PathBuf>, row: SampleRow) -> SourceLocation {
+    SourceLocation { file: path.clone(), line: None, row: None, offset: row.offset }
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use crate::examples::conversation::wrong;
-use crate::examples::encoder::Piece;
+use crate::examples::encoder::TokenSpan;
 use crate::examples::wrong::Wrong;
 use crate::formats::Reason;
 use crate::vision::{EncodedImage, Patching};
 
 /// An image among the tokens of an example.
-pub(in crate::examples) struct Seen {
+pub(in crate::examples) struct ImageSpan {
     /// The first of its tokens, and how many they are.
     pub start: usize,
     pub tokens: usize,
@@ -20,12 +20,12 @@ pub(in crate::examples) struct Seen {
 pub(in crate::examples) struct Expanded {
     pub tokens: Vec<u32>,
     pub weights: Vec<f32>,
-    pub images: Vec<Seen>,
+    pub images: Vec<ImageSpan>,
 }
 
 /// The tokens of a text with their weights, where every `token` stands for one of the images, in order.
 pub(in crate::examples) fn expand<'i>(
-    pieces: &[Piece],
+    pieces: &[TokenSpan],
     weights: &[f32],
     token: u32,
     patching: &Patching,
@@ -53,7 +53,7 @@ pub(in crate::examples) fn expand<'i>(
         let (start, tokens) = (expanded.tokens.len(), patching.tokens(image.grid));
         expanded.tokens.resize(start + tokens, token);
         expanded.weights.resize(start + tokens, 0.0);
-        expanded.images.push(Seen { start, tokens, image });
+        expanded.images.push(ImageSpan { start, tokens, image });
     }
     Ok(expanded)
 }

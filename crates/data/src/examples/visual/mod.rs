@@ -20,7 +20,7 @@ use super::encoder::Encoder;
 use super::preference::{JudgedSchema, PairSchema};
 use super::wrong::Wrong;
 use crate::error::DataError;
-use crate::formats::{Fields, Place};
+use crate::formats::{Fields, SourceLocation};
 use crate::images::MAX_PIXELS;
 use crate::random::key;
 use crate::text::tokenizer::Vocabulary;
@@ -28,7 +28,7 @@ use crate::vision::{EncodedImage, ImageReader, Patching};
 
 use schema::Shown;
 
-pub(super) use expand::{Expanded, Seen, expand};
+pub(super) use expand::{Expanded, ImageSpan, expand};
 pub(super) use given::shows_images;
 pub(super) use schema::VisualSchema;
 
@@ -107,7 +107,7 @@ impl<'s> Sight<'s> {
         &self,
         schema: &VisualSchema,
         fields: &Fields,
-        place: &Place,
+        place: &SourceLocation,
     ) -> Result<Vec<SightedChat>, Wrong> {
         let shown = schema.read(fields, self.spec.column.as_deref())?;
         shown.into_iter().map(|shown| self.looked_into(shown, place)).collect()
@@ -118,7 +118,7 @@ impl<'s> Sight<'s> {
         &self,
         schema: &PairSchema,
         fields: &Fields,
-        place: &Place,
+        place: &SourceLocation,
     ) -> Result<[SightedChat; 2], Wrong> {
         let [chosen, rejected] = schema::pair(*schema, fields, self.spec.column.as_deref())?;
         Ok([self.looked_into(chosen, place)?, self.looked_into(rejected, place)?])
@@ -129,14 +129,18 @@ impl<'s> Sight<'s> {
         &self,
         schema: &JudgedSchema,
         fields: &Fields,
-        place: &Place,
+        place: &SourceLocation,
     ) -> Result<(SightedChat, bool), Wrong> {
         let (shown, is_wanted) = schema::judged(*schema, fields, self.spec.column.as_deref())?;
         Ok((self.looked_into(shown, place)?, is_wanted))
     }
 
     /// Looks into the images of a conversation. Paths begin in the given folder, or where the row's file is.
-    fn looked_into(&self, Shown { chat, images }: Shown, place: &Place) -> Result<SightedChat, Wrong> {
+    fn looked_into(
+        &self,
+        Shown { chat, images }: Shown,
+        place: &SourceLocation,
+    ) -> Result<SightedChat, Wrong> {
         let folder = place.file.parent().filter(|folder| !folder.as_os_str().is_empty());
         let root = self.spec.root.as_deref().or(folder).unwrap_or(Path::new("."));
         let look = |(turn, image)| Ok((turn, given::look(&self.reader, &image, root)?));

@@ -124,7 +124,7 @@ fn parse(lines: &mut Lines<impl Read>) -> Option<Index> {
                 let (line, row) = (number()?, number()?);
                 let offset = words.next()?.parse().ok()?;
                 let file = Arc::new(path(words.next()?)?);
-                skipped.note_many(reason, count, Place { file, line, row, offset });
+                skipped.note_many(reason, count, SourceLocation { file, line, row, offset });
             }
             "file" => {
                 let format = Format::named(words.next()?)?;

@@ -21,7 +21,7 @@ use super::bytes::Bytes;
 use super::fault::{Skipped, Trouble};
 use super::find::{Input, is_indexable, unreadable};
 use super::parquet::{Column, Page};
-use super::place::{Document, Place};
+use super::place::{Document, SourceLocation};
 use super::reader::read;
 use super::reading::TextOf;
 use super::{Format, ReadOptions};
@@ -147,12 +147,12 @@ impl Index {
         self.extents.iter().fold(key(0, self.count()), |hash, extent| key(hash, extent.hash))
     }
 
-    pub fn place(&self, at: u64) -> Place {
+    pub fn place(&self, at: u64) -> SourceLocation {
         let (number, extent) = self.extent(at);
         let file = &self.files[number];
         let line = Some(u64::from(extent.line));
         let (line, row) = if file.format == Format::Parquet { (None, line) } else { (line, None) };
-        Place { file: file.path.clone(), line, row, offset: extent.at }
+        SourceLocation { file: file.path.clone(), line, row, offset: extent.at }
     }
 
     /// Document `at`, which is below [`Index::count`]. Many threads may read at once. A document that is not what it was
@@ -267,7 +267,7 @@ fn scan(input: &Input, options: &ReadOptions, wait: &Wait) -> Result<Scanned, Da
     Ok((file, extents, reader.into_skipped()))
 }
 
-fn changed(place: &Place) -> DataError {
+fn changed(place: &SourceLocation) -> DataError {
     DataError::environment(format!(
         "{place}: the file changed after it was indexed; put the old one back, or start again with the new one."
     ))

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use super::ReadOptions;
 use super::bytes::Bytes;
 use super::fault::{Fault, Reason, Trouble};
-use super::reading::{Documents, Piece};
+use super::reading::{Documents, RawDocument};
 use footer::Chunk;
 use page::{Header, PageKind};
 
@@ -91,7 +91,7 @@ pub(super) struct Parquet {
 }
 
 impl Documents for Parquet {
-    fn next(&mut self) -> Result<Option<Piece>, Trouble> {
+    fn next(&mut self) -> Result<Option<RawDocument>, Trouble> {
         if let Some(file) = self.file.take() {
             let column = Column::open(file, &self.field)?;
             self.at = column.chunks.first().map_or(0, |chunk| chunk.start);
@@ -116,9 +116,13 @@ impl Documents for Parquet {
             return fault(Reason::TooLong, &said);
         }
         match std::str::from_utf8(bytes) {
-            Ok(text) => {
-                Ok(Some(Piece { text: text.into(), line: None, row: Some(row), at, len: on_page as u32 }))
-            }
+            Ok(text) => Ok(Some(RawDocument {
+                text: text.into(),
+                line: None,
+                row: Some(row),
+                at,
+                len: on_page as u32,
+            })),
             Err(error) => {
                 let said = format!("byte {} of the document is not UTF-8", error.valid_up_to());
                 fault(Reason::NotUtf8, &said)

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::encoded::Member;
 use super::found::Labels;
-use crate::formats::{OnError, Place, Reason, Skipped, Version};
+use crate::formats::{OnError, Reason, Skipped, SourceLocation, Version};
 use crate::random::{fingerprint, key};
 use crate::sealed::{self, Lines, Sealed, escaped, escaped_path, path, unescaped};
 
@@ -94,8 +94,8 @@ impl ArchiveIndex {
     fn from_text(text: impl Read, of: &Of, number: u32) -> Option<Self> {
         let mut lines = Lines::new(text);
         let mut index = Self::default();
-        let (mut names, mut is_of): (Vec<(String, Place)>, bool) = (Vec::new(), false);
-        let place = |offset: u64| Place { file: of.named.clone(), line: None, row: None, offset };
+        let (mut names, mut is_of): (Vec<(String, SourceLocation)>, bool) = (Vec::new(), false);
+        let place = |offset: u64| SourceLocation { file: of.named.clone(), line: None, row: None, offset };
         if lines.next()? != FORM {
             return None;
         }
@@ -145,7 +145,7 @@ mod tests {
 
     fn index(of: &Of) -> ArchiveIndex {
         let mut index = ArchiveIndex::default();
-        let place = |offset| Place { file: of.named.clone(), line: None, row: None, offset };
+        let place = |offset| SourceLocation { file: of.named.clone(), line: None, row: None, offset };
         for (at, label) in ["a cat", "dog\n", "a cat", "="].iter().enumerate() {
             let offset = 512 * at as u64;
             index.labels.push(label, || place(offset));
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(ArchiveIndex::load(&cache, &of, OnError::Fail, 3), Some(made.clone()));
         assert_eq!(ArchiveIndex::load(&cache, &Of::now(&archive, None).unwrap(), OnError::Fail, 3), None);
         // An index with skipped samples serves only those who may skip.
-        let first = Place { file: Arc::new(archive.clone()), line: None, row: None, offset: 512 };
+        let first = SourceLocation { file: Arc::new(archive.clone()), line: None, row: None, offset: 512 };
         made.skipped.note_many(Reason::Damaged, 2, first);
         made.keep(&cache, &of).unwrap();
         assert_eq!(ArchiveIndex::load(&cache, &of, OnError::Fail, 3), None);

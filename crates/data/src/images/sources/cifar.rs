@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{cifar_python, paths};
 use crate::error::DataError;
-use crate::formats::{Place, unreadable};
+use crate::formats::{SourceLocation, unreadable};
 use crate::images::stored::{Images, Picture, Stored, Trouble};
 use crate::random::key;
 
@@ -212,11 +212,11 @@ impl Images for Cifar {
         Ok(Stored::Pixels(Picture { width: SIDE, height: SIDE, rgb }))
     }
 
-    fn place(&self, index: u64) -> Place {
+    fn place(&self, index: u64) -> SourceLocation {
         let file = self.files.partition_point(|(_, end)| *end <= index);
         let before = if file == 0 { 0 } else { self.files[file - 1].1 };
         let offset = (index - before) * (self.label_bytes + IMAGE) as u64;
-        Place { file: self.files[file].0.clone(), line: None, row: Some(index - before + 1), offset }
+        SourceLocation { file: self.files[file].0.clone(), line: None, row: Some(index - before + 1), offset }
     }
 }
 

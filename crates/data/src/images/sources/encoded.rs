@@ -11,7 +11,7 @@ use std::time::UNIX_EPOCH;
 use rayon::prelude::*;
 
 use crate::error::DataError;
-use crate::formats::{Place, Reason, unreadable};
+use crate::formats::{Reason, SourceLocation, unreadable};
 use crate::images::flaw::Flaw;
 use crate::images::stored::{Images, Stored, Trouble};
 use crate::random::{fingerprint, key};
@@ -162,9 +162,9 @@ impl Images for Encoded {
         versions.into_iter().fold(1, key)
     }
 
-    fn place(&self, index: u64) -> Place {
+    fn place(&self, index: u64) -> SourceLocation {
         match &self.holder {
-            Holder::Files(paths) => Place {
+            Holder::Files(paths) => SourceLocation {
                 file: Arc::new(paths[index as usize].to_path_buf()),
                 line: None,
                 row: None,
@@ -173,7 +173,7 @@ impl Images for Encoded {
             Holder::Members { archives, members } => {
                 let member = members[index as usize];
                 let file = archives[member.archive as usize].path.clone();
-                Place { file, line: None, row: None, offset: member.offset }
+                SourceLocation { file, line: None, row: None, offset: member.offset }
             }
         }
     }

@@ -8,7 +8,7 @@ use super::encoded::Holder;
 use super::found::{FoundImages, Labels};
 use super::paths::{entries, files, has_ending};
 use crate::error::DataError;
-use crate::formats::{OnError, Place, Reason, unreadable};
+use crate::formats::{OnError, Reason, SourceLocation, unreadable};
 use crate::images::flaw::{Flaw, Ledger};
 use crate::random::fingerprint;
 use crate::text::source::OpenEvent;
@@ -101,8 +101,8 @@ pub(in crate::images) fn unlabelled(words: &[String], on_error: OnError) -> Resu
     Ok(FoundImages { kind: "files", files, holder, labels, names, hashes, skipped: ledger.skipped })
 }
 
-fn at(path: &Path) -> Place {
-    Place { file: Arc::new(path.into()), line: None, row: None, offset: 0 }
+fn at(path: &Path) -> SourceLocation {
+    SourceLocation { file: Arc::new(path.into()), line: None, row: None, offset: 0 }
 }
 
 fn name_of(folder: &Path) -> Result<String, DataError> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::encoded::{Encoded, Holder};
 use crate::error::DataError;
 use crate::examples::{Classes, Collected};
-use crate::formats::{Place, Skipped};
+use crate::formats::{Skipped, SourceLocation};
 use crate::images::set::ImageSet;
 use crate::random::{fingerprint, key};
 
@@ -34,13 +34,13 @@ pub(in crate::images) struct FoundImages {
 /// A label an image. Each different one is kept once.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(in crate::images) struct Labels {
-    names: Vec<(String, Place)>,
+    names: Vec<(String, SourceLocation)>,
     numbers: HashMap<String, u32>,
     of: Vec<u32>,
 }
 
 impl Labels {
-    pub fn push(&mut self, label: &str, place: impl FnOnce() -> Place) {
+    pub fn push(&mut self, label: &str, place: impl FnOnce() -> SourceLocation) {
         let number = match self.numbers.get(label) {
             Some(number) => *number,
             None => {
@@ -54,7 +54,7 @@ impl Labels {
     }
 
     /// Each different one, in the order of their numbers, and where it was first.
-    pub fn names(&self) -> &[(String, Place)] {
+    pub fn names(&self) -> &[(String, SourceLocation)] {
         &self.names
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::tar::{Archive, Entry, Next};
 use crate::error::DataError;
-use crate::formats::{Place, Reason, unreadable};
+use crate::formats::{Reason, SourceLocation, unreadable};
 use crate::images::flaw::Flaw;
 use crate::random::fingerprint;
 
@@ -40,7 +40,7 @@ impl Samples {
     /// The next sample. Faults of members are told to `note`, which may end it.
     pub fn next(
         &mut self,
-        note: &mut dyn FnMut(&Flaw, Place) -> Result<(), DataError>,
+        note: &mut dyn FnMut(&Flaw, SourceLocation) -> Result<(), DataError>,
     ) -> Result<Option<Sample>, DataError> {
         loop {
             let mut sample: Option<Sample> = None;

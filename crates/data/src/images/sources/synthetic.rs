@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::formats::Place;
+use crate::formats::SourceLocation;
 use crate::images::stored::{Images, Picture, Stored, Trouble};
 use crate::random::{Uniform, key};
 
@@ -43,8 +43,8 @@ impl Images for Synthetic {
         Some([self.height, self.width])
     }
 
-    fn place(&self, index: u64) -> Place {
-        Place {
+    fn place(&self, index: u64) -> SourceLocation {
+        SourceLocation {
             file: Arc::new(PathBuf::from("the synthetic set")),
             line: None,
             row: Some(index + 1),

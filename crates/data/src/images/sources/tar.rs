@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::formats::{Place, Reason};
+use crate::formats::{Reason, SourceLocation};
 use crate::images::flaw::Flaw;
 
 const BLOCK: u64 = 512;
@@ -60,8 +60,8 @@ impl Archive {
         Ok(Self { path, file, length, at: 0, ended: false })
     }
 
-    pub fn place(&self, offset: u64) -> Place {
-        Place { file: self.path.clone(), line: None, row: None, offset }
+    pub fn place(&self, offset: u64) -> SourceLocation {
+        SourceLocation { file: self.path.clone(), line: None, row: None, offset }
     }
 
     /// The bytes of an entry, which are at most `most`.

@@ -104,17 +104,17 @@ impl Manifest {
     /// The manifest in a text, or what is wrong with it.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
-        struct Kind {
+        struct FormatVersion {
             format: Option<String>,
             version: Option<u64>,
         }
-        let kind: Kind =
+        let declared: FormatVersion =
             serde_json::from_slice(text).map_err(|error| format!("it is no JSON object: {error}"))?;
-        if kind.format.as_deref() != Some(FORMAT) {
+        if declared.format.as_deref() != Some(FORMAT) {
             return Err(format!("it is not of format {FORMAT}"));
         }
-        if kind.version != Some(u64::from(VERSION)) {
-            let version = kind.version.map_or("none".into(), |version| version.to_string());
+        if declared.version != Some(u64::from(VERSION)) {
+            let version = declared.version.map_or("none".into(), |version| version.to_string());
             return Err(format!("its version is {version} and this program reads version {VERSION}"));
         }
         let manifest: Self = serde_json::from_slice(text).map_err(|error| error.to_string())?;

@@ -20,7 +20,7 @@ mod ends;
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::graph::{Class, Graph, Init, Node, NodeId, Part, Slot, SlotId, Value};
+use crate::graph::{Class, Graph, Init, Node, NodeId, Slot, SlotId, SlotPart, Value};
 use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::product::{Compute, plain};
@@ -603,7 +603,7 @@ impl<'a> Adapting<'a> {
         let mut offset = 0;
         for slot in slots {
             let part = self.replay.new.slot_mut(slot);
-            part.part = Some(Part { of: whole, offset });
+            part.part = Some(SlotPart { of: whole, offset });
             offset += part.ty.elements();
         }
         whole

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use crate::graph::{Graph, NodeId, Part, Slot, SlotId, Value};
+use crate::graph::{Graph, NodeId, Slot, SlotId, SlotPart, Value};
 use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::passes::options::Update;
@@ -122,7 +122,7 @@ pub(super) fn side_by_side(replay: &mut Replay<'_>, parts: &[SlotId]) -> SlotId 
     });
     let mut offset = 0;
     for part in parts {
-        replay.new.slot_mut(*part).part = Some(Part { of: whole, offset });
+        replay.new.slot_mut(*part).part = Some(SlotPart { of: whole, offset });
         offset += g.slot(*part).ty.elements();
     }
     whole

@@ -2,7 +2,7 @@
 //! they are read, they are laid out in units and divided as trained ones are. So of a large base beside small adapters a rank
 //! has its share alone.
 
-use crate::graph::{Class, Graph, Part, Slot, SlotId};
+use crate::graph::{Class, Graph, Slot, SlotId, SlotPart};
 use crate::mesh::Axis;
 use crate::passes::gradient::buckets::buckets;
 use crate::passes::gradient::layout::{CHUNK, LEAST_BYTES, shares_of, slot};
@@ -52,7 +52,7 @@ fn lay_out(g: &mut Graph, weights: &[SlotId], dtype: DType, o: &Options) -> Divi
     for (weight, start) in members {
         let bucket = buckets.iter().rev().find(|b| b.layout.start <= start).expect("the first begins at 0");
         let offset = bucket.place + start - bucket.layout.start;
-        g.slot_mut(weight).part = Some(Part { of: whole, offset });
+        g.slot_mut(weight).part = Some(SlotPart { of: whole, offset });
     }
     shares_of(g, whole, &shard_path(&path), &buckets, ways).1
 }

@@ -43,7 +43,7 @@ pub(crate) fn gathers(
     let mut counts = vec![];
     for (role, g) in graphs.iter_mut() {
         let is_made_behind_gather =
-            |slot: SlotId| matches!(shares.found(&g.slot(slot).path), Some((_, Form::Codes(_))));
+            |slot: SlotId| matches!(shares.found(&g.slot(slot).path), Some((_, WeightEncoding::Codes(_))));
         if g.writes.iter().any(|(slot, _)| is_made_behind_gather(*slot)) {
             let kept = g.writes.iter().filter(|(slot, _)| !is_made_behind_gather(*slot)).copied().collect();
             *g = without_dead(&Graph { writes: kept, ..g.clone() });
@@ -70,19 +70,19 @@ pub(crate) fn is_of_unit(g: &Graph, id: NodeId) -> bool {
 }
 
 /// The weight that a slot holds, as it is kept, in bf16 or in 8 bits.
-pub(super) fn weight_in(path: &str) -> impl Iterator<Item = (&str, Form)> {
+pub(super) fn weight_in(path: &str) -> impl Iterator<Item = (&str, WeightEncoding)> {
     let codes = ["rows", "columns", "scale"].into_iter().enumerate();
     let codes = codes.filter_map(move |(out, what)| {
         let weight = path.strip_prefix(&weight_path(what, ""))?;
-        Some((weight, Form::Codes(out as u8)))
+        Some((weight, WeightEncoding::Codes(out as u8)))
     });
-    let copy = path.strip_prefix(&copy_path("")).map(|weight| (weight, Form::Copy));
-    [(path, Form::Kept)].into_iter().chain(copy).chain(codes)
+    let copy = path.strip_prefix(&copy_path("")).map(|weight| (weight, WeightEncoding::Copy));
+    [(path, WeightEncoding::Kept)].into_iter().chain(copy).chain(codes)
 }
 
 /// The form in which a slot holds a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Form {
+pub(super) enum WeightEncoding {
     Kept,
     /// In bf16.
     Copy,
@@ -145,7 +145,7 @@ impl Shares<'_> {
         Shares { divided, kept_as, weights, units, averages }
     }
 
-    fn found(&self, path: &str) -> Option<(&Weight, Form)> {
+    fn found(&self, path: &str) -> Option<(&Weight, WeightEncoding)> {
         weight_in(path).find_map(|(weight, form)| Some((self.weights.get(weight)?, form)))
     }
 
@@ -154,10 +154,10 @@ impl Shares<'_> {
     }
 
     /// The bucket to gather for a weight that is read in a form.
-    fn wanted(&self, weight: &Weight, form: Form) -> Wanted {
+    fn wanted(&self, weight: &Weight, form: WeightEncoding) -> Wanted {
         let is_trained = self.kept_as[weight.divided].1 == Class::Weight;
         let (divided, bucket) = (weight.divided, weight.bucket);
-        Wanted { divided, bucket, is_copy: is_trained && form != Form::Kept }
+        Wanted { divided, bucket, is_copy: is_trained && form != WeightEncoding::Kept }
     }
 }
 
@@ -212,7 +212,7 @@ struct Reads<'a> {
 
 impl<'a> Reads<'a> {
     /// The weight that a value is a view of.
-    fn weight(&self, mut v: Value) -> Option<(&'a Weight, Form)> {
+    fn weight(&self, mut v: Value) -> Option<(&'a Weight, WeightEncoding)> {
         loop {
             let node = self.g.node(v.node);
             match node.op {
@@ -341,7 +341,7 @@ impl Gathering<'_> {
             let own = g.add(Op::Slice { axis: 0, start, len }, vec![all], path);
             g.add(Op::Reshape { dims }, vec![own], path)
         };
-        let Form::Codes(out) = form else { return cut(self.reads.g.dims(v).to_vec()) };
+        let WeightEncoding::Codes(out) = form else { return cut(self.reads.g.dims(v).to_vec()) };
         let found = weight_in(&self.reads.g.slot(slot).path).find(|(_, known)| *known == form);
         let (name, _) = found.expect("a weight has codes");
         let node = match self.codes.get(&(visit, name)) {

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::graph::{Class, Graph, Init, Part, Slot, SlotId};
+use crate::graph::{Class, Graph, Init, Slot, SlotId, SlotPart};
 use crate::mesh::Axis;
 use crate::optimizers::{self, Group, Matrix, Name, Optimizer, align, moment_path, scales_path};
 use crate::passes::forward::adapter;
@@ -18,7 +18,7 @@ use crate::passes::gradient::recompute::layer_of;
 use crate::passes::gradient::scatter::Scattered;
 use crate::passes::gradient::shards::{self, Divided, bucket_path, shard_path};
 use crate::passes::options::{Options, Rule, Update};
-use crate::pieces::Piece;
+use crate::pieces::TensorRange;
 use crate::plan::PlanSet;
 use crate::types::{DType, TensorType};
 
@@ -41,7 +41,7 @@ pub(super) fn is_gradient_region(path: &str) -> bool {
 }
 
 /// The elements of a slot that hold the sums of the gradient of what a rank has of a weight.
-pub fn gradient_of(plans: &PlanSet, weight: &Piece) -> (String, Range<usize>) {
+pub fn gradient_of(plans: &PlanSet, weight: &TensorRange) -> (String, Range<usize>) {
     let path = gradient_path(&weight.path);
     match shards::whole_path(&weight.slot).and_then(|whole| whole.strip_suffix(WEIGHTS)) {
         Some(region) if plans.slot(&path).is_none() => {
@@ -284,11 +284,11 @@ pub(super) fn lay_out(g: &mut Graph, index: usize, region: &Region, o: &Options)
         let bucket = region.bucket_of(member);
         let start =
             bucket.map_or(start, |b| start - region.buckets[b].layout.start + region.buckets[b].place);
-        let lies_in = |of: SlotId| Part { of, offset: start };
+        let lies_in = |of: SlotId| SlotPart { of, offset: start };
         for (own, buckets, of) in
             [(weight, &in_bucket[0], whole.weight), (gradient, &in_bucket[1], whole.gradient)]
         {
-            let inside = |b: usize| Part { of: buckets[b], offset: start - region.buckets[b].place };
+            let inside = |b: usize| SlotPart { of: buckets[b], offset: start - region.buckets[b].place };
             g.slot_mut(own).part = Some(bucket.map_or(lies_in(of), inside));
         }
         name_parts(g, weight, gradient, gradient_path);
@@ -299,7 +299,7 @@ pub(super) fn lay_out(g: &mut Graph, index: usize, region: &Region, o: &Options)
         let blocks = scaled(&values).into_iter().zip(&whole.scales);
         let scales = blocks
             .map(|((value, block), of)| {
-                scales_of(g, value, block, Some(Part { of: *of, offset: start / block }))
+                scales_of(g, value, block, Some(SlotPart { of: *of, offset: start / block }))
             })
             .collect();
         let average = whole.average.map(|of| beside(g, weight, lies_in(of), average_path));
@@ -390,13 +390,13 @@ fn parts(
         let (offset, elements) = place(bucket);
         let path = bucket_path(&path, number, buckets.len());
         let ty = TensorType::new(ty.dtype, [elements]);
-        g.add_slot(Slot { part: Some(Part { of, offset }), ..slot(&path, ty, class) })
+        g.add_slot(Slot { part: Some(SlotPart { of, offset }), ..slot(&path, ty, class) })
     };
     buckets.iter().enumerate().map(part).collect()
 }
 
 /// Adds what lies beside a weight in another slot of its region, named by the weight's path.
-fn beside(g: &mut Graph, weight: SlotId, part: Part, path: impl Fn(&str) -> String) -> SlotId {
+fn beside(g: &mut Graph, weight: SlotId, part: SlotPart, path: impl Fn(&str) -> String) -> SlotId {
     let Slot { class, ref ty, .. } = *g.slot(part.of);
     let (dtype, source) = (ty.dtype, g.slot(weight).clone());
     let beside = slot(&path(&source.path), source.ty.with(dtype), class);
@@ -406,7 +406,7 @@ fn beside(g: &mut Graph, weight: SlotId, part: Part, path: impl Fn(&str) -> Stri
 }
 
 /// Adds the scales of a slot of state, one a block.
-fn scales_of(g: &mut Graph, values: SlotId, block: usize, part: Option<Part>) -> SlotId {
+fn scales_of(g: &mut Graph, values: SlotId, block: usize, part: Option<SlotPart>) -> SlotId {
     let Slot { path, ty, .. } = g.slot(values);
     let (path, blocks) = (scales_path(path), ty.elements().div_ceil(block));
     g.add_slot(Slot { part, ..slot(&path, flat(blocks), Class::Scale) })
@@ -418,7 +418,7 @@ fn name_parts(g: &mut Graph, weight: SlotId, whole: SlotId, path: impl Fn(&str) 
     for id in g.slot_ids() {
         let merged = g.slot(id).clone();
         let Some(part) = merged.part.filter(|p| p.of == weight) else { continue };
-        let part = Some(Part { of: whole, offset: part.offset });
+        let part = Some(SlotPart { of: whole, offset: part.offset });
         let Slot { class, ref ty, .. } = *g.slot(whole);
         let ty = merged.ty.with(ty.dtype);
         g.add_slot(Slot { part, ..slot(&path(&merged.path), ty, class) });

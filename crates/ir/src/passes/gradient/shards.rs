@@ -12,7 +12,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::builder::Tensor;
-use crate::graph::{Class, Graph, Part, Slot, SlotId};
+use crate::graph::{Class, Graph, Slot, SlotId, SlotPart};
 use crate::mesh::Axis;
 use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
@@ -234,7 +234,7 @@ fn without_slots(g: &mut Graph, is_gone: impl Fn(&Slot) -> bool) {
     let slots: Vec<Slot> = stay
         .map(|mut slot| {
             // A part of what is gone would be gone too.
-            slot.part = slot.part.map(|part| Part { of: renamed(part.of), ..part });
+            slot.part = slot.part.map(|part| SlotPart { of: renamed(part.of), ..part });
             slot
         })
         .collect();

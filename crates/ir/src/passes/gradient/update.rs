@@ -29,7 +29,7 @@ pub const SKIPPED: &str = "optimizer.skipped";
 pub const LR: &str = "lr";
 
 /// A range of a region's elements that is updated at once.
-struct Piece<'a> {
+struct UpdateRange<'a> {
     region: &'a Region,
     slots: Slots,
     /// The number of its first element among those of all regions.
@@ -78,7 +78,8 @@ pub(crate) fn update(trained: &mut Trained, o: &Options, fused: bool) -> Updated
                 members.map(|(i, (slots, member))| (slots, member.start, matrices(i..i + 1))).collect()
             }
         };
-        let piece = |(slots, start, layers)| Piece { region, slots, first: first + start, is_shared, layers };
+        let piece =
+            |(slots, start, layers)| UpdateRange { region, slots, first: first + start, is_shared, layers };
         pieces.extend(at.into_iter().map(piece));
         divided.extend(laid.divided);
         scattered.extend(laid.scattered);
@@ -98,7 +99,7 @@ pub(crate) fn update(trained: &mut Trained, o: &Options, fused: bool) -> Updated
 
 /// The graph of one update. Its results are what a step reports. The norm is taken over whole regions of gradient
 /// `sums` however the update is cut, so that cutting it changes no bit.
-fn apply(slots: Graph, sums: &[Sums], pieces: &[Piece<'_>], o: &Options) -> Graph {
+fn apply(slots: Graph, sums: &[Sums], pieces: &[UpdateRange<'_>], o: &Options) -> Graph {
     let how = &o.update;
     let find = |path: &str| slots.find_slot(path).expect("laid out before");
     let (loss_sum, weight_sum) = (find(LOSS_SUM), find(WEIGHT_SUM));
@@ -130,12 +131,14 @@ fn apply(slots: Graph, sums: &[Sums], pieces: &[Piece<'_>], o: &Options) -> Grap
         b.write(skipped, b.read(skipped) + (b.fill(1.0, DType::F32, &[1]) - is_finite));
         let rate = how.average.map(|decay| average::rate(decay, count, is_finite));
         let rank = (!buckets.is_empty()).then(|| b.op(Op::Rank { axis: Axis::Shard }, &[]));
-        for Piece { region: Region { group, optimizer, .. }, slots, first, is_shared, layers } in pieces {
+        for UpdateRange { region: Region { group, optimizer, .. }, slots, first, is_shared, layers } in pieces
+        {
             let state: Vec<SlotId> = slots.values.iter().chain(&slots.scales).copied().collect();
             let (weights, gradients) = (b.read(slots.weight), totals.of(slots.gradient));
             let kept = state.iter().map(|slot| b.read(*slot)).collect();
             let rank = rank.filter(|_| *is_shared);
-            let piece = optimizers::Piece { weights, gradients, state: kept, first: *first, rank, layers };
+            let piece =
+                optimizers::UpdateInputs { weights, gradients, state: kept, first: *first, rank, layers };
             // In a plan a slice is a view: the kernel reads its own rate where the host wrote it.
             let lr = if how.rates == 1 { rates } else { rates.slice(0, group.rule.rate, 1) };
             let step = Step { lr, scale, updates: count, is_finite };

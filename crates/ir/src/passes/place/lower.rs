@@ -27,7 +27,7 @@ pub struct Storage {
 
 /// A tensor in a storage; `view.offset` counts from the storage's start.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct StorageView {
     pub storage: usize,
     pub view: View,
 }
@@ -35,15 +35,15 @@ pub struct Place {
 /// A launch whose views are not yet in the arena.
 pub struct Draft {
     pub launch: Launch,
-    pub ins: Vec<Place>,
-    pub outs: Vec<Option<Place>>,
-    pub workspace: Option<Place>,
+    pub ins: Vec<StorageView>,
+    pub outs: Vec<Option<StorageView>>,
+    pub workspace: Option<StorageView>,
 }
 
 pub struct Lowered {
     pub storages: Vec<Storage>,
     pub drafts: Vec<Draft>,
-    pub results: Vec<(String, Place)>,
+    pub results: Vec<(String, StorageView)>,
     /// Values that share memory with an input of their node.
     pub in_place: usize,
     /// Movements that had to be copies.
@@ -126,12 +126,12 @@ struct Lowering<'a> {
     last: HashMap<Value, usize>,
     used: Vec<Vec<u32>>,
     homes: HashMap<Value, Home>,
-    places: HashMap<Value, Place>,
+    places: HashMap<Value, StorageView>,
     of_slot: HashMap<SlotId, usize>,
     /// One-element storages of constants, by bits and type.
     constants: HashMap<(u64, DType), usize>,
     /// The storage of a concat whose parts already lie inside.
-    joined: HashMap<NodeId, Place>,
+    joined: HashMap<NodeId, StorageView>,
     out: Lowered,
 }
 
@@ -371,7 +371,7 @@ impl Lowering<'_> {
         self.out.storages.len() - 1
     }
 
-    fn slot_place(&mut self, slot: SlotId) -> Place {
+    fn slot_place(&mut self, slot: SlotId) -> StorageView {
         let s = self.g.slot(slot);
         let storage = *self.of_slot.entry(slot).or_insert_with(|| {
             let fixed = Some(self.slots.offset(&s.path));
@@ -385,14 +385,14 @@ impl Lowering<'_> {
             });
             self.out.storages.len() - 1
         });
-        Place { storage, view: View::dense(0, &s.ty) }
+        StorageView { storage, view: View::dense(0, &s.ty) }
     }
 
     /// A new storage for a value.
-    fn fresh(&mut self, v: Value, ty: &TensorType) -> Place {
+    fn fresh(&mut self, v: Value, ty: &TensorType) -> StorageView {
         let path = self.g.node(v.node).path.clone();
         let last = self.last.get(&v).copied().unwrap_or(0);
-        Place {
+        StorageView {
             storage: self.storage(&path, Category::Activations, ty.bytes(), last),
             view: View::dense(0, ty),
         }
@@ -410,7 +410,7 @@ impl Lowering<'_> {
                 let storage = self.constant(*value, *dtype, id)?;
                 let view =
                     View { offset: 0, dtype: *dtype, dims: dims.clone(), strides: vec![0; dims.len()] };
-                self.places.insert(id.out(0), Place { storage, view });
+                self.places.insert(id.out(0), StorageView { storage, view });
                 Ok(())
             }
             op if views::is_movement(op) => self.movement(id),
@@ -427,7 +427,7 @@ impl Lowering<'_> {
         self.constants.insert((value.to_bits(), dtype), storage);
         let ty = TensorType::new(dtype, [1]);
         let row = self.row_for(OpKind::Fill, dtype, &self.g.node(id).path)?;
-        let to = Place { storage, view: View::dense(0, &ty) };
+        let to = StorageView { storage, view: View::dense(0, &ty) };
         let op = Op::Fill { value, dtype, dims: vec![1] };
         self.push(row.name, op, id, vec![], vec![Some(to)], None, 0);
         Ok(storage)
@@ -443,7 +443,7 @@ impl Lowering<'_> {
             for part in &node.ins {
                 let len = self.g.dims(*part)[axis];
                 let inside =
-                    Place { storage: whole.storage, view: views::slice(&whole.view, axis, start, len) };
+                    StorageView { storage: whole.storage, view: views::slice(&whole.view, axis, start, len) };
                 start += len;
                 let from = self.places[part].clone();
                 if (from.storage, from.view.offset) != (inside.storage, inside.view.offset) {
@@ -458,9 +458,9 @@ impl Lowering<'_> {
             let to = self.fresh(out, ty);
             let zero = self.constant(0.0, ty.dtype, id)?;
             let zeros = View { strides: vec![0; ty.rank()], ..to.view.clone() };
-            self.copy(Place { storage: zero, view: zeros }, to.clone(), id);
+            self.copy(StorageView { storage: zero, view: zeros }, to.clone(), id);
             let inside = views::slice(&to.view, axis, before, from.view.dims[axis]);
-            self.copy(from, Place { storage: to.storage, view: inside }, id);
+            self.copy(from, StorageView { storage: to.storage, view: inside }, id);
             self.places.insert(out, to);
             return Ok(());
         }
@@ -468,7 +468,7 @@ impl Lowering<'_> {
             let last = self.last.get(&out).copied().unwrap_or(0);
             let storage = &mut self.out.storages[from.storage];
             storage.last_use = storage.last_use.max(last);
-            self.places.insert(out, Place { storage: from.storage, view });
+            self.places.insert(out, StorageView { storage: from.storage, view });
             return Ok(());
         }
         let to = self.fresh(out, ty);
@@ -478,7 +478,7 @@ impl Lowering<'_> {
     }
 
     /// The storage of a concat's output, made when the first part needs it.
-    fn joined(&mut self, concat: NodeId) -> Place {
+    fn joined(&mut self, concat: NodeId) -> StorageView {
         if let Some(place) = self.joined.get(&concat) {
             return place.clone();
         }
@@ -490,7 +490,7 @@ impl Lowering<'_> {
 
     /// Lets a concat's output take over what the node that makes all its parts reads: the gradients of a merged product's
     /// slices lie where the slices did. Each part must lie exactly over an input its kernel may overwrite.
-    fn join_in_place(&mut self, id: NodeId, concat: NodeId, ins: &[Place]) {
+    fn join_in_place(&mut self, id: NodeId, concat: NodeId, ins: &[StorageView]) {
         if !self.reuse || self.joined.contains_key(&concat) {
             return;
         }
@@ -519,7 +519,7 @@ impl Lowering<'_> {
         let is_last = taken.fixed.is_none() && taken.last_use <= id.0 as usize;
         if is_last && taken.bytes == whole.bytes() && others.into_iter().all(|(_, place)| place.storage != at)
         {
-            let place = Place { storage: at, view: View::dense(0, whole) };
+            let place = StorageView { storage: at, view: View::dense(0, whole) };
             let last = self.last.get(&concat.out(0)).copied().unwrap_or(0);
             self.out.storages[at].last_use = self.out.storages[at].last_use.max(last);
             self.out.in_place += over.len();
@@ -551,12 +551,12 @@ impl Lowering<'_> {
                     let last = self.last.get(&v).copied().unwrap_or(0);
                     let storage = &mut self.out.storages[whole.storage];
                     storage.last_use = storage.last_use.max(last);
-                    Place {
+                    StorageView {
                         storage: whole.storage,
                         view: View { offset: whole.view.offset + view.offset, ..view },
                     }
                 }
-                Some(Home::Turned(view)) => Place { view, ..self.fresh(v, ty) },
+                Some(Home::Turned(view)) => StorageView { view, ..self.fresh(v, ty) },
                 None => match self.in_place(id, out, ty, &ins, &taken) {
                     Some(place) => {
                         taken.push(place.storage);
@@ -577,7 +577,7 @@ impl Lowering<'_> {
             let is_wire = node.op.kind().is_collective();
             let category = if is_wire { Category::Wire } else { Category::Workspace };
             let storage = self.storage(&format!("{} scratch", node.path), category, bytes, id.0 as usize);
-            Place { storage, view: View::dense(0, &TensorType::new(DType::F32, [bytes.div_ceil(4)])) }
+            StorageView { storage, view: View::dense(0, &TensorType::new(DType::F32, [bytes.div_ceil(4)])) }
         });
         if let Some(place) = &workspace {
             self.out.storages[place.storage].bytes = bytes.next_multiple_of(4);
@@ -593,9 +593,9 @@ impl Lowering<'_> {
         id: NodeId,
         out: usize,
         ty: &TensorType,
-        ins: &[Place],
+        ins: &[StorageView],
         taken: &[usize],
-    ) -> Option<Place> {
+    ) -> Option<StorageView> {
         if !self.reuse {
             return None;
         }
@@ -611,7 +611,7 @@ impl Lowering<'_> {
                 place.view.is_dense() && storage.bytes == ty.bytes() && place.view.dtype == ty.dtype;
             let is_only = ins.iter().enumerate().all(|(j, other)| j == i || other.storage != place.storage);
             let is_free = is_last && is_whole && is_only && !taken.contains(&place.storage);
-            is_free.then(|| Place { storage: place.storage, view: View::dense(0, ty) })
+            is_free.then(|| StorageView { storage: place.storage, view: View::dense(0, ty) })
         })
     }
 
@@ -631,16 +631,16 @@ impl Lowering<'_> {
             }
     }
 
-    fn dense_copy(&mut self, from: Place, id: NodeId) -> Place {
+    fn dense_copy(&mut self, from: StorageView, id: NodeId) -> StorageView {
         let ty = TensorType::new(from.view.dtype, from.view.dims.clone());
         let path = self.g.node(id).path.clone();
         let storage = self.storage(&path, Category::Activations, ty.bytes(), id.0 as usize);
-        let to = Place { storage, view: View::dense(0, &ty) };
+        let to = StorageView { storage, view: View::dense(0, &ty) };
         self.copy(from, to.clone(), id);
         to
     }
 
-    fn copy(&mut self, from: Place, to: Place, id: NodeId) {
+    fn copy(&mut self, from: StorageView, to: StorageView, id: NodeId) {
         let row =
             self.row_for(OpKind::Reshape, to.view.dtype, "copy").expect("every target copies its types");
         let op = Op::Reshape { dims: to.view.dims.clone() };
@@ -654,9 +654,9 @@ impl Lowering<'_> {
         kernel: &'static str,
         op: Op,
         id: NodeId,
-        ins: Vec<Place>,
-        outs: Vec<Option<Place>>,
-        workspace: Option<Place>,
+        ins: Vec<StorageView>,
+        outs: Vec<Option<StorageView>>,
+        workspace: Option<StorageView>,
         flops: u64,
     ) {
         let node = self.g.node(id);

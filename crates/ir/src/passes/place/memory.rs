@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::passes::place::lower::{Lowered, Place};
+use crate::passes::place::lower::{Lowered, StorageView};
 use crate::passes::place::queues::held_until;
 use crate::plan::{Buffer, Launch, Plan, Queue, Role, View};
 
@@ -57,7 +57,7 @@ pub fn place(lowered: Lowered, role: Role, base: usize, align: usize, reuse: boo
         });
     }
 
-    let view = |p: Place| View { offset: offsets[p.storage] + p.view.offset, ..p.view };
+    let view = |p: StorageView| View { offset: offsets[p.storage] + p.view.offset, ..p.view };
     let launches = drafts
         .into_iter()
         .map(|d| Launch {

@@ -9,7 +9,7 @@
 
 use crate::access::Access;
 use crate::ops::Op;
-use crate::passes::place::lower::{Draft, Lowered, Place, Storage};
+use crate::passes::place::lower::{Draft, Lowered, Storage, StorageView};
 use crate::plan::Queue;
 
 /// Sets the joins of every draft. Without overlap the next compute launch behind an exchange waits for it.
@@ -39,13 +39,13 @@ pub fn join(lowered: &mut Lowered, overlaps: bool) {
 
 /// Whether an exchange adds what was computed for it to a slot.
 fn sends_bucket(draft: &Draft, storages: &[Storage]) -> bool {
-    let is_slot = |place: &Place| storages[place.storage].fixed.is_some();
+    let is_slot = |place: &StorageView| storages[place.storage].fixed.is_some();
     let writes_slot = draft.outs.iter().flatten().all(is_slot);
     matches!(draft.launch.op, Op::ReduceScatter { base: true, .. }) && !is_slot(&draft.ins[0]) && writes_slot
 }
 
 fn access(draft: &Draft, storages: &[Storage]) -> Access {
-    let bytes = |place: &Place| {
+    let bytes = |place: &StorageView| {
         let span = place.view.offset..place.view.offset + place.view.span_bytes();
         // Slots lie inside one another, so they are compared by where they lie in the arena.
         match storages[place.storage].fixed {

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use crate::graph::{Class, Graph, Part, Slot};
+use crate::graph::{Class, Graph, Slot, SlotPart};
 use crate::passes::forward::adapter::SCOPE;
 use crate::passes::types::precision::copy_path;
 use crate::pieces::Sharded;
@@ -77,7 +77,7 @@ impl Slots {
     }
 
     fn join(&mut self, g: &Graph, slot: &Slot) -> Result<(), Refusal> {
-        let part = slot.part.map(|Part { of, offset }| (g.slot(of).path.clone(), offset));
+        let part = slot.part.map(|SlotPart { of, offset }| (g.slot(of).path.clone(), offset));
         match self.by_path.get_mut(&slot.path) {
             Some(known) if known.slot.ty != slot.ty => {
                 let (a, b) = (&known.slot.ty, &slot.ty);

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::graph::{Class, Graph, Init, NodeId, Part, Slot, SlotId, Value};
+use crate::graph::{Class, Graph, Init, NodeId, Slot, SlotId, SlotPart, Value};
 use crate::ops::Op;
 use crate::ops::epilogue::Epilogue;
 use crate::ops::quantize::Source;
@@ -261,7 +261,8 @@ impl Narrowing<'_> {
             for (i, (v, _, path)) in of_type.into_iter().enumerate() {
                 let mut one = |what: &str, class: Class, of: SlotId| {
                     let path = format!("{}.{i}.{path}", shared_path(what, dtype));
-                    let (ty, part) = (TensorType::new(DType::F32, [1]), Some(Part { of, offset: APART * i }));
+                    let (ty, part) =
+                        (TensorType::new(DType::F32, [1]), Some(SlotPart { of, offset: APART * i }));
                     self.replay.new.add_slot(Slot { path, ty, class, init: Init::Zeros, part })
                 };
                 let slots = (one("scale", Class::Derived, scales), one("amax", Class::Carry, amaxes));

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use crate::graph::{Class, Graph, Init, NodeId, Part, Slot, SlotId, Value};
+use crate::graph::{Class, Graph, Init, NodeId, Slot, SlotId, SlotPart, Value};
 use crate::nf4::{NESTED, blocks};
 use crate::ops::{Op, OpKind};
 use crate::passes::forward::adapter::SCOPE;
@@ -130,7 +130,7 @@ fn quantized(g: &Graph, chosen: &HashSet<SlotId>) -> Graph {
         let Slot { path, ty, part, .. } = replay.new.slot_mut(slot);
         *path = codes_path(path);
         *ty = TensorType::new(DType::U8, [ty.dims[0], ty.dims[1] / 2]);
-        *part = part.map(|Part { of, offset }| Part { of, offset: offset / 2 });
+        *part = part.map(|SlotPart { of, offset }| SlotPart { of, offset: offset / 2 });
     }
     let of_weight = |v: Value| match g.node(v.node).op {
         Op::Read { slot } if chosen.contains(&slot) => Some(slot),

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use crate::graph::{Class, Graph, Node, NodeId, Part, Slot, SlotId, Value};
+use crate::graph::{Class, Graph, Node, NodeId, Slot, SlotId, SlotPart, Value};
 use crate::ops::Op;
 use crate::ops::attention;
 use crate::ops::elementwise::Elementwise as E;
@@ -155,7 +155,7 @@ fn copy_slot(g: &mut Graph, weight: SlotId) -> SlotId {
     if let Some(slot) = g.find_slot(&path) {
         return slot;
     }
-    let part = source.part.map(|p| Part { of: copy_slot(g, p.of), offset: p.offset });
+    let part = source.part.map(|p| SlotPart { of: copy_slot(g, p.of), offset: p.offset });
     g.add_slot(Slot { path, ty: source.ty.with(DType::BF16), class: Class::Derived, part, ..source })
 }
 

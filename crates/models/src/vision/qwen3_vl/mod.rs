@@ -172,7 +172,7 @@ mod tests {
     use super::*;
     use crate::config::DecoderConfig;
     use crate::decoder::build;
-    use crate::form::{Form, LossForm, Seen};
+    use crate::form::{Form, ImageExtents, LossForm};
     use crate::vision::Vision;
 
     /// The key of every dropout, by path.
@@ -211,10 +211,10 @@ mod tests {
             ..DecoderConfig::default()
         };
         assert_eq!(model.validate(), Ok(()));
-        let graph = |seen: Option<Seen>| {
+        let graph = |seen: Option<ImageExtents>| {
             build(&model, Form::Loss(LossForm { dropout: true, seen, ..LossForm::rows(1, 8) }))
         };
-        let seen = Seen::Patches(SeenPatches { patches: 8, images: 2, largest: 8 });
+        let seen = ImageExtents::Patches(SeenPatches { patches: 8, images: 2, largest: 8 });
         let (alone, beside) = (graph(None), graph(Some(seen)));
         assert_eq!(drawn(&alone), drawn(&beside));
         assert_eq!(drawn(&alone).len(), 5);

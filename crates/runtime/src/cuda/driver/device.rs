@@ -8,7 +8,7 @@ use flatout_ir::target::{KernelRow, Rates, Target};
 use flatout_ir::timings::Timings;
 
 use super::cache::Cache;
-use super::library::{self, Candidate, Kind, Libraries};
+use super::library::{self, Candidate, Libraries, LibraryKind};
 use super::nvrtc::{self, Nvrtc};
 use super::topology::{self, Topology};
 use super::{Attribute, Context, Driver};
@@ -61,7 +61,7 @@ pub struct Probe {
     pub gpu: Gpu,
     pub candidates: &'static [Candidate],
     /// Libraries of which no candidate was opened.
-    pub missing: Vec<Kind>,
+    pub missing: Vec<LibraryKind>,
     /// The major of the CUDA version the driver supports.
     pub cuda_major: Option<u32>,
     /// Environment variables that would change numbers and were cleared first.
@@ -76,14 +76,14 @@ pub fn probe() -> &'static Probe {
     ANSWER.get_or_init(|| {
         let cleared = environment::clear().unwrap_or_default();
         let found = library::libraries();
-        let missing = Kind::ALL.into_iter().filter(|kind| found.get(*kind).is_none()).collect();
+        let missing = LibraryKind::ALL.into_iter().filter(|kind| found.get(*kind).is_none()).collect();
         let cuda_major = found.cuda_major;
         Probe { gpu: look(found), candidates: &found.candidates, missing, cuda_major, cleared }
     })
 }
 
 fn look(found: &'static Libraries) -> Gpu {
-    let Some(file) = found.get(Kind::Driver) else {
+    let Some(file) = found.get(LibraryKind::Driver) else {
         return Gpu::None("there is no NVIDIA driver".into());
     };
     let driver = match driver() {
@@ -96,7 +96,7 @@ fn look(found: &'static Libraries) -> Gpu {
             "the NVIDIA driver supports CUDA {}.{}, and 12.8 is the least: {}",
             cuda / 1000,
             cuda % 1000 / 10,
-            Kind::Driver.install(None)
+            LibraryKind::Driver.install(None)
         ));
     }
     // CUDA_ERROR_NO_DEVICE, as with CUDA_VISIBLE_DEVICES set to nothing.
@@ -120,7 +120,9 @@ fn look(found: &'static Libraries) -> Gpu {
             identity.model, identity.major, identity.minor
         ));
     }
-    if let Some(why) = [Kind::Nvrtc, Kind::CublasLt].iter().find_map(|k| found.require(*k).err()) {
+    if let Some(why) =
+        [LibraryKind::Nvrtc, LibraryKind::CublasLt].iter().find_map(|k| found.require(*k).err())
+    {
         return Gpu::Unusable(format!("the {} cannot be used: {why}", identity.model));
     }
     let set = environment::present();
@@ -134,7 +136,7 @@ fn look(found: &'static Libraries) -> Gpu {
 /// The driver's entry points, resolved once.
 fn driver() -> Result<&'static Driver, CudaError> {
     static OPENED: OnceLock<Result<Driver, CudaError>> = OnceLock::new();
-    let open = || Driver::open(library::libraries().require(Kind::Driver)?);
+    let open = || Driver::open(library::libraries().require(LibraryKind::Driver)?);
     OPENED.get_or_init(open).as_ref().map_err(Clone::clone)
 }
 
@@ -152,7 +154,7 @@ pub fn all() -> Vec<Identity> {
 pub fn topology() -> Result<&'static Topology, CudaError> {
     static READ: OnceLock<Result<Topology, CudaError>> = OnceLock::new();
     let read = || {
-        let (driver, nvml) = (driver()?, library::libraries().require(Kind::Nvml)?);
+        let (driver, nvml) = (driver()?, library::libraries().require(LibraryKind::Nvml)?);
         let place = |gpu: Identity| {
             let pci = driver.pci_address(driver.device(gpu.index)?)?;
             Ok((pci.to_lowercase(), topology::nvlink_of(gpu.major, gpu.minor)))
@@ -208,16 +210,16 @@ impl Device {
         let mut laps = Laps::begin();
         let found = library::libraries();
         let driver = driver()?;
-        let version = found.get(Kind::Driver).map(|file| file.version.to_string());
+        let version = found.get(LibraryKind::Driver).map(|file| file.version.to_string());
         let identity = Identity { driver: version, ..identify(driver, index, driver.version()?)? };
         let device = driver.device(index)?;
         let before = found
-            .get(Kind::Nvml)
+            .get(LibraryKind::Nvml)
             .and_then(|nvml| nvml::free_bytes(nvml, &driver.pci_address(device).ok()?).ok());
         let context = Context::retain(driver, device)?;
-        let lt = Arc::new(Lt::open(found.require(Kind::CublasLt)?)?);
-        let cudnn = found.require(Kind::Cudnn).and_then(|l| Cudnn::open(l).map(Arc::new));
-        let nvrtc = Nvrtc::open(found.require(Kind::Nvrtc)?)?;
+        let lt = Arc::new(Lt::open(found.require(LibraryKind::CublasLt)?)?);
+        let cudnn = found.require(LibraryKind::Cudnn).and_then(|l| Cudnn::open(l).map(Arc::new));
+        let nvrtc = Nvrtc::open(found.require(LibraryKind::Nvrtc)?)?;
         let (free, total) = driver.memory()?;
         // Without NVML, everything in use counts as ours.
         let free_bytes = before.unwrap_or(total).min(total);
@@ -227,7 +229,10 @@ impl Device {
             sms: identity.sms,
             shared_bytes: driver.attribute(device, Attribute::SharedBytesPerBlockOptin)?,
             l2_bytes: driver.attribute(device, Attribute::L2Bytes)?,
-            cudnn: cudnn.is_ok().then(|| found.get(Kind::Cudnn).map(|l| packed(l.version.0))).flatten(),
+            cudnn: cudnn
+                .is_ok()
+                .then(|| found.get(LibraryKind::Cudnn).map(|l| packed(l.version.0)))
+                .flatten(),
             deterministic: false,
             autotune: false,
             attention: AttentionKernel::Auto,
@@ -284,7 +289,7 @@ impl Device {
     /// The GPU, driver and library that times of products hold for.
     pub(crate) fn tuned_on(&self) -> String {
         let Inner { identity, lt, .. } = &*self.0;
-        let driver = library::libraries().get(Kind::Driver).map(|l| l.version.to_string());
+        let driver = library::libraries().get(LibraryKind::Driver).map(|l| l.version.to_string());
         let (driver, cuda) = (driver.unwrap_or_default(), identity.cuda);
         let Identity { model, major, minor, sms, .. } = identity;
         format!("{model} {major}.{minor} of {sms}, driver {driver} for {cuda}, cuBLASLt {}", lt.version())
@@ -292,7 +297,7 @@ impl Device {
 
     /// Load, power and clocks of this GPU, to be read while it works.
     pub fn monitor(&self) -> Result<nvml::Monitor, CudaError> {
-        nvml::Monitor::open(library::libraries().require(Kind::Nvml)?, &self.pci_address()?)
+        nvml::Monitor::open(library::libraries().require(LibraryKind::Nvml)?, &self.pci_address()?)
     }
 
     pub(crate) fn lt(&self) -> &Arc<Lt> {

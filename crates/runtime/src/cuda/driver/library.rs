@@ -15,7 +15,7 @@ use crate::cuda::context::CudaError;
 
 /// The libraries this backend uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
+pub enum LibraryKind {
     Driver,
     Nvml,
     Nvrtc,
@@ -24,57 +24,63 @@ pub enum Kind {
     Nccl,
 }
 
-impl Kind {
+impl LibraryKind {
     /// Those that every run on a GPU opens, in this order.
-    pub const ALL: [Kind; 5] = [Kind::Driver, Kind::Nvml, Kind::Nvrtc, Kind::CublasLt, Kind::Cudnn];
+    pub const ALL: [LibraryKind; 5] = [
+        LibraryKind::Driver,
+        LibraryKind::Nvml,
+        LibraryKind::Nvrtc,
+        LibraryKind::CublasLt,
+        LibraryKind::Cudnn,
+    ];
 
     /// The beginning of its file's name; versions follow.
     fn file(self) -> &'static str {
         match self {
             // Without the `.1` it is the toolkit's stub, which only satisfies linkers.
-            Kind::Driver => "libcuda.so.1",
-            Kind::Nvml => "libnvidia-ml.so.1",
-            Kind::Nvrtc => "libnvrtc.so",
-            Kind::CublasLt => "libcublasLt.so",
-            Kind::Cudnn => "libcudnn.so",
-            Kind::Nccl => "libnccl.so",
+            LibraryKind::Driver => "libcuda.so.1",
+            LibraryKind::Nvml => "libnvidia-ml.so.1",
+            LibraryKind::Nvrtc => "libnvrtc.so",
+            LibraryKind::CublasLt => "libcublasLt.so",
+            LibraryKind::Cudnn => "libcudnn.so",
+            LibraryKind::Nccl => "libnccl.so",
         }
     }
 
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Driver => "driver",
-            Kind::Nvml => "NVML",
-            Kind::Nvrtc => "NVRTC",
-            Kind::CublasLt => "cuBLASLt",
-            Kind::Cudnn => "cuDNN",
-            Kind::Nccl => "NCCL",
+            LibraryKind::Driver => "driver",
+            LibraryKind::Nvml => "NVML",
+            LibraryKind::Nvrtc => "NVRTC",
+            LibraryKind::CublasLt => "cuBLASLt",
+            LibraryKind::Cudnn => "cuDNN",
+            LibraryKind::Nccl => "NCCL",
         }
     }
 
     /// The line that installs what fits a driver for this major of CUDA; the newest where there is none.
     pub fn install(self, cuda_major: Option<u32>) -> &'static str {
         match (self, cuda_major) {
-            (Kind::Driver | Kind::Nvml, _) => "install NVIDIA's driver, 570 or newer",
-            (Kind::Nvrtc, Some(12)) => "pip install nvidia-cuda-nvrtc-cu12",
-            (Kind::CublasLt, Some(12)) => "pip install nvidia-cublas-cu12",
-            (Kind::Cudnn, Some(12)) => "pip install nvidia-cudnn-cu12",
-            (Kind::Nccl, Some(12)) => "pip install nvidia-nccl-cu12",
-            (Kind::Nvrtc, _) => "pip install \"nvidia-cuda-nvrtc>=13,<14\"",
-            (Kind::CublasLt, _) => "pip install \"nvidia-cublas>=13,<14\"",
-            (Kind::Cudnn, _) => "pip install nvidia-cudnn-cu13",
-            (Kind::Nccl, _) => "pip install nvidia-nccl-cu13",
+            (LibraryKind::Driver | LibraryKind::Nvml, _) => "install NVIDIA's driver, 570 or newer",
+            (LibraryKind::Nvrtc, Some(12)) => "pip install nvidia-cuda-nvrtc-cu12",
+            (LibraryKind::CublasLt, Some(12)) => "pip install nvidia-cublas-cu12",
+            (LibraryKind::Cudnn, Some(12)) => "pip install nvidia-cudnn-cu12",
+            (LibraryKind::Nccl, Some(12)) => "pip install nvidia-nccl-cu12",
+            (LibraryKind::Nvrtc, _) => "pip install \"nvidia-cuda-nvrtc>=13,<14\"",
+            (LibraryKind::CublasLt, _) => "pip install \"nvidia-cublas>=13,<14\"",
+            (LibraryKind::Cudnn, _) => "pip install nvidia-cudnn-cu13",
+            (LibraryKind::Nccl, _) => "pip install nvidia-nccl-cu13",
         }
     }
 
     /// Folders of wheels are named by the package without its CUDA version: `nvidia_cublas-13.1.0.3.dist-info`.
     fn wheel(self) -> Option<&'static str> {
         match self {
-            Kind::Driver | Kind::Nvml => None,
-            Kind::Nvrtc => Some("nvidia_cuda_nvrtc"),
-            Kind::CublasLt => Some("nvidia_cublas"),
-            Kind::Cudnn => Some("nvidia_cudnn"),
-            Kind::Nccl => Some("nvidia_nccl"),
+            LibraryKind::Driver | LibraryKind::Nvml => None,
+            LibraryKind::Nvrtc => Some("nvidia_cuda_nvrtc"),
+            LibraryKind::CublasLt => Some("nvidia_cublas"),
+            LibraryKind::Cudnn => Some("nvidia_cudnn"),
+            LibraryKind::Nccl => Some("nvidia_nccl"),
         }
     }
 }
@@ -129,7 +135,7 @@ impl Origin {
 /// A file that could have been opened, and what became of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    pub library: Kind,
+    pub library: LibraryKind,
     pub path: PathBuf,
     pub origin: Origin,
     pub version: Option<Version>,
@@ -138,7 +144,7 @@ pub struct Candidate {
 
 /// An open library. It is never closed.
 pub struct Library {
-    pub kind: Kind,
+    pub kind: LibraryKind,
     pub path: PathBuf,
     /// The version the library reports, or its file's where it reports none.
     pub version: Version,
@@ -254,7 +260,7 @@ fn names(folder: &Path) -> Vec<String> {
 
 /// Every candidate of a library, best first. Where several must be compared and a file does not tell its version, it is
 /// opened to ask. Verdicts are still empty.
-pub fn find(kind: Kind, places: &Places) -> Vec<Candidate> {
+pub fn find(kind: LibraryKind, places: &Places) -> Vec<Candidate> {
     let mut seen = BTreeSet::new();
     let mut found = vec![];
     for (origin, root, depth) in &places.0 {
@@ -283,7 +289,7 @@ pub fn find(kind: Kind, places: &Places) -> Vec<Candidate> {
 }
 
 /// Files of a library under a folder; or the path itself where it is one.
-fn files(kind: Kind, root: &Path, depth: usize) -> Vec<PathBuf> {
+fn files(kind: LibraryKind, root: &Path, depth: usize) -> Vec<PathBuf> {
     if root.is_file() {
         let name = root.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         return if is_file_of(kind, &name) { vec![root.into()] } else { vec![] };
@@ -301,13 +307,13 @@ fn files(kind: Kind, root: &Path, depth: usize) -> Vec<PathBuf> {
 }
 
 /// `libnvrtc.so.13` but not `libnvrtc.alt.so.13`, `libnvrtc.so.13.debug` or `libcudnn_ops.so.9`.
-fn is_file_of(kind: Kind, name: &str) -> bool {
+fn is_file_of(kind: LibraryKind, name: &str) -> bool {
     let Some(rest) = name.strip_prefix(kind.file()) else { return false };
     rest.is_empty() || rest.starts_with('.') && rest[1..].bytes().all(|b| b.is_ascii_digit() || b == b'.')
 }
 
 /// From the file's name where it says more than the major, or from the wheel that installed it.
-fn version_of_file(kind: Kind, path: &Path) -> Option<Version> {
+fn version_of_file(kind: LibraryKind, path: &Path) -> Option<Version> {
     let name = path.file_name()?.to_string_lossy().into_owned();
     // The driver's own name carries its version in place of the `.1`: libcuda.so.580.82.07.
     let digits = name.split_once(".so.").map_or("", |(_, digits)| digits);
@@ -332,20 +338,20 @@ fn parse(digits: &str) -> Option<Version> {
 }
 
 /// Opens a candidate for itself alone, asks, closes it.
-fn version_by_asking(kind: Kind, path: &Path) -> Option<Version> {
+fn version_by_asking(kind: LibraryKind, path: &Path) -> Option<Version> {
     // SAFETY: NVIDIA's libraries may be loaded and unloaded; nothing of it is kept.
     let handle = unsafe { Handle::open(Some(path), RTLD_LAZY | RTLD_LOCAL) }.ok()?;
     own_version(kind, &handle, path)
 }
 
 /// The version an open library reports.
-fn own_version(kind: Kind, handle: &Handle, path: &Path) -> Option<Version> {
+fn own_version(kind: LibraryKind, handle: &Handle, path: &Path) -> Option<Version> {
     type Count = unsafe extern "C" fn() -> usize;
     type Pair = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
     type Number = unsafe extern "C" fn(*mut c_int) -> c_int;
     match kind {
-        Kind::Driver | Kind::Nvml => None,
-        Kind::Nvrtc => {
+        LibraryKind::Driver | LibraryKind::Nvml => None,
+        LibraryKind::Nvrtc => {
             let (mut major, mut minor) = (0, 0);
             // SAFETY: nvrtcVersion writes two integers; the handle is open.
             let status =
@@ -353,14 +359,14 @@ fn own_version(kind: Kind, handle: &Handle, path: &Path) -> Option<Version> {
             (status == 0).then_some(Version([major as u32, minor as u32, 0]))
         }
         // SAFETY: both take nothing and return size_t; the handle is open.
-        Kind::CublasLt => {
+        LibraryKind::CublasLt => {
             Some(Version::packed(unsafe { resolve::<Count>(handle, path, "cublasLtGetVersion").ok()?() }))
         }
         // SAFETY: as above.
-        Kind::Cudnn => {
+        LibraryKind::Cudnn => {
             Some(Version::packed(unsafe { resolve::<Count>(handle, path, "cudnnGetVersion").ok()?() }))
         }
-        Kind::Nccl => {
+        LibraryKind::Nccl => {
             let mut number = 0;
             // SAFETY: ncclGetVersion writes one integer; the handle is open.
             let status = unsafe { resolve::<Number>(handle, path, "ncclGetVersion").ok()?(&mut number) };
@@ -374,7 +380,7 @@ fn choose(candidates: &mut [Candidate], cuda_major: Option<u32>) -> Option<Libra
     let mut chosen: Option<Library> = None;
     for candidate in candidates {
         let kind = candidate.library;
-        let is_toolkit = matches!(kind, Kind::Nvrtc | Kind::CublasLt);
+        let is_toolkit = matches!(kind, LibraryKind::Nvrtc | LibraryKind::CublasLt);
         candidate.verdict = match (&chosen, candidate.version, cuda_major) {
             (Some(winner), ..) => {
                 let why = match candidate.version {
@@ -400,9 +406,9 @@ fn choose(candidates: &mut [Candidate], cuda_major: Option<u32>) -> Option<Libra
     chosen
 }
 
-fn open(kind: Kind, path: &Path, version: Option<Version>) -> Result<Library, CudaError> {
+fn open(kind: LibraryKind, path: &Path, version: Option<Version>) -> Result<Library, CudaError> {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    if kind == Kind::Nvrtc {
+    if kind == LibraryKind::Nvrtc {
         // NVRTC asks the linker for its builtins by name: opened first, the ones beside it are found.
         let folder = path.parent().unwrap_or(Path::new("/"));
         for name in names(folder).iter().filter(|n| n.starts_with("libnvrtc-builtins.so.")) {
@@ -428,18 +434,18 @@ pub struct Libraries {
 }
 
 impl Libraries {
-    pub fn get(&'static self, kind: Kind) -> Option<&'static Library> {
+    pub fn get(&'static self, kind: LibraryKind) -> Option<&'static Library> {
         self.open.iter().find(|l| l.kind == kind)
     }
 
     /// The library, or how to install it.
-    pub fn require(&'static self, kind: Kind) -> Result<&'static Library, CudaError> {
+    pub fn require(&'static self, kind: LibraryKind) -> Result<&'static Library, CudaError> {
         self.get(kind).ok_or_else(|| absent(kind, &self.candidates, self.cuda_major))
     }
 }
 
 /// A library of which no candidate was opened: what was tried, and how to install it.
-fn absent(kind: Kind, candidates: &[Candidate], cuda_major: Option<u32>) -> CudaError {
+fn absent(kind: LibraryKind, candidates: &[Candidate], cuda_major: Option<u32>) -> CudaError {
     let found = candidates.iter().find(|c| c.library == kind);
     let tried = found.map_or_else(String::new, |c| format!(" ({}: {})", c.path.display(), c.verdict));
     CudaError::new(format!(
@@ -462,7 +468,7 @@ impl FoundNccl {
 
     /// The library, or how to install it.
     pub fn require(&'static self) -> Result<&'static Library, CudaError> {
-        self.get().ok_or_else(|| absent(Kind::Nccl, &self.candidates, libraries().cuda_major))
+        self.get().ok_or_else(|| absent(LibraryKind::Nccl, &self.candidates, libraries().cuda_major))
     }
 }
 
@@ -470,7 +476,7 @@ impl FoundNccl {
 pub fn nccl() -> &'static FoundNccl {
     static OPENED: OnceLock<FoundNccl> = OnceLock::new();
     OPENED.get_or_init(|| {
-        let mut candidates = find(Kind::Nccl, &Places::of_this_process());
+        let mut candidates = find(LibraryKind::Nccl, &Places::of_this_process());
         if libraries().open.is_empty() {
             candidates.iter_mut().for_each(|c| c.verdict = UNOPENED.into());
             return FoundNccl { candidates, open: None };
@@ -489,15 +495,15 @@ pub fn libraries() -> &'static Libraries {
     OPENED.get_or_init(|| {
         let places = Places::of_this_process();
         let mut all = Libraries { candidates: vec![], open: vec![], cuda_major: None };
-        for kind in Kind::ALL {
+        for kind in LibraryKind::ALL {
             let mut candidates = find(kind, &places);
-            if kind != Kind::Driver && all.open.is_empty() {
+            if kind != LibraryKind::Driver && all.open.is_empty() {
                 candidates.iter_mut().for_each(|c| c.verdict = UNOPENED.into());
                 all.candidates.extend(candidates);
                 continue;
             }
             let library = choose(&mut candidates, all.cuda_major);
-            if let Some(driver) = library.as_ref().filter(|l| l.kind == Kind::Driver) {
+            if let Some(driver) = library.as_ref().filter(|l| l.kind == LibraryKind::Driver) {
                 all.cuda_major = driver_version(driver).map(|version| version / 1000);
             }
             all.candidates.extend(candidates);
@@ -521,10 +527,10 @@ fn driver_version(library: &Library) -> Option<u32> {
 pub fn nvrtc_alone() -> Result<&'static Library, CudaError> {
     static OPENED: OnceLock<Option<Library>> = OnceLock::new();
     let opened = OPENED.get_or_init(|| {
-        let mut candidates = find(Kind::Nvrtc, &Places::of_this_process());
+        let mut candidates = find(LibraryKind::Nvrtc, &Places::of_this_process());
         choose(&mut candidates, None)
     });
-    let missing = || CudaError::new(format!("NVRTC was not found: {}", Kind::Nvrtc.install(None)));
+    let missing = || CudaError::new(format!("NVRTC was not found: {}", LibraryKind::Nvrtc.install(None)));
     opened.as_ref().ok_or_else(missing)
 }
 
@@ -561,7 +567,7 @@ mod tests {
             (Origin::System, root.join("system"), 0),
         ]);
         let order = |places: &Places| -> Vec<String> {
-            let found = find(Kind::Cudnn, places);
+            let found = find(LibraryKind::Cudnn, places);
             found.iter().map(|c| format!("{:?} {}", c.origin, c.version.unwrap())).collect()
         };
         assert_eq!(order(&places), ["VirtualEnv 9.19.0", "System 9.14.0"]);
@@ -573,7 +579,7 @@ mod tests {
     #[test]
     fn a_file_that_does_not_open_says_why_and_the_next_is_tried() {
         let root = tree("broken", &["libnvrtc.so.13.0.1", "libnvrtc.so.12.9.1", "libnvrtc.so.99.0.0"]);
-        let mut candidates = find(Kind::Nvrtc, &Places(vec![(Origin::System, root.clone(), 0)]));
+        let mut candidates = find(LibraryKind::Nvrtc, &Places(vec![(Origin::System, root.clone(), 0)]));
         assert!(choose(&mut candidates, Some(13)).is_none());
         let verdicts: Vec<&str> = candidates.iter().map(|c| c.verdict.as_str()).collect();
         assert_eq!(verdicts[0], "not used: the driver supports CUDA 13, this needs 99");
@@ -584,13 +590,13 @@ mod tests {
 
     #[test]
     fn the_line_that_installs_fits_the_driver() {
-        assert_eq!(Kind::CublasLt.install(Some(12)), "pip install nvidia-cublas-cu12");
-        assert_eq!(Kind::CublasLt.install(Some(13)), "pip install \"nvidia-cublas>=13,<14\"");
-        assert_eq!(Kind::Nvrtc.install(Some(12)), "pip install nvidia-cuda-nvrtc-cu12");
-        assert_eq!(Kind::Cudnn.install(None), "pip install nvidia-cudnn-cu13");
-        assert_eq!(Kind::Nccl.install(Some(12)), "pip install nvidia-nccl-cu12");
-        assert_eq!(Kind::Nccl.install(None), "pip install nvidia-nccl-cu13");
-        assert_eq!(Kind::Driver.install(Some(12)), Kind::Nvml.install(None));
+        assert_eq!(LibraryKind::CublasLt.install(Some(12)), "pip install nvidia-cublas-cu12");
+        assert_eq!(LibraryKind::CublasLt.install(Some(13)), "pip install \"nvidia-cublas>=13,<14\"");
+        assert_eq!(LibraryKind::Nvrtc.install(Some(12)), "pip install nvidia-cuda-nvrtc-cu12");
+        assert_eq!(LibraryKind::Cudnn.install(None), "pip install nvidia-cudnn-cu13");
+        assert_eq!(LibraryKind::Nccl.install(Some(12)), "pip install nvidia-nccl-cu12");
+        assert_eq!(LibraryKind::Nccl.install(None), "pip install nvidia-nccl-cu13");
+        assert_eq!(LibraryKind::Driver.install(Some(12)), LibraryKind::Nvml.install(None));
     }
 
     #[test]
@@ -604,10 +610,10 @@ mod tests {
             ],
         );
         let places = Places(vec![(Origin::VirtualEnv, root.join("nvidia"), 2)]);
-        let mut found = find(Kind::Nccl, &places);
+        let mut found = find(LibraryKind::Nccl, &places);
         assert_eq!(found.iter().map(|c| c.version).collect::<Vec<_>>(), [Some(Version([2, 28, 9]))]);
         assert!(choose(&mut found, Some(13)).is_none(), "an empty file is no library");
-        let said = absent(Kind::Nccl, &found, Some(13)).to_string();
+        let said = absent(LibraryKind::Nccl, &found, Some(13)).to_string();
         assert!(
             said.starts_with("NCCL was not found (") && said.contains("not used: it does not open"),
             "{said}"
@@ -625,9 +631,9 @@ mod tests {
             ("libnvrtc-builtins.so.13.0", false),
             ("libnvrtc.so.13.old", false),
         ] {
-            assert_eq!(is_file_of(Kind::Nvrtc, name), is, "{name}");
+            assert_eq!(is_file_of(LibraryKind::Nvrtc, name), is, "{name}");
         }
-        assert!(!is_file_of(Kind::Driver, "libcuda.so"), "the toolkit's stub");
-        assert!(is_file_of(Kind::Driver, "libcuda.so.1"));
+        assert!(!is_file_of(LibraryKind::Driver, "libcuda.so"), "the toolkit's stub");
+        assert!(is_file_of(LibraryKind::Driver, "libcuda.so.1"));
     }
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use flatout_ir::{Axis, Mesh};
 
 use super::device::Device;
-use super::library::{self, Kind, Library, Version};
+use super::library::{self, Library, LibraryKind, Version};
 use crate::cuda::context::{CudaError, Stream};
 
 /// The memory that plans leave for NCCL until a session has measured what it takes.
@@ -154,7 +154,7 @@ pub fn nccl() -> Result<&'static Nccl, CudaError> {
                 "NCCL {} at {} is too old, 2.27 is the least: {}",
                 library.version,
                 library.path.display(),
-                Kind::Nccl.install(library::libraries().cuda_major)
+                LibraryKind::Nccl.install(library::libraries().cuda_major)
             )));
         }
         Nccl::open(library)

@@ -13,7 +13,7 @@ use crate::Session;
 use crate::cuda::{self, AttentionKernel};
 use crate::verify::real::attention::{Problem, decode, equal, packed, trees};
 use crate::verify::real::{Bench, Fill, WIDE, said};
-use crate::verify::{Place, Way};
+use crate::verify::{CaseDevice, Way};
 
 /// Turns; the median counts.
 const TURNS: usize = 5;
@@ -261,7 +261,7 @@ impl Race {
 
     /// One call, for compiling ahead.
     pub fn launches(&self, device: &cuda::Device) -> Result<Vec<Launch>, String> {
-        let mut bench = Bench::new(Place::Cuda(device), Way::default());
+        let mut bench = Bench::new(CaseDevice::Cuda(device), Way::default());
         for problem in [Some(&self.problem), self.padded.as_ref()].into_iter().flatten() {
             lay(problem, self.grad, &mut bench, 1)?;
         }
@@ -269,7 +269,7 @@ impl Race {
     }
 
     fn ways(&self, problem: &Problem, device: &cuda::Device) -> Result<Vec<Way>, String> {
-        let place = Place::Cuda(device);
+        let place = CaseDevice::Cuda(device);
         let mut bench = Bench::new(place, Way::default());
         lay(problem, self.grad, &mut bench, 1)?;
         Ok(place.ways(&bench.launches, cuda::Options::default()))
@@ -285,7 +285,7 @@ impl Race {
         let (flops, bytes) = (flops(problem, self.grad), bytes(problem, self.grad));
         let cache = device.facts(cuda::Options::default()).l2_bytes as u64;
         let copies = ((CACHES as u64 * cache).div_ceil(bytes) as usize).clamp(1, MOST_COPIES);
-        let mut bench = Bench::new(Place::Cuda(device), way);
+        let mut bench = Bench::new(CaseDevice::Cuda(device), way);
         lay(problem, self.grad, &mut bench, copies)?;
         let session = bench.open().map_err(|why| format!("{kernel}: {why}"))?;
         Ok(Runner { kernel, session, copies, calls: 1, flops, bytes, ms: vec![] })
@@ -295,7 +295,7 @@ impl Race {
     fn copy(&self, device: &cuda::Device) -> Result<Runner, String> {
         let wide = 4096;
         let rows = (bytes(&self.problem, self.grad) as usize / (4 * wide)).max(1);
-        let mut bench = Bench::new(Place::Cuda(device), Way::default());
+        let mut bench = Bench::new(CaseDevice::Cuda(device), Way::default());
         let from = bench.input(DType::BF16, &[rows, wide], WIDE);
         bench.launch(Op::Reshape { dims: vec![4 * rows, wide / 4] }, &[from])?;
         let bytes = (4 * rows * wide) as u64;
@@ -341,7 +341,7 @@ mod tests {
     fn every_shape_is_one_the_kernels_take() {
         for race in races() {
             for problem in [Some(&race.problem), race.padded.as_ref()].into_iter().flatten() {
-                let mut bench = Bench::new(Place::Cpu, Way::default());
+                let mut bench = Bench::new(CaseDevice::Cpu, Way::default());
                 lay(problem, race.grad, &mut bench, 1).unwrap_or_else(|why| panic!("{}: {why}", race.name));
                 bench.check().unwrap_or_else(|why| panic!("{}: {why}", race.name));
             }

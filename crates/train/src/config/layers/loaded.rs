@@ -6,9 +6,9 @@ use flatout_models::library::fovea;
 use flatout_models::registry::Asked;
 use toml::Value;
 
-use super::{CLASSES, Held, KIND, Layers, TOWER_FROM, VOCAB};
+use super::{CLASSES, KIND, LayerValue, Layers, TOWER_FROM, VOCAB};
 use crate::UserError;
-use crate::config::schema::{self, Found};
+use crate::config::schema::{self, QualifiedKey};
 use crate::config::{Adapter, text};
 use crate::refuse;
 
@@ -60,7 +60,7 @@ impl Layers {
             self.values.remove(TOWER_FROM);
         }
         let has_head = model.brings_head();
-        for Found { path, name, tables, key, .. } in schema::of_section("model", Model::keys()) {
+        for QualifiedKey { path, name, tables, key, .. } in schema::of_section("model", Model::keys()) {
             if NOT_THE_MODELS.contains(&&name[..]) || keeps_tower && tables == ["vision"] {
                 continue;
             }
@@ -71,7 +71,7 @@ impl Layers {
             // Of a head for images that is there, and of a pooling that is the model's own, what a recipe below says of another
             // is put aside.
             let brings = if name == "pooling" { model.brings_pooling() } else { has_head };
-            let is_kept = |held: &Held| !brings || held.layer >= of_source;
+            let is_kept = |held: &LayerValue| !brings || held.layer >= of_source;
             if MAY_DIFFER.contains(&&name[..]) && self.values.get(&path).is_some_and(is_kept) {
                 continue;
             }

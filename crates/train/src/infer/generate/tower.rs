@@ -5,7 +5,7 @@ use flatout_data::vision::TowerInputs;
 use flatout_ir::Role;
 use flatout_ir::passes::input_path;
 use flatout_models::config::{Look, Qwen3VlConfig, Vision};
-use flatout_models::form::{Seen, SeenFrames, SeenPatches};
+use flatout_models::form::{ImageExtents, SeenFrames, SeenPatches};
 use flatout_runtime::Session;
 
 use super::pictures::{Picture, PictureReader, Pictures};
@@ -18,14 +18,14 @@ const MOST_IMAGES: usize = 16;
 /// The tower of a prefill plan, with the pictures it may be shown.
 pub(super) struct Tower {
     pub pictures: Pictures,
-    kind: Kind,
+    kind: TowerKind,
     /// Bytes of a patch or of a frame.
     bytes: usize,
     /// The pictures that its inputs hold now.
     shown: Option<Vec<usize>>,
 }
 
-enum Kind {
+enum TowerKind {
     Patches {
         seen: SeenPatches,
         /// Learned positions a side.
@@ -67,11 +67,11 @@ impl Tower {
                 let (patches, images) =
                     (all.min(blocks * vision.block()), pictures.grids.all.len().min(tokens));
                 let seen = SeenPatches { patches, images, largest };
-                let kind = Kind::Patches { seen, positions: vision.positions, block: vision.block() };
+                let kind = TowerKind::Patches { seen, positions: vision.positions, block: vision.block() };
                 (kind, vision.patch_values())
             }
             Vision::Fovea(vision) => {
-                let kind = Kind::Frames { seen: SeenFrames::next_of(sequences), look: vision.mode };
+                let kind = TowerKind::Frames { seen: SeenFrames::next_of(sequences), look: vision.mode };
                 (kind, vision.frame_bytes())
             }
         };
@@ -83,7 +83,7 @@ impl Tower {
         let largest = reader.most_tokens() * vision.block();
         let patches = tokens * 100 / reader.shown_percent().max(1) * vision.block();
         let seen = SeenPatches { patches: patches.max(largest), images: MOST_IMAGES.min(tokens), largest };
-        let kind = Kind::Patches { seen, positions: vision.positions, block: vision.block() };
+        let kind = TowerKind::Patches { seen, positions: vision.positions, block: vision.block() };
         let pictures = Pictures::later(vision.merge, reader.shown_percent());
         Tower { pictures, kind, bytes: vision.patch_values(), shown: None }
     }
@@ -103,13 +103,13 @@ impl Tower {
 
     /// Whether a picture may be shown.
     pub fn fits(&self, picture: &Picture) -> bool {
-        matches!(self.kind, Kind::Patches { seen, .. } if picture.patches() <= seen.largest)
+        matches!(self.kind, TowerKind::Patches { seen, .. } if picture.patches() <= seen.largest)
     }
 
-    pub fn seen(&self) -> Seen {
+    pub fn seen(&self) -> ImageExtents {
         match self.kind {
-            Kind::Patches { seen, .. } => Seen::Patches(seen),
-            Kind::Frames { seen, .. } => Seen::Frames(seen),
+            TowerKind::Patches { seen, .. } => ImageExtents::Patches(seen),
+            TowerKind::Frames { seen, .. } => ImageExtents::Frames(seen),
         }
     }
 
@@ -119,8 +119,8 @@ impl Tower {
         let Placed { at, picture } = placed;
         let is_shown = showing.pictures.contains(&picture);
         match self.kind {
-            Kind::Patches { .. } if is_shown => true,
-            Kind::Patches { seen, .. } => {
+            TowerKind::Patches { .. } if is_shown => true,
+            TowerKind::Patches { seen, .. } => {
                 let patches = showing.patches + self.pictures.grids.all[picture].patches();
                 let fits = patches <= seen.patches && showing.pictures.len() < seen.images;
                 if fits {
@@ -129,8 +129,8 @@ impl Tower {
                 }
                 fits
             }
-            Kind::Frames { .. } if at > 0 => false,
-            Kind::Frames { .. } => {
+            TowerKind::Frames { .. } if at > 0 => false,
+            TowerKind::Frames { .. } => {
                 let look = LookAt { picture, lane, is_first: read == 0 };
                 if !is_shown {
                     showing.pictures.push(picture);
@@ -149,11 +149,11 @@ impl Tower {
     pub fn row(&self, showing: &Showing, picture: usize, lane: usize) -> usize {
         let before = showing.pictures.iter().take_while(|other| **other != picture);
         match self.kind {
-            Kind::Patches { block, .. } => {
+            TowerKind::Patches { block, .. } => {
                 before.map(|other| self.pictures.grids.all[*other].patches()).sum::<usize>() / block
             }
-            Kind::Frames { look: Look::Coarse, .. } => before.count(),
-            Kind::Frames { look: Look::Fine, .. } => {
+            TowerKind::Frames { look: Look::Coarse, .. } => before.count(),
+            TowerKind::Frames { look: Look::Fine, .. } => {
                 let own = |look: &LookAt| (look.picture, look.lane) == (picture, lane);
                 showing.looks.iter().position(own).expect("a picture that was taken")
             }
@@ -162,7 +162,7 @@ impl Tower {
 
     /// Writes the inputs. Images of an earlier run stay where the same pictures are shown, or none are.
     pub fn feed(&mut self, session: &mut Session, role: Role, showing: Showing) -> Result<(), Failure> {
-        if let Kind::Frames { seen, look: Look::Fine } = self.kind {
+        if let TowerKind::Frames { seen, look: Look::Fine } = self.kind {
             for (name, values) in looks(&showing, seen) {
                 session.write_i32(&input_path(role, name), &values)?;
             }
@@ -174,7 +174,7 @@ impl Tower {
         let own = showing.pictures.iter().map(|picture| &self.pictures.bytes[*picture][..]);
         let mut bytes: Vec<u8> = own.collect::<Vec<_>>().concat();
         match self.kind {
-            Kind::Patches { seen: SeenPatches { patches, images, largest }, positions, .. } => {
+            TowerKind::Patches { seen: SeenPatches { patches, images, largest }, positions, .. } => {
                 let grids = showing.pictures.iter().map(|picture| self.pictures.grids.all[*picture]);
                 let room = ImageRoom { patches, images, largest };
                 let TowerInputs { places, taps, tap_weights, image_start, image_len } =
@@ -191,7 +191,7 @@ impl Tower {
                     session.write_i32(&input_path(role, name), &values)?;
                 }
             }
-            Kind::Frames { seen, .. } => {
+            TowerKind::Frames { seen, .. } => {
                 bytes.resize(seen.images * self.bytes, 0);
                 session.write_u8(&input_path(role, "pixels"), &bytes)?;
             }

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 
-use flatout_ir::Piece;
+use flatout_ir::TensorRange;
 use serde::{Deserialize, Serialize};
 
 use super::Dtype;
@@ -16,12 +16,12 @@ pub struct Parted {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     /// In the order of elements, each element once.
-    pub parts: Vec<Part>,
+    pub parts: Vec<CheckpointPart>,
 }
 
 /// Elements of a tensor that lie in one file, under the tensor's name and with one axis.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Part {
+pub struct CheckpointPart {
     pub file: String,
     /// The first of them, counted in row-major order.
     pub start: usize,
@@ -67,7 +67,7 @@ impl Index {
     }
 
     /// The index of what ranks write.
-    pub fn of_owners(owners: &[Vec<Piece>], dtype: impl Fn(&Piece) -> Dtype) -> Index {
+    pub fn of_owners(owners: &[Vec<TensorRange>], dtype: impl Fn(&TensorRange) -> Dtype) -> Index {
         let mut tensors: BTreeMap<String, Parted> = BTreeMap::new();
         for (rank, pieces) in owners.iter().enumerate() {
             for piece in pieces {
@@ -75,7 +75,7 @@ impl Index {
                 let file = part_name(rank, owners.len());
                 let whole = tensors.entry(piece.path.clone());
                 let whole = whole.or_insert_with(|| Parted { dtype, shape, parts: vec![] });
-                whole.parts.push(Part { file, start: piece.range.start, len: piece.elements() });
+                whole.parts.push(CheckpointPart { file, start: piece.range.start, len: piece.elements() });
             }
         }
         for tensor in tensors.values_mut() {

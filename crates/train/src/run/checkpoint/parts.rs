@@ -275,7 +275,7 @@ fn gone(failure: flatout_world::Failure) -> Unsaved {
 mod tests {
     use super::*;
     use crate::run::checkpoint::{Dtype, TensorFile, index::Parted, latest, open};
-    use flatout_world::{Joining, Meeting, Place, Timing, World};
+    use flatout_world::{Joining, Meeting, RankPlacement, Timing, World};
     use std::net::TcpListener;
     use std::sync::Arc;
 
@@ -285,7 +285,7 @@ mod tests {
         let meeting = Meeting::Address { host: "127.0.0.1".into(), ports: free..free + 1, label: "".into() };
         let join = |rank: usize| {
             let meeting = meeting.clone();
-            let place = Place { rank, ranks, local: None, node: None, has_parent: false, meeting };
+            let place = RankPlacement { rank, ranks, local: None, node: None, has_parent: false, meeting };
             let joining = Joining {
                 version: "1.0".into(),
                 secret: None,
@@ -315,8 +315,11 @@ mod tests {
 
     /// A tensor of eight bytes, two of each of four ranks.
     fn index() -> Index {
-        let part =
-            |rank| crate::run::checkpoint::index::Part { file: part_name(rank, 4), start: 2 * rank, len: 2 };
+        let part = |rank| crate::run::checkpoint::index::CheckpointPart {
+            file: part_name(rank, 4),
+            start: 2 * rank,
+            len: 2,
+        };
         let whole = Parted { dtype: Dtype::U8, shape: vec![2, 4], parts: (0..4).map(part).collect() };
         Index::of(BTreeMap::from([("w".to_string(), whole)])).unwrap()
     }

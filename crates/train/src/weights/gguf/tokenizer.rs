@@ -152,13 +152,13 @@ fn merges(model: &Json) -> Result<Vec<[String; 2]>, String> {
 struct Splitting {
     name: &'static str,
     /// The pre-tokeniser's parts in order, without those that only spell bytes.
-    parts: &'static [Part],
+    parts: &'static [PreTokenizer],
     /// Words that are tokens are taken whole, without regard to merges.
     ignores_merges: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Part {
+enum PreTokenizer {
     /// The regular expression of byte-level pre-tokenisers, GPT-2's.
     Gpt2,
     /// Every digit alone.
@@ -171,11 +171,11 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 const SPLITTINGS: [Splitting; 5] = [
-    Splitting { name: "gpt-2", parts: &[Part::Gpt2], ignores_merges: false },
-    Splitting { name: "smollm", parts: &[Part::Digits, Part::Gpt2], ignores_merges: false },
-    Splitting { name: "llama-bpe", parts: &[Part::Expression(LLAMA3)], ignores_merges: true },
-    Splitting { name: "dbrx", parts: &[Part::Expression(LLAMA3)], ignores_merges: false },
-    Splitting { name: "qwen2", parts: &[Part::Expression(QWEN2)], ignores_merges: false },
+    Splitting { name: "gpt-2", parts: &[PreTokenizer::Gpt2], ignores_merges: false },
+    Splitting { name: "smollm", parts: &[PreTokenizer::Digits, PreTokenizer::Gpt2], ignores_merges: false },
+    Splitting { name: "llama-bpe", parts: &[PreTokenizer::Expression(LLAMA3)], ignores_merges: true },
+    Splitting { name: "dbrx", parts: &[PreTokenizer::Expression(LLAMA3)], ignores_merges: false },
+    Splitting { name: "qwen2", parts: &[PreTokenizer::Expression(QWEN2)], ignores_merges: false },
 ];
 
 /// llama.cpp's name of the rule by which a byte-level tokeniser splits.
@@ -184,7 +184,7 @@ fn splitting(file: &Json) -> Result<&'static str, String> {
     let parts = parts(&file["pre_tokenizer"]);
     let ignores_merges = file["model"]["ignore_merges"].as_bool() == Some(true);
     let fits = |known: &&Splitting| {
-        let same = |(known, own): (&Part, &&Json)| known.is(own);
+        let same = |(known, own): (&PreTokenizer, &&Json)| known.is(own);
         known.parts.len() == parts.len()
             && known.parts.iter().zip(&parts).all(same)
             && known.ignores_merges == ignores_merges
@@ -219,12 +219,12 @@ fn bytes(pre_tokenizer: &Json) -> Option<&Json> {
     all.find(|part| part["type"] == "ByteLevel")
 }
 
-impl Part {
+impl PreTokenizer {
     fn is(&self, part: &Json) -> bool {
         match self {
-            Part::Gpt2 => part["type"] == "ByteLevel",
-            Part::Digits => part["type"] == "Digits" && part["individual_digits"] == true,
-            Part::Expression(expression) => {
+            PreTokenizer::Gpt2 => part["type"] == "ByteLevel",
+            PreTokenizer::Digits => part["type"] == "Digits" && part["individual_digits"] == true,
+            PreTokenizer::Expression(expression) => {
                 part["type"] == "Split"
                     && part["pattern"]["Regex"] == *expression
                     && part["behavior"] == "Isolated"

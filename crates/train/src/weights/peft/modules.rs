@@ -26,7 +26,7 @@ pub(crate) struct Module {
     pub name: String,
     /// [out, in] of the whole.
     pub dims: [usize; 2],
-    pub parts: Vec<Part>,
+    pub parts: Vec<WeightRows>,
 }
 
 /// Ends of the names of A, B and DoRA's magnitudes, behind the name of a module.
@@ -62,7 +62,7 @@ impl InFile {
 
 /// One of our weights, at these rows of a module.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Part {
+pub(crate) struct WeightRows {
     pub weight: String,
     pub first: usize,
     pub rows: usize,
@@ -92,7 +92,7 @@ pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<Module>, String> {
             }
         };
         let name = stored.theirs.strip_suffix(".weight").unwrap_or(&stored.theirs).to_string();
-        let part = Part { weight: stored.ours, first: rows.start, rows: rows.len() };
+        let part = WeightRows { weight: stored.ours, first: rows.start, rows: rows.len() };
         match modules.iter_mut().find(|module| module.name == name) {
             Some(module) => module.parts.push(part),
             None => {
@@ -142,7 +142,7 @@ impl Module {
     }
 
     /// Where a part's own of a tensor lies in it; `None` where it is the whole as it stands.
-    pub fn place(&self, part: &Part, in_file: &InFile, ours: &str, theirs: &str) -> Option<Stored> {
+    pub fn place(&self, part: &WeightRows, in_file: &InFile, ours: &str, theirs: &str) -> Option<Stored> {
         // A is that of the whole module; of the others a part has its rows.
         match self.is_joint() && in_file.name != LINEAR[0] {
             true => {
@@ -206,7 +206,7 @@ impl<'a> Beside<'a> {
         self.scale() * self.rank() as f64
     }
 
-    fn part(&self, adapter: &Adapter) -> &Part {
+    fn part(&self, adapter: &Adapter) -> &WeightRows {
         self.module.parts.iter().find(|part| part.weight == adapter.weight).expect("an adapter of the module")
     }
 

@@ -4,14 +4,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flatout_ir::Piece;
+use flatout_ir::TensorRange;
 use flatout_ir::nf4::{BLOCK, CODES, Magnitudes, NESTED, blocks};
 use flatout_models::library::stored::Stored;
 use flatout_runtime::{RuntimeError, Session};
 use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::weights::{Place, Weights, refuse_changed};
+use super::weights::{TensorLocation, Weights, refuse_changed};
 use crate::Failure;
 use crate::UserError;
 use crate::refuse;
@@ -116,7 +116,7 @@ impl Parts {
 pub fn parts(
     weights: &Weights,
     found: &BTreeMap<String, usize>,
-    codes: &Place,
+    codes: &TensorLocation,
     stored: &Stored,
     settings: Settings,
 ) -> Result<Parts, UserError> {
@@ -233,7 +233,11 @@ enum Scales {
 
 impl Packed {
     /// Reads the weight at a place, and gives the hash of the bytes of its parts.
-    pub fn read(weights: &Weights, place: &Place, parts: &Parts) -> Result<(Packed, String), Failure> {
+    pub fn read(
+        weights: &Weights,
+        place: &TensorLocation,
+        parts: &Parts,
+    ) -> Result<(Packed, String), Failure> {
         let mut hash = Xxh3::new();
         let mut part = |part: &Tensor| -> Result<Vec<u8>, UserError> {
             let bytes = bytes(weights, part)?;
@@ -272,7 +276,7 @@ impl Packed {
     }
 
     /// Writes codes, magnitudes and their mean as they are into a session that keeps the weight in NF4.
-    pub fn write(&self, session: &mut Session, piece: &Piece) -> Result<(), RuntimeError> {
+    pub fn write(&self, session: &mut Session, piece: &TensorRange) -> Result<(), RuntimeError> {
         match &self.scales {
             Scales::Nested(magnitudes, map) => {
                 quantized::write_codes(session, piece, &self.codes, magnitudes, map)
@@ -287,7 +291,7 @@ const FLAT: &str = "magnitudes that are not quantised in turn are not kept as th
 
 /// Refuses to keep weights in NF4 of which a folder has some in other forms: these are at `places`, by path, and `names` are
 /// kept.
-pub fn check(places: &BTreeMap<String, Place>, names: &BTreeSet<String>) -> Result<(), UserError> {
+pub fn check(places: &BTreeMap<String, TensorLocation>, names: &BTreeSet<String>) -> Result<(), UserError> {
     let mut packed = places.iter().filter_map(|(path, place)| Some((path, place.nf4.as_ref()?))).peekable();
     let Some((first, _)) = packed.peek().cloned() else { return Ok(()) };
     let mut map: Option<&[f32; 256]> = None;

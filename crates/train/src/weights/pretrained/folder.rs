@@ -14,7 +14,7 @@ use flatout_models::library::{self, Described, gemma, processor};
 use serde_json::Value;
 
 use super::bitsandbytes;
-use super::weights::{Place, Weights, parameters};
+use super::weights::{TensorLocation, Weights, parameters};
 use crate::UserError;
 use crate::refuse;
 use crate::run::checkpoint::{Dtype, TensorFile};
@@ -177,7 +177,8 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
             continue;
         };
         unused.remove(name);
-        let mut place = Place { file: *number, name: name.clone(), within: None, expect: None, nf4: None };
+        let mut place =
+            TensorLocation { file: *number, name: name.clone(), within: None, expect: None, nf4: None };
         let (path, file) = weights.file(&place);
         if let Some(settings) = settings.filter(|_| file.entries()[name].dtype == Dtype::U8) {
             if !linear.contains(&stored.ours) {
@@ -196,7 +197,7 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
         }
         check(&weights, &place, &stored.dims)?;
         let within = (!stored.is_whole()).then(|| stored.clone());
-        weights.place(stored.ours, Place { within, ..place });
+        weights.place(stored.ours, TensorLocation { within, ..place });
     }
     if settings.is_some() && weights.packed() == 0 && missing.is_empty() {
         refuse!(
@@ -220,7 +221,7 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
     Ok(weights)
 }
 
-fn check(weights: &Weights, place: &Place, shape: &[usize]) -> Result<(), UserError> {
+fn check(weights: &Weights, place: &TensorLocation, shape: &[usize]) -> Result<(), UserError> {
     let (path, file) = weights.file(place);
     let (entry, name) = (&file.entries()[&place.name], &place.name);
     if !matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {

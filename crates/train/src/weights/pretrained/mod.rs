@@ -13,7 +13,7 @@ mod weights;
 pub use classes::class_names;
 pub use origin::{Origin, begin, beginning, pin, resume};
 pub use pixels::{lay_area, lay_processor, processor_of};
-pub use weights::{Place, Weights, narrow, parameters};
+pub use weights::{TensorLocation, Weights, narrow, parameters};
 
 use std::path::{Path, PathBuf};
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use flatout_ir::passes::adapter::SCOPE;
 use flatout_ir::passes::nf4;
-use flatout_ir::{Class, Piece, Role};
+use flatout_ir::{Class, Role, TensorRange};
 use flatout_runtime::Session;
 use serde::{Deserialize, Serialize};
 
@@ -98,9 +98,9 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
         Some(from) => {
             let mut pretrained = open_for(&config.model, from, &mut |_| {})?;
             pretrained.weights.draw_rest(&config.model, config.train.seed);
-            let is_frozen = |piece: &Piece| piece.class == Class::Frozen;
+            let is_frozen = |piece: &TensorRange| piece.class == Class::Frozen;
             // Adapters of the source are part of its weights, and those of this run begin anew, whatever their rank.
-            let is_adapter = |piece: &Piece| piece.path.starts_with(SCOPE);
+            let is_adapter = |piece: &TensorRange| piece.path.starts_with(SCOPE);
             let frozen = pretrained.weights.load(session, is_frozen)?;
             pretrained.weights.load(session, |piece| !is_frozen(piece) && !is_adapter(piece))?;
             let weights = &pretrained.weights;

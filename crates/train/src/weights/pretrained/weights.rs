@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use flatout_ir::passes::adapter::{EMBED, HEAD, SCOPE};
 use flatout_ir::passes::average::averaged_weight;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
-use flatout_ir::{Adapter, Class, DType, Init, Piece, TensorType};
+use flatout_ir::{Adapter, Class, DType, Init, TensorRange, TensorType};
 use flatout_models::config::Model;
 use flatout_models::library::stored::{Stored, Within};
 use flatout_models::vision;
@@ -35,7 +35,7 @@ pub fn parameters(model: &Model) -> BTreeMap<String, (TensorType, Init)> {
 
 /// One parameter's tensor in one of the files.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct TensorLocation {
     pub file: usize,
     pub name: String,
     /// Where in the tensor its elements are, where it is not the tensor as it stands.
@@ -50,9 +50,9 @@ pub struct Place {
 #[derive(Debug)]
 pub struct Weights {
     files: Vec<(PathBuf, TensorFile)>,
-    places: BTreeMap<String, Place>,
+    places: BTreeMap<String, TensorLocation>,
     /// Running averages that a run kept of its parameters, by path.
-    averages: BTreeMap<String, Place>,
+    averages: BTreeMap<String, TensorLocation>,
     /// Whether they are what is read.
     averaged: bool,
     seed: Option<u64>,
@@ -148,9 +148,9 @@ impl Weights {
     /// Puts the values of another model beside these, its parameters below a scope.
     pub fn put_beside(&mut self, scope: &str, other: Weights) {
         let first = self.files.len();
-        let moved = |(path, place): (String, Place)| {
+        let moved = |(path, place): (String, TensorLocation)| {
             let nf4 = place.nf4.map(|parts| parts.moved(first));
-            (format!("{scope}.{path}"), Place { file: first + place.file, nf4, ..place })
+            (format!("{scope}.{path}"), TensorLocation { file: first + place.file, nf4, ..place })
         };
         // Of a run that kept averages they are what it came to.
         self.places.extend(other.places.into_iter().chain(other.averages).map(moved));
@@ -165,7 +165,7 @@ impl Weights {
         })
     }
 
-    pub fn place(&mut self, path: String, place: Place) {
+    pub fn place(&mut self, path: String, place: TensorLocation) {
         self.places.insert(path, place);
     }
 
@@ -265,14 +265,14 @@ impl Weights {
             let places = if average.is_some() { &mut self.averages } else { &mut self.places };
             places.insert(
                 ours.to_string(),
-                Place { file: number, name: name.clone(), within: None, expect: None, nf4: None },
+                TensorLocation { file: number, name: name.clone(), within: None, expect: None, nf4: None },
             );
         }
         self.files.push((path.to_path_buf(), file));
         Ok(())
     }
 
-    pub fn file(&self, place: &Place) -> (&Path, &TensorFile) {
+    pub fn file(&self, place: &TensorLocation) -> (&Path, &TensorFile) {
         self.numbered(place.file)
     }
 
@@ -301,7 +301,7 @@ impl Weights {
     }
 
     /// The weight of a piece that sessions keep in NF4 as its file does, with its hash.
-    fn read_packed(&self, piece: &Piece) -> Result<Option<(Packed, String)>, Failure> {
+    fn read_packed(&self, piece: &TensorRange) -> Result<Option<(Packed, String)>, Failure> {
         let is_alone = piece.is_nf4() && self.beside(&piece.path).is_empty();
         let place = self.found(&piece.path).filter(|_| is_alone);
         let parts = place.and_then(|place| Some((place, place.nf4.as_ref()?)));
@@ -418,7 +418,7 @@ impl Weights {
     }
 
     /// Where the values that are read of a parameter lie; nowhere where they are drawn.
-    fn found(&self, name: &str) -> Option<&Place> {
+    fn found(&self, name: &str) -> Option<&TensorLocation> {
         self.averages.get(name).filter(|_| self.averaged).or(self.places.get(name))
     }
 
@@ -478,7 +478,7 @@ impl Weights {
 
     /// A piece's values in the type of its slot, and the hash of the bytes of the whole tensor where they were all read, as they
     /// are if it is asked for. Values that are stored in that type, as they stand, are not touched.
-    fn read_for(&self, piece: &Piece, with_hash: bool) -> Result<(Vec<u8>, Option<String>), Failure> {
+    fn read_for(&self, piece: &TensorRange, with_hash: bool) -> Result<(Vec<u8>, Option<String>), Failure> {
         let of_slot = |wide: Vec<u8>| if piece.ty.dtype == DType::BF16 { narrow(&wide) } else { wide };
         if !with_hash && let Some(wide) = self.read_some(piece)? {
             return Ok((of_slot(wide), None));
@@ -506,13 +506,13 @@ impl Weights {
     }
 
     /// A piece's values in the type of its slot.
-    pub fn piece(&self, piece: &Piece) -> Result<Vec<u8>, Failure> {
+    pub fn piece(&self, piece: &TensorRange) -> Result<Vec<u8>, Failure> {
         Ok(self.read_for(piece, false)?.0)
     }
 
     /// A part of a parameter's values as f32, where it can be had without the rest: it lies in its file as it stands, and no
     /// hash or adapter asks for all of it.
-    fn read_some(&self, piece: &Piece) -> Result<Option<Vec<u8>>, Failure> {
+    fn read_some(&self, piece: &TensorRange) -> Result<Option<Vec<u8>>, Failure> {
         if piece.is_whole() || self.is_made(&piece.path) {
             return Ok(None);
         }
@@ -535,7 +535,7 @@ impl Weights {
     }
 
     /// A tensor as it lies in its file, with the hash of its bytes.
-    fn stored(&self, place: &Place) -> Result<(Dtype, Vec<u8>, String), Failure> {
+    fn stored(&self, place: &TensorLocation) -> Result<(Dtype, Vec<u8>, String), Failure> {
         let (path, file) = self.file(place);
         let entry = &file.entries()[&place.name];
         let mut bytes = vec![0; entry.bytes()];
@@ -557,7 +557,7 @@ impl Weights {
     pub fn load(
         &self,
         session: &mut Session,
-        wanted: impl Fn(&Piece) -> bool,
+        wanted: impl Fn(&TensorRange) -> bool,
     ) -> Result<BTreeMap<String, String>, Failure> {
         let mut pieces = held(session, Class::is_parameter);
         pieces.retain(|piece| {
@@ -566,8 +566,8 @@ impl Weights {
         // No checkpoint has what nothing trains: the first rank, which keeps the hashes, reads whole tensors of it, also where ranks
         // have shares.
         let is_first = session.rank() == 0;
-        let with_hash = |piece: &Piece| is_first && piece.class == Class::Frozen;
-        let bytes: usize = pieces.iter().map(Piece::bytes).sum();
+        let with_hash = |piece: &TensorRange| is_first && piece.class == Class::Frozen;
+        let bytes: usize = pieces.iter().map(TensorRange::bytes).sum();
         let wait = waits::begin("reading weights", Unit::Bytes, Some(bytes as u64));
         let mut hashes = BTreeMap::new();
         let mut left = pieces.as_slice();
@@ -601,9 +601,9 @@ enum Values {
 }
 
 /// How many of these pieces are read at once: at least one.
-fn portion(pieces: &[Piece]) -> usize {
+fn portion(pieces: &[TensorRange]) -> usize {
     let mut bytes = 0;
-    let fits = |piece: &&Piece| {
+    let fits = |piece: &&TensorRange| {
         bytes += 4 * if piece.class == Class::Frozen { piece.ty.elements() } else { piece.elements() };
         bytes <= PORTION_BYTES
     };
@@ -675,18 +675,19 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         let mut weights = Weights::of_files(vec![(path.clone(), TensorFile::open(&path).unwrap())]);
         weights.seed = Some(7);
-        let place = |name: &str| Place { file: 0, name: name.into(), within: None, expect: None, nf4: None };
+        let place =
+            |name: &str| TensorLocation { file: 0, name: name.into(), within: None, expect: None, nf4: None };
         for (name, _) in stored {
             weights.place(name.into(), place(name));
         }
         // Rows of a larger tensor, which are had by reading it all.
         let all = Stored::whole("rows", "f32", vec![4, 3]);
         let within = Some(Stored { within: Within::Rows(1..3), ..all });
-        weights.place("rows".into(), Place { within, ..place("f32") });
+        weights.place("rows".into(), TensorLocation { within, ..place("f32") });
         for (name, rows) in [("f32", 4), ("f16", 4), ("bf16", 4), ("rows", 2), ("drawn", 4)] {
             for dtype in [DType::F32, DType::BF16] {
                 let elements = 3 * rows;
-                let whole = Piece {
+                let whole = TensorRange {
                     path: name.into(),
                     ty: TensorType::new(dtype, [rows, 3]),
                     class: Class::Weight,

@@ -6,7 +6,7 @@
 
 use super::{A_SAMPLE, COLOURS, KINDS, Scene};
 use crate::examples::Sighting;
-use crate::examples::frames::sample::{Content, Said};
+use crate::examples::frames::sample::{Content, SampleMetadata};
 use crate::examples::frames::shard::shown;
 use crate::examples::synthetic::Draw;
 use crate::random::{Uniform, key};
@@ -18,7 +18,7 @@ pub(in crate::examples::frames) fn pair(
     seed: u64,
     sample: u64,
     still_frames: usize,
-) -> (Said, Vec<Sighting>) {
+) -> (SampleMetadata, Vec<Sighting>) {
     let shape = Scene::drawn(seed, sample).shapes[0];
     let mut draw = Draw(Uniform::new(key(key(seed, 0x7061_6972), sample)));
     let other = (shape.colour + 1 + draw.below(COLOURS.len() - 1)) % COLOURS.len();
@@ -27,7 +27,7 @@ pub(in crate::examples::frames) fn pair(
     };
     let answers = [answer(shape.colour, other), answer(other, shape.colour)];
     let content = Content::Pair { user: QUESTION.into(), answers };
-    let said = Said { content, source: "shapes".into(), frame_count: Some(1) };
+    let said = SampleMetadata { content, source: "shapes".into(), frame_count: Some(1) };
     (said, shown(&[key(key(seed, sample), 0)], sample as u32 * A_SAMPLE, still_frames))
 }
 

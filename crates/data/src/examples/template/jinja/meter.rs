@@ -67,9 +67,9 @@ pub(super) fn check_text(bytes: Option<usize>) -> Result<usize, Error> {
 
 /// Bytes that something alive takes. They are given back when it goes.
 #[derive(Debug, Default)]
-pub(super) struct Held(usize);
+pub(super) struct Reservation(usize);
 
-impl Held {
+impl Reservation {
     pub fn grow(&mut self, bytes: usize) -> Result<(), Error> {
         spend_bytes(bytes)?;
         METER.with(|meter| {
@@ -84,7 +84,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for Reservation {
     fn drop(&mut self) {
         METER.with(|meter| meter.held.set(meter.held.get() - self.0));
     }

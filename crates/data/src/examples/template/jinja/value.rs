@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::meter::{Held, check_text, spend, spend_bytes};
+use super::meter::{Reservation, check_text, spend, spend_bytes};
 use super::syntax::{For, Macro};
 use super::{Error, failed};
 
@@ -46,7 +46,7 @@ pub(super) struct Text(Rc<TextBody>);
 struct TextBody {
     text: String,
     is_safe: bool,
-    _held: Held,
+    _held: Reservation,
 }
 
 impl Text {
@@ -72,7 +72,7 @@ struct ListBody {
     items: Vec<Value>,
     kind: ListKind,
     depth: usize,
-    _held: Held,
+    _held: Reservation,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,7 +119,7 @@ pub(super) struct Dict(Rc<DictBody>);
 struct DictBody {
     pairs: Vec<(Value, Value)>,
     depth: usize,
-    _held: Held,
+    _held: Reservation,
 }
 
 impl Deref for Dict {
@@ -182,7 +182,7 @@ pub(super) struct MacroValue {
 pub(super) struct TextBuilder {
     text: String,
     is_safe: bool,
-    held: Held,
+    held: Reservation,
 }
 
 impl TextBuilder {
@@ -246,7 +246,7 @@ impl TextBuilder {
 pub(super) struct ListBuilder {
     items: Vec<Value>,
     depth: usize,
-    held: Held,
+    held: Reservation,
 }
 
 impl ListBuilder {
@@ -285,7 +285,7 @@ impl ListBuilder {
 pub(super) struct DictBuilder {
     pairs: Vec<(Value, Value)>,
     depth: usize,
-    held: Held,
+    held: Reservation,
 }
 
 impl DictBuilder {

@@ -3,7 +3,7 @@
 //! A task is one image, summed by one thread in a fixed order, so the bytes do not depend on the number of threads. A
 //! crop outside its image is an error.
 
-use flatout_ir::ops::resample::{PART, Part, resample};
+use flatout_ir::ops::resample::{ImageCrop, PART, resample};
 use flatout_ir::target::Layout;
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
@@ -23,8 +23,8 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let (image, seen) = (dims[1..].iter().product::<usize>(), height * width * dims[3]);
     // SAFETY: the numbers are no output.
     let numbers = unsafe { numbers.i32s() };
-    let parts: Vec<Option<Part>> =
-        numbers.chunks_exact(PART).map(|part| Part::of(part, dims)).collect::<Result<_, _>>()?;
+    let parts: Vec<Option<ImageCrop>> =
+        numbers.chunks_exact(PART).map(|part| ImageCrop::of(part, dims)).collect::<Result<_, _>>()?;
     // A pixel of four costs about as much as reading 16 bytes for each of its own.
     cx.parallel(parts.len(), 16 * seen, |task| {
         // SAFETY: a dense output, of which a task writes its own image.

@@ -16,7 +16,7 @@ type Opaque = *mut c_void;
 /// `cudnnBackendDescriptorType_t`.
 #[derive(Clone, Copy, Debug)]
 #[repr(i32)]
-enum Kind {
+enum DescriptorType {
     Pointwise = 0,
     EngineConfig = 3,
     EngineHeuristic = 4,
@@ -184,7 +184,7 @@ impl Entries {
         Err(CudaError::status(format!("cuDNN could not {}: {words}", call()), status))
     }
 
-    fn descriptor(&self, kind: Kind) -> Result<Descriptor, CudaError> {
+    fn descriptor(&self, kind: DescriptorType) -> Result<Descriptor, CudaError> {
         let mut raw = null_mut();
         // SAFETY: writes one handle.
         let status = unsafe { (self.create_descriptor)(kind as c_int, &mut raw) };
@@ -195,7 +195,7 @@ impl Entries {
 
 struct Descriptor {
     raw: Opaque,
-    kind: Kind,
+    kind: DescriptorType,
     entries: Entries,
 }
 
@@ -342,7 +342,7 @@ impl Graph {
         kind: Option<Name>,
         offsets: Option<T>,
     ) -> Result<T, CudaError> {
-        let t = self.entries.descriptor(Kind::Tensor)?;
+        let t = self.entries.descriptor(DescriptorType::Tensor)?;
         t.set(Name::TensorDataType, Type::Data, &[data as i32])?;
         t.set(Name::TensorDimensions, Type::Int64, &dims)?;
         t.set(Name::TensorStrides, Type::Int64, &strides)?;
@@ -415,14 +415,14 @@ impl Graph {
         select: Option<T>,
         y: T,
     ) -> Result<(), CudaError> {
-        let p = self.entries.descriptor(Kind::Pointwise)?;
+        let p = self.entries.descriptor(DescriptorType::Pointwise)?;
         p.set(Name::PointwiseMode, Type::PointwiseMode, &[mode as i32])?;
         p.set(Name::PointwiseMathPrec, Type::Data, &[math as i32])?;
         if let Some(axis) = axis {
             p.set(Name::PointwiseAxis, Type::Int64, &[axis])?;
         }
         p.finalize()?;
-        let o = self.entries.descriptor(Kind::OperationPointwise)?;
+        let o = self.entries.descriptor(DescriptorType::OperationPointwise)?;
         o.link(Name::OperationPointwisePwDescriptor, &p)?;
         o.link(Name::OperationPointwiseXDesc, self.at(x))?;
         o.link(Name::OperationPointwiseYDesc, self.at(y))?;
@@ -489,10 +489,10 @@ impl Graph {
         c: T,
         extents: [Option<T>; 3],
     ) -> Result<(), CudaError> {
-        let m = self.entries.descriptor(Kind::Matmul)?;
+        let m = self.entries.descriptor(DescriptorType::Matmul)?;
         m.set(Name::MatmulCompType, Type::Data, &[Data::Float as i32])?;
         m.finalize()?;
-        let o = self.entries.descriptor(Kind::OperationMatmul)?;
+        let o = self.entries.descriptor(DescriptorType::OperationMatmul)?;
         o.link(Name::OperationMatmulADesc, self.at(a))?;
         o.link(Name::OperationMatmulBDesc, self.at(b))?;
         o.link(Name::OperationMatmulCDesc, self.at(c))?;
@@ -515,11 +515,11 @@ impl Graph {
 
     /// Folds the axes in which y is shorter; heads fold in groups of neighbours.
     pub(super) fn reduce(&mut self, by: Reduce, x: T, y: T) -> Result<(), CudaError> {
-        let r = self.entries.descriptor(Kind::Reduction)?;
+        let r = self.entries.descriptor(DescriptorType::Reduction)?;
         r.set(Name::ReductionCompType, Type::Data, &[Data::Float as i32])?;
         r.set(Name::ReductionOperator, Type::ReductionOperator, &[by as i32])?;
         r.finalize()?;
-        let o = self.entries.descriptor(Kind::OperationReduction)?;
+        let o = self.entries.descriptor(DescriptorType::OperationReduction)?;
         o.link(Name::OperationReductionDesc, &r)?;
         o.link(Name::OperationReductionXDesc, self.at(x))?;
         o.link(Name::OperationReductionYDesc, self.at(y))?;
@@ -531,7 +531,7 @@ impl Graph {
 
     /// A transpose of intermediates, by the strides of y.
     pub(super) fn reshape(&mut self, x: T, y: T) -> Result<(), CudaError> {
-        let o = self.entries.descriptor(Kind::OperationReshape)?;
+        let o = self.entries.descriptor(DescriptorType::OperationReshape)?;
         o.link(Name::OperationReshapeXDesc, self.at(x))?;
         o.link(Name::OperationReshapeYDesc, self.at(y))?;
         o.finalize()?;
@@ -541,12 +541,12 @@ impl Graph {
 
     /// The first configuration of the heuristic whose plan can be finalised.
     fn plan(mut self, handle: &Handle) -> Result<Plan, CudaError> {
-        let graph = self.entries.descriptor(Kind::OperationGraph)?;
+        let graph = self.entries.descriptor(DescriptorType::OperationGraph)?;
         let operations: Vec<Opaque> = self.operations.iter().map(|o| o.raw).collect();
         graph.set(Name::OperationGraphOps, Type::BackendDescriptor, &operations)?;
         graph.set(Name::OperationGraphHandle, Type::Handle, &[handle.0])?;
         graph.finalize()?;
-        let heuristic = self.entries.descriptor(Kind::EngineHeuristic)?;
+        let heuristic = self.entries.descriptor(DescriptorType::EngineHeuristic)?;
         heuristic.link(Name::EngineHeurOperationGraph, &graph)?;
         heuristic.set(Name::EngineHeurMode, Type::HeurMode, &[CUDNN_HEUR_MODE_A])?;
         heuristic.finalize()?;
@@ -563,8 +563,9 @@ impl Graph {
             Ok::<usize, CudaError>(usize::try_from(count).unwrap_or(0))
         };
         let most = results(&mut [])?;
-        let configs: Vec<Descriptor> =
-            (0..most).map(|_| self.entries.descriptor(Kind::EngineConfig)).collect::<Result<_, _>>()?;
+        let configs: Vec<Descriptor> = (0..most)
+            .map(|_| self.entries.descriptor(DescriptorType::EngineConfig))
+            .collect::<Result<_, _>>()?;
         let mut raw: Vec<Opaque> = configs.iter().map(|c| c.raw).collect();
         let found = if most > 0 { results(&mut raw)?.min(most) } else { 0 };
 
@@ -583,7 +584,7 @@ impl Graph {
     }
 
     fn finalized(&self, config: &Descriptor, handle: &Handle) -> Result<(Descriptor, usize), CudaError> {
-        let plan = self.entries.descriptor(Kind::ExecutionPlan)?;
+        let plan = self.entries.descriptor(DescriptorType::ExecutionPlan)?;
         plan.link(Name::ExecutionPlanEngineConfig, config)?;
         plan.set(Name::ExecutionPlanHandle, Type::Handle, &[handle.0])?;
         plan.finalize()?;
@@ -621,7 +622,7 @@ impl Plan {
     ) -> Result<Box<dyn Work>, CudaError> {
         let scalars = self.graph.scalars.iter().map(|(id, value)| (*id, (&raw const **value) as u64));
         let (ids, addresses): (Vec<i64>, Vec<u64>) = tensors.iter().copied().chain(scalars).unzip();
-        let pack = self.graph.entries.descriptor(Kind::VariantPack)?;
+        let pack = self.graph.entries.descriptor(DescriptorType::VariantPack)?;
         pack.set(Name::VariantPackWorkspace, Type::VoidPtr, &[workspace])?;
         pack.set(Name::VariantPackDataPointers, Type::VoidPtr, &addresses)?;
         pack.set(Name::VariantPackUniqueIds, Type::Int64, &ids)?;

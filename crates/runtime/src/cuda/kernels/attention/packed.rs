@@ -155,17 +155,17 @@ impl Extents {
 
 /// A token-major tensor: where it lies, and its steps of tokens and heads.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Place {
+struct StridedTensor {
     at: u64,
     token: i64,
     head: i64,
 }
 
-impl Place {
-    fn of(view: &View, at: &Prepare<'_>) -> Place {
+impl StridedTensor {
+    fn of(view: &View, at: &Prepare<'_>) -> StridedTensor {
         let dense = |axis: usize| view.dims[axis + 1..].iter().product::<usize>();
         let step = |axis: usize| if view.dims[axis] == 1 { dense(axis) } else { view.strides[axis] } as i64;
-        Place { at: at.address(view), token: step(0), head: step(1) }
+        StridedTensor { at: at.address(view), token: step(0), head: step(1) }
     }
 
     /// [S, H, L, D]; what moves between segments are the offsets.
@@ -189,14 +189,17 @@ fn densely(
     way: Way,
     scratch: &mut Scratch,
     at: &Prepare<'_>,
-) -> Result<(Place, Option<Box<dyn Work>>), CudaError> {
-    let there = Place::of(view, at);
+) -> Result<(StridedTensor, Option<Box<dyn Work>>), CudaError> {
+    let there = StridedTensor::of(view, at);
     if view.is_dense() {
         return Ok((there, None));
     }
     let (heads, size) = (view.dims[1], view.dims[2]);
-    let dense =
-        Place { at: scratch.take(2 * p.tk * heads * size)?, token: (heads * size) as i64, head: size as i64 };
+    let dense = StridedTensor {
+        at: scratch.take(2 * p.tk * heads * size)?,
+        token: (heads * size) as i64,
+        head: size as i64,
+    };
     let (from, to) = if way == Way::In { (there, dense) } else { (dense, there) };
     let args = [
         Arg::Ptr(from.at),
@@ -453,7 +456,7 @@ fn prepare_forward(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepared {
     let e = Extents::of(p);
     let o = launch.outs[0].as_ref().ok_or_else(|| CudaError::new("attention without its output"))?;
     let mut scratch = Scratch::of(launch, at);
-    let [q, k, o] = [&launch.ins[0], &launch.ins[1], o].map(|view| Place::of(view, at));
+    let [q, k, o] = [&launch.ins[0], &launch.ins[1], o].map(|view| StridedTensor::of(view, at));
     let (v, bring) = densely(p, &launch.ins[2], Way::In, &mut scratch, at)?;
     let places = [q, k, v, o];
     let strides = places.map(|place| place.strides(e.longest));
@@ -488,7 +491,7 @@ fn prepare_backward(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepared 
     };
     let mut scratch = Scratch::of(launch, at);
     let [q, k, o, d_o, dq, dk] =
-        [&ins[0], &ins[1], &ins[n], &ins[n + 2], dq, dk].map(|view| Place::of(view, at));
+        [&ins[0], &ins[1], &ins[n], &ins[n + 2], dq, dk].map(|view| StridedTensor::of(view, at));
     let (v, bring) = densely(p, &ins[2], Way::In, &mut scratch, at)?;
     let (dv, place) = densely(p, dv, Way::Out, &mut scratch, at)?;
     let places = [q, k, v, o, d_o, dq, dk, dv];

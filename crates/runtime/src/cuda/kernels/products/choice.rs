@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use flatout_ir::{Launch, OpKind};
 
-use super::hopper::{Call, Form};
+use super::hopper::{Call, ProductConfig};
 use super::{activated_product, gated_product, product};
 use crate::cuda::context::{CudaError, Facts, Prepare, Prepared, Work, sequence};
 use crate::cuda::driver::store;
@@ -78,7 +78,7 @@ pub(super) fn fastest(
 ) -> Prepared {
     let facts = p.facts();
     let forms = call.epilogue.forms();
-    let own = |form: &Form| {
+    let own = |form: &ProductConfig| {
         p.multiplies_by(form.name);
         whole(call, form, rest, p)
     };
@@ -107,7 +107,7 @@ pub(super) fn fastest(
     }
 }
 
-fn whole(call: &Call, form: &Form, rest: Rest<'_>, p: &Prepare<'_>) -> Prepared {
+fn whole(call: &Call, form: &ProductConfig, rest: Rest<'_>, p: &Prepare<'_>) -> Prepared {
     let first = call.prepare(form, p)?;
     Ok(match rest()? {
         Some(rest) => sequence(vec![first, rest]),
@@ -155,7 +155,7 @@ pub fn describe(products: &BTreeMap<&'static str, usize>) -> Option<String> {
 }
 
 /// The sources of ours that a product may run on.
-pub(super) fn forms(call_forms: &'static [Form], facts: &Facts) -> &'static [Form] {
+pub(super) fn forms(call_forms: &'static [ProductConfig], facts: &Facts) -> &'static [ProductConfig] {
     if facts.product.has_own(facts) { call_forms } else { &[] }
 }
 

@@ -47,7 +47,7 @@ struct Problem<'a> {
 }
 
 /// Some rows of the product, and the activation or its gradient over them.
-struct Part {
+struct ProductRows {
     a: View,
     /// Where the product goes.
     to: View,
@@ -78,7 +78,7 @@ impl<'a> Problem<'a> {
     }
 
     /// How a product and the activation's kernel do it.
-    fn parts(&self) -> Vec<Part> {
+    fn parts(&self) -> Vec<ProductRows> {
         let rows = self.a.dims[0];
         let columns = if self.is_grad { self.half } else { 2 * self.half };
         if let Some(place) = self.place() {
@@ -97,7 +97,7 @@ impl<'a> Problem<'a> {
         (0..rows).step_by(at_once).map(through).collect()
     }
 
-    fn part(&self, first: usize, count: usize, to: View) -> Part {
+    fn part(&self, first: usize, count: usize, to: View) -> ProductRows {
         let rows = |view: &View| rows(view, first, count);
         let half = |view: &View, start: usize| columns(view, start, self.half);
         let gate_up = if self.is_grad {
@@ -115,7 +115,7 @@ impl<'a> Problem<'a> {
             let y = self.out(1).map(rows);
             y.map(|y| Launch { op, ins: gate_up.to_vec(), outs: vec![Some(y)], ..self.launch.clone() })
         };
-        Part { a: rows(self.a), to, then }
+        ProductRows { a: rows(self.a), to, then }
     }
 
     fn epilogue(&self) -> Epilogue {

@@ -27,7 +27,7 @@ const ROW_TOKENS: usize = 256;
 
 /// The form of a kernel that walks tiles; backward.cuh says what each means.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Form {
+struct BackwardConfig {
     /// Whether tiles are of keys; otherwise of queries.
     of_keys: bool,
     groups: usize,
@@ -41,9 +41,9 @@ struct Form {
     registers: [usize; 2],
 }
 
-impl Form {
-    fn keys(p: &Problem) -> Form {
-        let form = Form {
+impl BackwardConfig {
+    fn keys(p: &Problem) -> BackwardConfig {
+        let form = BackwardConfig {
             of_keys: true,
             groups: 2,
             heads: 1,
@@ -55,16 +55,16 @@ impl Form {
         };
         match p.size {
             // Two small blocks a multiprocessor: tiles of 64 keys waste less of short sequences.
-            ..=64 => Form { groups: 1, blocks: 2, stages: 3, registers: [216, 40], ..form },
-            65..=128 => Form { stages: 3, own_stages: 1, ..form },
-            _ => Form { stages: 2, own_stages: 1, ..form },
+            ..=64 => BackwardConfig { groups: 1, blocks: 2, stages: 3, registers: [216, 40], ..form },
+            65..=128 => BackwardConfig { stages: 3, own_stages: 1, ..form },
+            _ => BackwardConfig { stages: 2, own_stages: 1, ..form },
         }
     }
 
     /// Query heads of a key head go side by side, one a warpgroup, where they divide: a tile then is 64 tokens high.
-    fn queries(p: &Problem) -> Form {
+    fn queries(p: &Problem) -> BackwardConfig {
         let side_by_side = |n: usize| if (p.heads / p.kv_heads).is_multiple_of(n) { n } else { 1 };
-        let form = Form {
+        let form = BackwardConfig {
             of_keys: false,
             groups: 2,
             heads: side_by_side(2),
@@ -75,11 +75,11 @@ impl Form {
             registers: [224, 56],
         };
         match p.size {
-            ..=64 => Form { groups: 3, heads: side_by_side(3), registers: [152, 56], ..form },
+            ..=64 => BackwardConfig { groups: 3, heads: side_by_side(3), registers: [152, 56], ..form },
             65..=128 => form,
             _ => {
                 let registers = if p.mask == Mask::TwoIntervals { [232, 40] } else { [224, 56] };
-                Form { stages: 2, v_stages: 1, own_stages: 1, registers, ..form }
+                BackwardConfig { stages: 2, v_stages: 1, own_stages: 1, registers, ..form }
             }
         }
     }
@@ -156,7 +156,10 @@ pub(super) fn statistics_bytes(p: &Problem) -> usize {
 }
 
 fn heights(p: &Problem) -> Heights {
-    Heights { q: Some(Form::queries(p).height(p.size)), k: Some(Form::keys(p).height(p.size)) }
+    Heights {
+        q: Some(BackwardConfig::queries(p).height(p.size)),
+        k: Some(BackwardConfig::keys(p).height(p.size)),
+    }
 }
 
 /// Enough for whichever kernels run: which do depends on the outputs, too.
@@ -187,7 +190,11 @@ pub(in super::super) fn sources(p: &Problem, facts: &Facts) -> Vec<Source> {
     if backward_fused::takes(p, facts) {
         sources.extend(backward_fused::sources(p));
     }
-    sources.extend([rows_source(p, false), Form::keys(p).source(p), Form::queries(p).source(p)]);
+    sources.extend([
+        rows_source(p, false),
+        BackwardConfig::keys(p).source(p),
+        BackwardConfig::queries(p).source(p),
+    ]);
     sources
 }
 
@@ -199,7 +206,7 @@ pub(in super::super) fn shared_bytes(p: &Problem, facts: &Facts, of: &Source) ->
     if backward_fused::takes(p, facts) && *of == backward_fused::source(p) {
         return backward_fused::shared_bytes(p);
     }
-    let forms = [Form::keys(p), Form::queries(p)];
+    let forms = [BackwardConfig::keys(p), BackwardConfig::queries(p)];
     forms.iter().find(|form| form.source(p) == *of).map_or(0, |form| form.shared_bytes(p))
 }
 
@@ -224,7 +231,7 @@ pub(in super::super) fn prepare(
     works.push(measure(p, launch, &call, &rows_source(p, false), at)?);
 
     let maps = walked_maps(p, &call, at)?;
-    let mut walk = |form: Form, entry: &str| {
+    let mut walk = |form: BackwardConfig, entry: &str| {
         let (tiles, heads) = match form.of_keys {
             true => (call.k_tile_count, p.kv_heads),
             false => (call.q_tile_count, p.heads / form.heads),
@@ -242,10 +249,10 @@ pub(in super::super) fn prepare(
         Ok(())
     };
     if has_keys {
-        walk(Form::keys(p), "wgmma_dkv")?;
+        walk(BackwardConfig::keys(p), "wgmma_dkv")?;
     }
     if call.dq.at != 0 {
-        walk(Form::queries(p), "wgmma_dq")?;
+        walk(BackwardConfig::queries(p), "wgmma_dq")?;
     }
     Ok(sequence(works))
 }
@@ -324,7 +331,7 @@ mod tests {
         for size in (16..=256).step_by(8) {
             for mask in [Mask::Causal, Mask::TwoIntervals] {
                 let p = problem(size, mask, 2048);
-                for form in [Form::keys(&p), Form::queries(&p)] {
+                for form in [BackwardConfig::keys(&p), BackwardConfig::queries(&p)] {
                     let bytes = form.shared_bytes(&p);
                     assert!(form.blocks * (bytes + 1024) <= 228 << 10, "{form:?} of {size} takes {bytes}");
                 }
@@ -338,7 +345,7 @@ mod tests {
         for size in [64, 128, 256] {
             for mask in [Mask::Causal, Mask::TwoIntervals] {
                 let p = problem(size, mask, 2048);
-                for form in [Form::keys(&p), Form::queries(&p)] {
+                for form in [BackwardConfig::keys(&p), BackwardConfig::queries(&p)] {
                     let share = 65536 / (form.threads() as usize * form.blocks) / 8 * 8;
                     let [compute, feed] = form.registers;
                     assert!(form.groups * compute + feed <= share * (form.groups + 1), "{form:?}");
@@ -360,10 +367,10 @@ mod tests {
     #[test]
     fn heads_of_a_group_go_side_by_side_where_they_divide() {
         let p = problem(64, Mask::Full, 100);
-        assert_eq!((Form::queries(&p).heads, heights(&p).q), (3, Some(64)));
+        assert_eq!((BackwardConfig::queries(&p).heads, heights(&p).q), (3, Some(64)));
         let even = Problem { heads: 8, ..p };
-        assert_eq!((Form::queries(&even).heads, heights(&even).q), (1, Some(192)));
+        assert_eq!((BackwardConfig::queries(&even).heads, heights(&even).q), (1, Some(192)));
         let large = Problem { heads: 8, size: 256, ..p };
-        assert_eq!((Form::queries(&large).heads, heights(&large).k), (2, Some(64)));
+        assert_eq!((BackwardConfig::queries(&large).heads, heights(&large).k), (2, Some(64)));
     }
 }

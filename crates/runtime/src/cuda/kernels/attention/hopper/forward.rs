@@ -16,7 +16,7 @@ use crate::cuda::kernels::attention::tiles::{self, Heights};
 
 /// The shape forward.cu is compiled for; its header says what each field means.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Form {
+struct ForwardConfig {
     groups: usize,
     pack: usize,
     walk: usize,
@@ -29,15 +29,24 @@ struct Form {
 
 /// Barriers and tasks, behind the tiles in shared memory.
 const MESSAGE_BYTES: usize = 1024;
-impl Form {
+impl ForwardConfig {
     /// Warpgroups that wait for each other's products: for rows that meet many keys.
     const fn large(groups: usize, walk: usize, narrow: usize) -> Self {
-        Form { groups, pack: 1, walk, narrow, stages: 2, blocks: 1, overlap: true, pingpong: true }
+        ForwardConfig { groups, pack: 1, walk, narrow, stages: 2, blocks: 1, overlap: true, pingpong: true }
     }
 
     /// One warpgroup a block, many blocks a multiprocessor.
     const fn small(walk: usize, blocks: usize) -> Self {
-        Form { groups: 1, pack: 1, walk, narrow: 0, stages: 2, blocks, overlap: false, pingpong: false }
+        ForwardConfig {
+            groups: 1,
+            pack: 1,
+            walk,
+            narrow: 0,
+            stages: 2,
+            blocks,
+            overlap: false,
+            pingpong: false,
+        }
     }
 
     /// Chosen by times on an H200. Where packed segments must give the bits they give alone (`equal_bits`), lengths have
@@ -47,19 +56,19 @@ impl Form {
         let form = match p.size {
             ..=64 if is_short => match (best_filled(p, &[64, 96]), p.mask) {
                 // The intervals of a row take the registers of a fourth block.
-                (64, Mask::Full | Mask::Causal) => Form::small(64, 4),
-                (walk, _) => Form::small(walk, 3),
+                (64, Mask::Full | Mask::Causal) => ForwardConfig::small(64, 4),
+                (walk, _) => ForwardConfig::small(walk, 3),
             },
-            ..=64 => Form::large(3, 128, 0),
-            65..=128 if is_short => Form::large(3, 80, 0),
-            65..=128 => Form::large(2, 128, 64),
-            129..=192 => Form::large(2, 80, 0),
-            _ => Form::large(2, 64, 0),
+            ..=64 => ForwardConfig::large(3, 128, 0),
+            65..=128 if is_short => ForwardConfig::large(3, 80, 0),
+            65..=128 => ForwardConfig::large(2, 128, 64),
+            129..=192 => ForwardConfig::large(2, 80, 0),
+            _ => ForwardConfig::large(2, 64, 0),
         };
         let rows = form.rows();
         // Heads side by side cost the rows that are left over.
         let is_packed = group <= rows && (rows % group) * 8 <= rows;
-        Form { pack: if is_packed { group } else { 1 }, ..form }
+        ForwardConfig { pack: if is_packed { group } else { 1 }, ..form }
     }
 
     /// A tile of queries of as many heads as lie side by side.
@@ -121,7 +130,7 @@ fn best_filled(p: &Problem, widths: &[usize]) -> usize {
     }
 }
 
-fn heights(form: &Form) -> Heights {
+fn heights(form: &ForwardConfig) -> Heights {
     Heights { q: Some(form.own()), k: None }
 }
 
@@ -138,13 +147,13 @@ pub(in crate::cuda::kernels::attention) fn workspace(p: &Problem) -> usize {
         return 0;
     }
     let [lists, equal_lists] =
-        [false, true].map(|equal_bits| tiles::workspace(p, heights(&Form::of(p, equal_bits))));
+        [false, true].map(|equal_bits| tiles::workspace(p, heights(&ForwardConfig::of(p, equal_bits))));
     lists.max(equal_lists) + ALIGN
 }
 
 /// Dynamic shared memory.
 pub(in crate::cuda::kernels::attention) fn shared_bytes(p: &Problem, facts: &Facts, of: &Source) -> usize {
-    if *of == source(p, facts) { Form::of(p, facts.deterministic).shared_bytes(p.size) } else { 0 }
+    if *of == source(p, facts) { ForwardConfig::of(p, facts.deterministic).shared_bytes(p.size) } else { 0 }
 }
 
 pub(in crate::cuda::kernels::attention) fn sources(p: &Problem, facts: &Facts) -> Vec<Source> {
@@ -152,7 +161,7 @@ pub(in crate::cuda::kernels::attention) fn sources(p: &Problem, facts: &Facts) -
 }
 
 fn source(p: &Problem, facts: &Facts) -> Source {
-    let form = Form::of(p, facts.deterministic);
+    let form = ForwardConfig::of(p, facts.deterministic);
     let numbers = [
         ("SIZE", p.size),
         ("GROUPS", form.groups),
@@ -183,7 +192,7 @@ pub(in crate::cuda::kernels::attention) fn prepare(
     launch: &Launch,
     at: &Prepare<'_>,
 ) -> Result<Box<dyn Work>, CudaError> {
-    let form = Form::of(p, at.facts().deterministic);
+    let form = ForwardConfig::of(p, at.facts().deterministic);
     let mut scratch = Scratch::of(launch, at);
     let mut call = Call::of(p, launch, at);
     let mut works: Vec<Box<dyn Work>> = vec![];
@@ -266,7 +275,7 @@ mod tests {
     }
 
     /// Of every form that some head size, length, mask and group takes.
-    fn forms() -> Vec<(Problem, Form)> {
+    fn forms() -> Vec<(Problem, ForwardConfig)> {
         let mut forms = vec![];
         for size in (16..=256).step_by(8) {
             for len in [1, 64, 257, 512, 2048] {
@@ -275,7 +284,7 @@ mod tests {
                         [Mask::Full, Mask::Causal, Mask::Window { back: 100, ahead: 3 }, Mask::TwoIntervals]
                     {
                         let p = problem(size, len, heads, mask);
-                        forms.extend([false, true].map(|equal_bits| (p, Form::of(&p, equal_bits))));
+                        forms.extend([false, true].map(|equal_bits| (p, ForwardConfig::of(&p, equal_bits))));
                     }
                 }
             }
@@ -312,7 +321,7 @@ mod tests {
     /// 257 keys are three tiles of 96, not five of 64; heads of a group lie side by side unless that wastes rows.
     #[test]
     fn tiles_waste_little() {
-        let form = |len, heads, mask| Form::of(&problem(64, len, heads, mask), false);
+        let form = |len, heads, mask| ForwardConfig::of(&problem(64, len, heads, mask), false);
         assert_eq!(form(257, [12, 12], Mask::Full).walk, 96);
         assert_eq!(
             (form(2048, [12, 4], Mask::Causal).own(), form(2048, [12, 12], Mask::Causal).own()),
@@ -326,7 +335,7 @@ mod tests {
         for (p, _) in forms() {
             let ragged = Segments::Ragged { max_segments: 100, max_len: p.tq };
             let packed = Problem { q: ragged, k: ragged, ..p };
-            assert_eq!(Form::of(&packed, true), Form::of(&p, true), "{p:?}");
+            assert_eq!(ForwardConfig::of(&packed, true), ForwardConfig::of(&p, true), "{p:?}");
         }
     }
 

@@ -18,18 +18,18 @@ use crate::cuda::context::{CudaError, Facts, Prepare, Source, Work, sequence};
 
 /// The kernels, each compiled alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum MmaKernel {
     Forward,
     Dq,
     Dkv,
 }
 
-impl Part {
+impl MmaKernel {
     fn entry(self) -> &'static str {
         match self {
-            Part::Forward => "mma_forward",
-            Part::Dq => "mma_dq",
-            Part::Dkv => "mma_dkv",
+            MmaKernel::Forward => "mma_forward",
+            MmaKernel::Dq => "mma_dq",
+            MmaKernel::Dkv => "mma_dkv",
         }
     }
 }
@@ -94,38 +94,38 @@ impl Geometry {
 
     /// Chosen by times on an H200; for the others by blocks a multiprocessor and by what fits.
     /// Where rows meet few keys, small blocks hide each other's beginnings and ends.
-    fn of(part: Part, size: usize, mask: Mask, chip: Chip, is_short: bool) -> Self {
+    fn of(part: MmaKernel, size: usize, mask: Mask, chip: Chip, is_short: bool) -> Self {
         use Chip::{Ampere, Blackwell, Consumer};
         let g = Geometry::new;
         match (part, size, chip) {
-            (Part::Forward, ..=64, _) if is_short => g(4, 1, 32, true, 4),
-            (Part::Forward, ..=64, _) => g(4, 2, 64, true, 2),
-            (Part::Forward, ..=128, Consumer) => g(4, 1, 32, true, 2),
-            (Part::Forward, ..=128, _) => g(4, 2, 32, false, 2),
-            (Part::Forward, _, Consumer) => g(8, 1, 16, true, 1),
-            (Part::Forward, _, Ampere) => g(8, 1, 32, false, 1),
-            (Part::Forward, _, _) => g(4, 1, 32, false, 2),
+            (MmaKernel::Forward, ..=64, _) if is_short => g(4, 1, 32, true, 4),
+            (MmaKernel::Forward, ..=64, _) => g(4, 2, 64, true, 2),
+            (MmaKernel::Forward, ..=128, Consumer) => g(4, 1, 32, true, 2),
+            (MmaKernel::Forward, ..=128, _) => g(4, 2, 32, false, 2),
+            (MmaKernel::Forward, _, Consumer) => g(8, 1, 16, true, 1),
+            (MmaKernel::Forward, _, Ampere) => g(8, 1, 32, false, 1),
+            (MmaKernel::Forward, _, _) => g(4, 1, 32, false, 2),
 
-            (Part::Dq, ..=64, Consumer) => g(4, 1, 32, true, 3),
-            (Part::Dq, ..=64, Blackwell) if is_short => g(4, 1, 32, false, 3),
-            (Part::Dq, ..=64, Blackwell) => g(4, 2, 32, false, 2),
-            (Part::Dq, ..=64, _) if is_short => g(4, 1, 32, false, 4),
-            (Part::Dq, ..=64, _) => g(4, 2, 32, true, 2),
-            (Part::Dq, ..=128, Consumer) => g(4, 1, 16, true, 2),
-            (Part::Dq, ..=128, _) => g(4, 1, 32, true, 2),
-            (Part::Dq, _, Consumer) => g(4, 1, 16, false, 1),
-            (Part::Dq, _, Ampere) => g(6, 1, 16, false, 1),
-            (Part::Dq, _, _) => g(4, 1, 16, false, 2),
+            (MmaKernel::Dq, ..=64, Consumer) => g(4, 1, 32, true, 3),
+            (MmaKernel::Dq, ..=64, Blackwell) if is_short => g(4, 1, 32, false, 3),
+            (MmaKernel::Dq, ..=64, Blackwell) => g(4, 2, 32, false, 2),
+            (MmaKernel::Dq, ..=64, _) if is_short => g(4, 1, 32, false, 4),
+            (MmaKernel::Dq, ..=64, _) => g(4, 2, 32, true, 2),
+            (MmaKernel::Dq, ..=128, Consumer) => g(4, 1, 16, true, 2),
+            (MmaKernel::Dq, ..=128, _) => g(4, 1, 32, true, 2),
+            (MmaKernel::Dq, _, Consumer) => g(4, 1, 16, false, 1),
+            (MmaKernel::Dq, _, Ampere) => g(6, 1, 16, false, 1),
+            (MmaKernel::Dq, _, _) => g(4, 1, 16, false, 2),
 
-            (Part::Dkv, ..=64, Consumer) => g(4, 1, 32, false, 2),
-            (Part::Dkv, ..=64, _) if mask == Mask::TwoIntervals => g(4, 1, 32, false, 3),
-            (Part::Dkv, ..=64, _) if is_short && mask == Mask::Full => g(2, 2, 32, false, 4),
-            (Part::Dkv, ..=64, _) => g(4, 2, 32, false, 2),
-            (Part::Dkv, ..=128, Consumer) => g(8, 1, 16, false, 1),
-            (Part::Dkv, ..=128, _) => g(4, 2, 32, false, 2).split(),
-            (Part::Dkv, _, Consumer) => g(6, 1, 16, false, 1).split(),
-            (Part::Dkv, _, Ampere) => g(8, 1, 32, false, 1).split(),
-            (Part::Dkv, _, _) => g(4, 1, 32, false, 2).split(),
+            (MmaKernel::Dkv, ..=64, Consumer) => g(4, 1, 32, false, 2),
+            (MmaKernel::Dkv, ..=64, _) if mask == Mask::TwoIntervals => g(4, 1, 32, false, 3),
+            (MmaKernel::Dkv, ..=64, _) if is_short && mask == Mask::Full => g(2, 2, 32, false, 4),
+            (MmaKernel::Dkv, ..=64, _) => g(4, 2, 32, false, 2),
+            (MmaKernel::Dkv, ..=128, Consumer) => g(8, 1, 16, false, 1),
+            (MmaKernel::Dkv, ..=128, _) => g(4, 2, 32, false, 2).split(),
+            (MmaKernel::Dkv, _, Consumer) => g(6, 1, 16, false, 1).split(),
+            (MmaKernel::Dkv, _, Ampere) => g(8, 1, 32, false, 1).split(),
+            (MmaKernel::Dkv, _, _) => g(4, 1, 32, false, 2).split(),
         }
     }
 
@@ -144,10 +144,10 @@ impl Geometry {
     }
 
     /// Dynamic shared memory: two pipeline stages of the walked side's two tensors, the owned side's one or two.
-    fn shared_bytes(&self, part: Part, size: usize) -> usize {
+    fn shared_bytes(&self, part: MmaKernel, size: usize) -> usize {
         let row = 2 * (self.dim(size) + 8);
         let stage = 2 * self.walk * row;
-        let owned = if part == Part::Forward { self.own() * row } else { 2 * self.own() * row };
+        let owned = if part == MmaKernel::Forward { self.own() * row } else { 2 * self.own() * row };
         let exchange = if self.split == 2 { 2 * self.own() * (2 * self.walk + 16) } else { 0 };
         // Fragments that stay in registers leave their place to the second stage.
         let rows = if self.kept { stage + stage.max(owned) } else { 2 * stage + owned };
@@ -188,15 +188,15 @@ impl Given {
     }
 }
 
-fn geometry(p: &Problem, part: Part, given: Given) -> Geometry {
+fn geometry(p: &Problem, part: MmaKernel, given: Given) -> Geometry {
     Geometry::of(part, p.size, p.mask, given.chip, given.equal_bits || is_short(p))
 }
 
 fn heights(p: &Problem, given: Given) -> Heights {
-    let own = |part: Part| geometry(p, part, given).own();
+    let own = |part: MmaKernel| geometry(p, part, given).own();
     match p.grad {
-        false => Heights { q: Some(own(Part::Forward)), k: None },
-        true => Heights { q: Some(own(Part::Dq)), k: Some(own(Part::Dkv)) },
+        false => Heights { q: Some(own(MmaKernel::Forward)), k: None },
+        true => Heights { q: Some(own(MmaKernel::Dq)), k: Some(own(MmaKernel::Dkv)) },
     }
 }
 
@@ -220,14 +220,14 @@ pub(super) fn workspace(p: &Problem) -> usize {
     lists.max().unwrap_or(0) + if p.grad { delta::bytes(p) } else { 0 }
 }
 
-fn parts(p: &Problem) -> &'static [Part] {
-    if p.grad { &[Part::Dq, Part::Dkv] } else { &[Part::Forward] }
+fn parts(p: &Problem) -> &'static [MmaKernel] {
+    if p.grad { &[MmaKernel::Dq, MmaKernel::Dkv] } else { &[MmaKernel::Forward] }
 }
 
 /// Dynamic shared memory of a source's kernel.
 pub(super) fn shared_bytes(p: &Problem, facts: &Facts, of: &Source) -> usize {
     let Some(given) = Given::of(facts) else { return 0 };
-    let is_its = |part: &&Part| source(p, **part, given) == *of;
+    let is_its = |part: &&MmaKernel| source(p, **part, given) == *of;
     parts(p).iter().find(is_its).map_or(0, |&part| geometry(p, part, given).shared_bytes(part, p.size))
 }
 
@@ -249,12 +249,12 @@ macro_rules! with_headers {
     };
 }
 
-fn source(p: &Problem, part: Part, given: Given) -> Source {
+fn source(p: &Problem, part: MmaKernel, given: Given) -> Source {
     let g = geometry(p, part, given);
     let (name, code) = match part {
-        Part::Forward => ("attention/mma/forward.cu", with_headers!("forward.cu")),
-        Part::Dq => ("attention/mma/dq.cu", with_headers!("dq.cu")),
-        Part::Dkv => ("attention/mma/dkv.cu", with_headers!("dkv.cu")),
+        MmaKernel::Forward => ("attention/mma/forward.cu", with_headers!("forward.cu")),
+        MmaKernel::Dq => ("attention/mma/dq.cu", with_headers!("dq.cu")),
+        MmaKernel::Dkv => ("attention/mma/dkv.cu", with_headers!("dkv.cu")),
     };
     let own = [
         ("SIZE", p.size),
@@ -287,9 +287,9 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
     let (q_tiles, k_tiles) = (call.q_tile_count as usize, call.k_tile_count as usize);
     for &part in parts(p) {
         let (tiles, heads, is_wanted) = match part {
-            Part::Forward => (q_tiles, p.heads, true),
-            Part::Dq => (q_tiles, p.heads, call.dq.at != 0),
-            Part::Dkv => (k_tiles, p.kv_heads, call.dk.at != 0 || call.dv.at != 0),
+            MmaKernel::Forward => (q_tiles, p.heads, true),
+            MmaKernel::Dq => (q_tiles, p.heads, call.dq.at != 0),
+            MmaKernel::Dkv => (k_tiles, p.kv_heads, call.dk.at != 0 || call.dv.at != 0),
         };
         if is_wanted {
             let g = geometry(p, part, given);
@@ -306,16 +306,16 @@ mod tests {
     use super::*;
 
     /// The static shared memory of dkv.cu's `Told`: lse, delta and intervals of two stages.
-    fn static_bytes(part: Part, g: &Geometry) -> usize {
-        if part == Part::Dkv { 2 * g.walk * (4 + 4 + 16) } else { 0 }
+    fn static_bytes(part: MmaKernel, g: &Geometry) -> usize {
+        if part == MmaKernel::Dkv { 2 * g.walk * (4 + 4 + 16) } else { 0 }
     }
 
     const MASKS: [Mask; 4] =
         [Mask::Full, Mask::Causal, Mask::Window { back: 9, ahead: 0 }, Mask::TwoIntervals];
 
-    fn each(check: impl Fn(Part, usize, Chip, Geometry)) {
+    fn each(check: impl Fn(MmaKernel, usize, Chip, Geometry)) {
         for size in (16..=256).step_by(8) {
-            for part in [Part::Forward, Part::Dq, Part::Dkv] {
+            for part in [MmaKernel::Forward, MmaKernel::Dq, MmaKernel::Dkv] {
                 for chip in Chip::ALL {
                     for (mask, is_short) in MASKS.map(|mask| [(mask, false), (mask, true)]).concat() {
                         check(part, size, chip, Geometry::of(part, size, mask, chip, is_short));
@@ -349,7 +349,7 @@ mod tests {
     fn geometries_are_what_the_sources_take() {
         each(|part, size, _, g| {
             assert!(g.warps.is_multiple_of(g.split) && g.walk.is_multiple_of(16), "{g:?}");
-            assert!(g.split == 1 || (part == Part::Dkv && !g.kept), "{g:?}");
+            assert!(g.split == 1 || (part == MmaKernel::Dkv && !g.kept), "{g:?}");
             assert!(g.dim(size) >= size && g.dim(size).is_multiple_of(16 * g.split), "{g:?}");
         });
     }

@@ -16,7 +16,7 @@ use crate::cuda::tensor_map::{Swizzle, Tensor};
 
 /// A shape that product.cu is compiled for; its header says what each field means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Form {
+pub struct ProductConfig {
     /// As times are kept: without spaces.
     pub name: &'static str,
     pingpong: bool,
@@ -28,12 +28,13 @@ pub struct Form {
 }
 
 /// Both warpgroups on a tile of 128 by 256: the fewest bytes loaded, for products whose epilogue is short beside them.
-const SHARED: Form = Form { name: "wgmma-128x256", pingpong: false, mi: 1, tn: 256, stages: 4, cluster: 2 };
+const SHARED: ProductConfig =
+    ProductConfig { name: "wgmma-128x256", pingpong: false, mi: 1, tn: 256, stages: 4, cluster: 2 };
 /// A tile of 128 by 128 each, in turns, so that epilogues cost no time of the matrix units.
-const TURNS: Form =
-    Form { name: "wgmma-128x128-pair", pingpong: true, mi: 2, tn: 128, stages: 4, cluster: 2 };
+const TURNS: ProductConfig =
+    ProductConfig { name: "wgmma-128x128-pair", pingpong: true, mi: 2, tn: 128, stages: 4, cluster: 2 };
 /// The same without sharing b with another block: fewer wait for each other where epilogues are long.
-const APART: Form = Form { name: "wgmma-128x128", cluster: 1, ..TURNS };
+const APART: ProductConfig = ProductConfig { name: "wgmma-128x128", cluster: 1, ..TURNS };
 
 const GROUPS: usize = 2;
 const THREADS: u32 = 384;
@@ -79,7 +80,7 @@ pub const SUMMED: usize = PANEL;
 
 impl Epilogue {
     /// The forms worth timing, in front the one that runs where nothing is timed.
-    pub fn forms(self) -> &'static [Form] {
+    pub fn forms(self) -> &'static [ProductConfig] {
         match self {
             Epilogue::Plain => &[SHARED, TURNS],
             Epilogue::Gated { .. } | Epilogue::Activated { .. } => &[APART, TURNS],
@@ -107,7 +108,7 @@ impl Epilogue {
     }
 
     /// Panels of results and of what is read that a warpgroup has in shared memory.
-    fn panels(self, form: &Form) -> usize {
+    fn panels(self, form: &ProductConfig) -> usize {
         match self {
             _ if !form.pingpong => 2,
             Epilogue::ActivatedGrad { .. } => 4,
@@ -118,7 +119,7 @@ impl Epilogue {
 
 /// The dynamic shared memory that a kernel of a source asks for; 0 for a source of others.
 pub fn shared_bytes(source: &Source) -> usize {
-    let is_of = |epilogue: Epilogue, form: &Form| {
+    let is_of = |epilogue: Epilogue, form: &ProductConfig| {
         let of_form = form.source([false, false], epilogue).defines;
         let names = ["PINGPONG", "MI", "TN", "STAGES", "CLUSTER", "EPILOGUE", "SUM"];
         let is_same = |name: &str| {
@@ -146,7 +147,7 @@ const EPILOGUES: [Epilogue; 6] = [
     Epilogue::ActivatedGrad { act: Act::Gelu, keep: true, sum: true },
 ];
 
-impl Form {
+impl ProductConfig {
     fn rows(&self) -> usize {
         PANEL * self.mi * if self.pingpong { 1 } else { GROUPS }
     }
@@ -250,11 +251,11 @@ impl Call {
         [self.a.is_transposed, !self.b.is_transposed]
     }
 
-    pub fn source(&self, form: &Form) -> Source {
+    pub fn source(&self, form: &ProductConfig) -> Source {
         form.source(self.layout(), self.epilogue)
     }
 
-    pub fn prepare(&self, form: &Form, p: &Prepare<'_>) -> Prepared {
+    pub fn prepare(&self, form: &ProductConfig, p: &Prepare<'_>) -> Prepared {
         let [m, n, k] = self.extents();
         let is_gated = matches!(self.epilogue, Epilogue::Gated { .. });
         let width = if is_gated { form.tn / 2 } else { form.tn };
