@@ -49,12 +49,9 @@ fn has_small_disks(scene: &Scene) -> bool {
     tried
 }
 
+/// The warnings in a log.
 fn warnings(log: &str) -> Vec<String> {
-    let of = |line: &str| match serde_json::from_str(line).expect("an event a line") {
-        Event::Warning { message } => Some(message),
-        _ => None,
-    };
-    log.lines().filter_map(of).collect()
+    scene::warnings(log.lines().map(|line| serde_json::from_str::<Event>(line).expect("an event a line")))
 }
 
 /// Words of a run of some seconds.

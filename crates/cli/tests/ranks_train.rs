@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use flatout_train::run::events::{self, Event, Step, WorldFacts};
 
 use crate::program::{flatout, say};
-use crate::scene::{Scene, checkpoints, wait_until};
+use crate::scene::{self, Scene, checkpoints, wait_until};
 
 const STEPS: u64 = 20;
 
@@ -398,12 +398,7 @@ fn updates_that_are_not_finite_are_the_same_on_every_number_of_ranks() {
             (Some(1), 1)
         );
         assert!(said.err.contains("going back to step 1 did not help 3 times"), "{}", said.err);
-        let events = scene.events(&run).into_iter();
-        let warned = events.filter_map(|event| match event {
-            Event::Warning { message } => Some(message),
-            _ => None,
-        });
-        warned.collect::<Vec<String>>()
+        scene::warnings(scene.events(&run))
     });
     assert!(warnings[0].iter().any(|words| words.contains("going back to step 1 and on with row")));
     assert_eq!(warnings[0], warnings[1]);

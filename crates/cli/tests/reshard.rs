@@ -11,11 +11,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use flatout_train::run::checkpoint::part_name;
-use flatout_train::run::events::Event;
 
 use crate::program::{CommandOutput, say};
 use crate::ranks_train::{DORA, LORA, TEXT, children, send_to, wait_for, words};
-use crate::scene::{Scene, checkpoints, wait_until};
+use crate::scene::{self, Scene, checkpoints, wait_until};
 
 /// Numbers of ranks one after the other in which each follows each, itself too.
 const CHAIN: [usize; 17] = [1, 1, 2, 1, 4, 1, 8, 2, 2, 4, 2, 8, 4, 4, 8, 8, 1];
@@ -174,11 +173,7 @@ fn rank_of_two(scene: &Scene, rank: &str, port: &str, words: &[&str], limit: &st
 }
 
 fn warnings(scene: &Scene, run: &str) -> Vec<String> {
-    let of = |event| match event {
-        Event::Warning { message } => Some(message),
-        _ => None,
-    };
-    scene.events(run).into_iter().filter_map(of).collect()
+    scene::warnings(scene.events(run))
 }
 
 /// `ulimit -f` counts 512 bytes; a half of the state is some 200 kB.

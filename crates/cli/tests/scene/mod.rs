@@ -13,6 +13,15 @@ use crate::program::flatout;
 /// A tensor of a checkpoint: name, type, shape and bytes.
 type Tensor = (String, Dtype, Vec<usize>, Vec<u8>);
 
+/// The warnings among events, except those about a slow disk: tests share their disk with everything else on the machine.
+pub fn warnings(events: impl IntoIterator<Item = Event>) -> Vec<String> {
+    let of = |event| match event {
+        Event::Warning { message } if !message.contains("the disk is slower than") => Some(message),
+        _ => None,
+    };
+    events.into_iter().filter_map(of).collect()
+}
+
 pub struct Scene {
     pub folder: tempfile::TempDir,
 }
