@@ -61,13 +61,19 @@ fn encode(x: f32, layout: Layout) -> u8 {
     if x.is_nan() {
         return 0x7f;
     }
-    let size = x.abs().min(layout.max);
-    // Below the least exponent the steps stay what they are there.
-    let exponent = ((size.to_bits() >> 23) as i32 - 127).max(1 - layout.bias);
-    // Exact: the quotient by a power of two.
-    let steps = (size as f64 / 2f64.powi(exponent - layout.mantissa as i32)).round_ties_even() as i32;
-    // Steps that reach the next exponent carry into it.
-    let code = ((exponent + layout.bias) << layout.mantissa) + steps - (1 << layout.mantissa);
+    let Layout { mantissa, bias, max } = layout;
+    let size = x.abs().min(max);
+    let bits = size.to_bits();
+    let code = if bits >> 23 < (128 - bias) as u32 {
+        // Below the least exponent the steps stay what they are there: in this sum they are the last digits.
+        let sum = f32::from_bits(((151 - bias) as u32 - mantissa) << 23);
+        (size + sum).to_bits() - sum.to_bits()
+    } else {
+        // Half a step less than one where the last digit is even; digits that reach the next exponent carry into it.
+        let shift = 23 - mantissa;
+        let rounded = bits + ((1 << (shift - 1)) - 1) + (bits >> shift & 1);
+        (rounded >> shift) - (((127 - bias) as u32) << mantissa)
+    };
     code as u8 | if x.is_sign_negative() { 0x80 } else { 0 }
 }
 
