@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use flatout_ir::Codes;
 use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::weights::export::{self, Export as Folder, Exported, Format};
@@ -49,21 +50,21 @@ fn to_folder(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
     let made = export::export(&mut loaded, &wanted)?;
     report(args, &loaded, &made, dtype, screen);
     if !args.adapter {
-        note_nf4(&loaded, screen);
+        note_codes(&loaded, screen);
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Says which values the frozen weights have, where they are not those that the run began from.
-fn note_nf4(loaded: &Loaded, screen: &Screen) {
-    let Some(names) = loaded.weights.in_nf4() else { return };
-    let count = names.len();
+fn note_codes(loaded: &Loaded, screen: &Screen) {
+    let Some(stored) = loaded.weights.stored_as_codes() else { return };
+    let (count, bits) = (stored.count(), if stored.codes() == Codes::Nf4 { 4 } else { 8 });
     let trained = match loaded.weights.adapters().is_empty() {
         true => "the other weights were trained",
         false => "the adapters were trained; --adapter exports the adapters alone",
     };
     screen.note(format!(
-        "note     {count} frozen weights are exported as the values of their 4-bit codes, beside which {trained}"
+        "note     {count} frozen weights are exported as the values of their {bits}-bit codes, beside which {trained}"
     ));
 }
 
@@ -83,7 +84,7 @@ fn to_gguf(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
     let dtype = args.dtype.unwrap_or(gguf::Width::F16);
     let made = gguf::export(&mut loaded, &Gguf { to: args.to.clone(), dtype, force: args.force })?;
     report(args, &loaded, &made, dtype, screen);
-    note_nf4(&loaded, screen);
+    note_codes(&loaded, screen);
     if loaded.config.model.as_decoder().is_some_and(|model| gguf::is_partly_f16(model, dtype)) {
         screen.note("note     matrices whose rows are no multiple of 32 are f16");
     }

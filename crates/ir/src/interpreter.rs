@@ -11,6 +11,8 @@ use crate::graph::{Class, Graph, Init, Slot, SlotId};
 use crate::nf4;
 use crate::ops::Op;
 use crate::oracle;
+use crate::passes::types::base::Codes;
+use crate::passes::types::fp8_base::{self, Waiting};
 use crate::passes::types::nf4::{MAP, magnitude_paths};
 use crate::pieces::TensorRange;
 use crate::plan::{Launch, PlanSet, Queue, Role, View};
@@ -23,13 +25,16 @@ pub struct Interpreter {
     arenas: Vec<Vec<u8>>,
     /// Exchanges run when something waits for them, and not where they stand.
     is_late: bool,
+    /// Of every rank, weights of groups that are not complete.
+    waiting: Vec<Waiting<Vec<f32>>>,
 }
 
 impl Interpreter {
     /// The arenas start as NaN: whatever is read before it is written shows.
     pub fn new(plans: PlanSet) -> Self {
         let arenas = vec![vec![0xff; plans.arena_bytes]; plans.mesh.ranks()];
-        let mut this = Interpreter { plans, arenas, is_late: false };
+        let waiting = arenas.iter().map(|_| Waiting::default()).collect();
+        let mut this = Interpreter { plans, arenas, is_late: false, waiting };
         let slots: Vec<View> = this.plans.slots.iter().map(|s| s.view.clone()).collect();
         let zeros = |view: &View| vec![0.0; view.elements()];
         this.arenas
@@ -67,12 +72,14 @@ impl Interpreter {
     pub fn set_tensor(&mut self, path: &str, values: &[f64]) {
         for rank in 0..self.arenas.len() {
             for piece in self.plans.held(rank).into_iter().filter(|piece| piece.path == path) {
-                if piece.is_nf4() {
-                    self.set_codes(rank, &piece, values);
-                    continue;
+                match piece.codes() {
+                    Some(Codes::Nf4) => self.set_nf4(rank, &piece, values),
+                    Some(Codes::Fp8) => self.set_fp8(rank, piece, values),
+                    None => {
+                        let view = self.view_of(&piece);
+                        write(&mut self.arenas[rank], &view, &values[piece.range]);
+                    }
                 }
-                let view = self.view_of(&piece);
-                write(&mut self.arenas[rank], &view, &values[piece.range]);
             }
         }
     }
@@ -83,10 +90,10 @@ impl Interpreter {
         for (rank, arena) in self.arenas.iter().enumerate() {
             for piece in self.plans.held(rank).into_iter().filter(|piece| piece.path == path) {
                 whole.resize(piece.ty.elements(), None);
-                let values = if piece.is_nf4() {
-                    self.values(arena, &piece)
-                } else {
-                    read(arena, &self.view_of(&piece))
+                let values = match piece.codes() {
+                    Some(Codes::Nf4) => self.nf4(arena, &piece),
+                    Some(Codes::Fp8) => self.fp8(arena, &piece),
+                    None => read(arena, &self.view_of(&piece)),
                 };
                 for (known, x) in whole[piece.range.clone()].iter_mut().zip(values) {
                     assert!(
@@ -101,7 +108,7 @@ impl Interpreter {
     }
 
     /// Quantises a weight that is kept in NF4.
-    fn set_codes(&mut self, rank: usize, piece: &TensorRange, values: &[f64]) {
+    fn set_nf4(&mut self, rank: usize, piece: &TensorRange, values: &[f64]) {
         let values: Vec<f32> = values.iter().map(|x| *x as f32).collect();
         let (mut codes, mut absmax) = (vec![0; values.len() / 2], vec![0.0; nf4::blocks(values.len())]);
         nf4::quantize(&values, &mut codes, &mut absmax);
@@ -116,8 +123,26 @@ impl Interpreter {
         self.set_at(rank, MAP, &wide(&nf4::dynamic_map()));
     }
 
+    /// Quantises a group of weights that is kept in E4M3, once all of them were given.
+    fn set_fp8(&mut self, rank: usize, piece: TensorRange, values: &[f64]) {
+        let values: Vec<f32> = values.iter().map(|x| *x as f32).collect();
+        let Some((path, group)) = self.waiting[rank].add(&self.plans, piece, values) else { return };
+        let scale = fp8_base::scale(group.iter().map(|(_, values)| &values[..]));
+        self.set_at(rank, &path, &[f64::from(scale)]);
+        for (piece, values) in group {
+            let quotients: Vec<f64> = values.into_iter().map(|x| f64::from(x / scale)).collect();
+            self.set_at(rank, &piece.slot, &quotients);
+        }
+    }
+
+    /// The values of a weight that is kept in E4M3.
+    fn fp8(&self, arena: &[u8], piece: &TensorRange) -> Vec<f64> {
+        let scale = read(arena, &self.slot(&fp8_base::scale_of(&self.plans, &piece.path)))[0];
+        read(arena, &self.slot(&piece.slot)).into_iter().map(|x| x * scale).collect()
+    }
+
     /// The values of a weight that is kept in NF4.
-    fn values(&self, arena: &[u8], piece: &TensorRange) -> Vec<f64> {
+    fn nf4(&self, arena: &[u8], piece: &TensorRange) -> Vec<f64> {
         let [absmax, nested, offset] =
             magnitude_paths(&piece.path).map(|path| read(arena, &self.slot(&path)));
         let codes: Vec<u8> =

@@ -42,9 +42,10 @@ pub use builder::{Builder, HeadLosses, Tensor};
 pub use graph::{Class, Graph, Init, Node, NodeId, Slot, SlotId, Value};
 pub use mesh::{Axis, Mesh};
 pub use ops::{Op, OpKind};
+pub use passes::base::Codes;
 pub use passes::forward::adapter::Adapter;
 pub use passes::options::{
-    Adjust, Moments, Muon, Options, Precision, Recompute, Rule, Scaling, Shard, Update,
+    Adjust, Base, Moments, Muon, Options, Precision, Recompute, Rule, Scaling, Shard, Update,
 };
 pub use passes::{Program, compile};
 pub use pieces::TensorRange;

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::graph::{Class, Init};
 use crate::mesh::Axis;
-use crate::passes::types::nf4;
+use crate::passes::types::base::{self, Codes};
 use crate::plan::{PlacedSlot, PlanSet};
 use crate::types::{DType, TensorType};
 
@@ -32,9 +32,9 @@ pub struct TensorRange {
 }
 
 impl TensorRange {
-    /// Whether its slot holds codes of NF4: it is written and read as the whole weight (`passes::nf4`).
-    pub fn is_nf4(&self) -> bool {
-        nf4::weight_of_codes(&self.slot) == Some(&self.path)
+    /// The format of the codes that its slot holds, where it is a weight that is written and read as a whole (`passes::base`).
+    pub fn codes(&self) -> Option<Codes> {
+        base::weight_of_codes(&self.slot).filter(|(_, weight)| *weight == self.path).map(|(codes, _)| codes)
     }
 
     /// Whether it is the tensor with all its elements.
@@ -121,7 +121,7 @@ impl Sharded {
 
 impl PlanSet {
     /// The parameters and saved tensors that a rank has, in the order of slots. Of a tensor that ranks divide it may have no
-    /// element. A weight in NF4 is a piece of its values in f32, whose slot is the one of its codes.
+    /// element. A weight that is stored as codes is a piece of its values in f32, whose slot is the one of its codes.
     pub fn held(&self, rank: usize) -> Vec<TensorRange> {
         let coordinate = self.mesh.coordinate(rank, Axis::Shard);
         let mut pieces: Vec<(usize, TensorRange)> =
@@ -130,13 +130,16 @@ impl PlanSet {
             |slot: &PlacedSlot| !slot.is_whole && (slot.class.is_saved() || slot.class.is_parameter());
         for (number, slot) in self.slots.iter().enumerate().filter(|(_, slot)| is_held(slot)) {
             let PlacedSlot { path, ty, class, init, .. } = slot.clone();
-            if nf4::is_beside_codes(&path) {
+            if base::is_beside_codes(&path) {
                 continue;
             }
             let slot = path.clone();
-            // A weight in four bits is known by its name and by its values.
-            let (path, ty) = match nf4::weight_of_codes(&path) {
-                Some(weight) => (weight.into(), TensorType::new(DType::F32, [ty.dims[0], 2 * ty.dims[1]])),
+            // A weight that is stored as codes is known by its name and by its values.
+            let (path, ty) = match base::weight_of_codes(&path) {
+                Some((codes, weight)) => {
+                    let [rows, columns] = [ty.dims[0], codes.packed() * ty.dims[1]];
+                    (weight.into(), TensorType::new(DType::F32, [rows, columns]))
+                }
                 None => (path, ty),
             };
             let range = 0..ty.elements();

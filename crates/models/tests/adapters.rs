@@ -7,11 +7,11 @@ use std::collections::{BTreeSet, HashMap};
 use flatout_ir::cost::cost;
 use flatout_ir::interpreter::Interpreter;
 use flatout_ir::passes::differentiate::{differentiate, gradient_path};
-use flatout_ir::passes::{input_path, nf4};
+use flatout_ir::passes::{base, fp8_base, input_path};
 use flatout_ir::target::paper;
 use flatout_ir::{
-    Adapter, Class, Graph, Init, OpKind, Options, PlanSet, Precision, Program, Recompute, Role, compile,
-    oracle, random,
+    Adapter, Base, Class, Codes, Graph, Init, OpKind, Options, PlanSet, Precision, Program, Recompute, Role,
+    Scaling, compile, oracle, random,
 };
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::build;
@@ -536,8 +536,45 @@ fn dora_moves_and_keeps_little_more_than_lora() {
     assert!(kept < 1.3 * outputs, "{kept} bytes more are kept, and the last outputs are {outputs}");
 }
 
-/// A base in NF4 has the losses, gradients and updates of a base of its values, to the bit: in every form of the plans, beside LoRA
-/// and DoRA, and with nothing beside it but a norm that is trained.
+/// A base that is stored as codes has the losses, gradients and updates of a base of their values, to the bit.
+fn computes_as_its_values(g: &Graph, codes: Codes, options: &Options) {
+    let mut stored = compiled(g, options);
+    let quantised: Vec<String> =
+        stored.plans.held(0).into_iter().filter(|p| p.codes() == Some(codes)).map(|p| p.path).collect();
+    assert_eq!(quantised.len(), 14, "seven weights a layer: {quantised:?}");
+    assert!(quantised.iter().all(|path| path.starts_with("layers.")));
+    let mut made = values(g);
+    for path in &quantised {
+        let (values, drawn) = (stored.tensor(path), &made[path]);
+        assert!(relative(&values, drawn) < 0.2, "{path}");
+        assert_ne!(&values, drawn, "{path}");
+        made.insert(path.clone(), values);
+    }
+    let mut plain = compiled_with(g, &Options { base: Base::Full, ..options.clone() }, &made);
+    for run in [&mut stored, &mut plain] {
+        run.run(Role::GRAD);
+    }
+    let sums = |run: &Interpreter| -> HashMap<String, Vec<f64>> {
+        let carried = run.plans.slots.iter().filter(|s| s.class == Class::Carry);
+        carried.map(|s| (s.path.clone(), run.get(&s.path))).collect()
+    };
+    assert!(sums(&stored).len() > 2 && sums(&stored) == sums(&plain), "{options:?}");
+    for run in [&mut stored, &mut plain] {
+        run.set("apply.lr", &[1e-2]);
+        run.run(Role::Apply);
+        run.run(Role::GRAD);
+    }
+    assert!(sums(&stored) == sums(&plain), "after an update: {options:?}");
+}
+
+/// Everything but adapters is frozen; without any, everything but norms.
+fn frozen_beside(g: &Graph, adapters: &[Adapter]) -> BTreeSet<String> {
+    let mut freeze = frozen(g);
+    freeze.retain(|path| !adapters.is_empty() || !path.contains("norm"));
+    freeze
+}
+
+/// In every form of the plans, beside LoRA and DoRA, and with nothing beside the base but norms that are trained.
 #[test]
 fn a_base_in_four_bits_computes_as_its_values_do() {
     let g = build(&small::decoder(), LOSS);
@@ -550,57 +587,100 @@ fn a_base_in_four_bits_computes_as_its_values_do() {
     let sets = [false, true].into_iter().flat_map(cases).chain([vec![]]);
     for adapters in sets {
         for options in choices() {
-            let mut freeze = frozen(&g);
-            if adapters.is_empty() {
-                freeze.retain(|path| !path.contains("norm"));
-            }
-            let options = Options { adapters: adapters.clone(), freeze, nf4: nf4::linear(&g), ..options };
-            let mut small = compiled(&g, &options);
-            let quantised: Vec<String> =
-                small.plans.held(0).into_iter().filter(|p| p.is_nf4()).map(|p| p.path).collect();
-            assert_eq!(quantised.len(), 14, "seven weights a layer: {quantised:?}");
-            assert!(quantised.iter().all(|path| path.starts_with("layers.")));
-            let mut made = values(&g);
-            for path in &quantised {
-                let (values, drawn) = (small.tensor(path), &made[path]);
-                assert!(relative(&values, drawn) < 0.2, "{path}");
-                assert_ne!(&values, drawn, "{path}");
-                made.insert(path.clone(), values);
-            }
-            let options = Options { nf4: BTreeSet::new(), ..options };
-            let mut plain = compiled_with(&g, &options, &made);
-            for run in [&mut small, &mut plain] {
-                run.run(Role::GRAD);
-            }
-            let sums = |run: &Interpreter| -> HashMap<String, Vec<f64>> {
-                let carried = run.plans.slots.iter().filter(|s| s.class == Class::Carry);
-                carried.map(|s| (s.path.clone(), run.get(&s.path))).collect()
-            };
-            assert!(sums(&small).len() > 2 && sums(&small) == sums(&plain), "{options:?}");
-            for run in [&mut small, &mut plain] {
-                run.set("apply.lr", &[1e-2]);
-                run.run(Role::Apply);
-                run.run(Role::GRAD);
-            }
-            assert!(sums(&small) == sums(&plain), "after an update: {options:?}");
+            let (base, freeze) = (Base::Nf4(base::linear(&g)), frozen_beside(&g, &adapters));
+            let options = Options { adapters: adapters.clone(), freeze, base, ..options };
+            computes_as_its_values(&g, Codes::Nf4, &options);
         }
     }
 }
 
-/// No more than one weight is there as numbers at a time, and none of them between the passes.
+/// A decoder and a batch whose products can multiply 8-bit floats.
+fn even_decoder() -> Graph {
+    let config = DecoderConfig { width: 32, heads: 2, head_size: Some(16), ffn: 48, ..small::decoder() };
+    build(&config, Form::Loss(LossForm::rows(2, 16)))
+}
+
+/// The same of eight bits, whether products multiply the codes or what is dequantised.
+#[test]
+fn a_base_in_eight_bits_computes_as_its_values_do() {
+    let g = even_decoder();
+    let eight = |scaling| Options { precision: Precision::FP8, fp8_scaling: scaling, ..Options::default() };
+    let eight_bits = || {
+        [
+            eight(Scaling::Delayed),
+            eight(Scaling::Current),
+            Options { fuse_qkv: false, fuse_gate_up: false, ..eight(Scaling::Current) },
+            Options { recompute: Recompute::Full, ..eight(Scaling::Delayed) },
+        ]
+    };
+    let narrow = Options { precision: Precision::BF16, ..Options::default() };
+    for adapters in [false, true].into_iter().flat_map(cases).chain([vec![]]) {
+        for options in choices().into_iter().chain([narrow.clone()]).chain(eight_bits()) {
+            let base = Base::Fp8(fp8_base::groups(&g, &base::linear(&g)));
+            let freeze = frozen_beside(&g, &adapters);
+            let options = Options { adapters: adapters.clone(), freeze, base, ..options };
+            computes_as_its_values(&g, Codes::Fp8, &options);
+        }
+    }
+}
+
+/// Weights in eight bits take two bytes a value where products multiply the codes both ways, one where they are dequantised, and
+/// nothing keeps them otherwise.
+#[test]
+fn a_base_in_eight_bits_is_there_once() {
+    let g = even_decoder();
+    let linear = base::linear(&g);
+    let plans = |precision: Precision, base: Base| {
+        let adapters = vec![adapter("layers.0.attn.wq", 16, false)];
+        let options = Options { base, precision, adapters, freeze: frozen(&g), ..Options::default() };
+        compile(&[Program { role: Role::GRAD, graph: g.clone() }], &paper(), &options).expect("plans")
+    };
+    let values: usize =
+        linear.iter().map(|path| g.slot(g.find_slot(path).expect("a weight")).ty.elements()).sum();
+    let base = || Base::Fp8(fp8_base::groups(&g, &linear));
+    let eight_bits = |plans: &PlanSet| -> usize {
+        let is_own = |slot: &&flatout_ir::plan::PlacedSlot| slot.ty.dtype.is_fp8() && !slot.is_whole;
+        let columns = plans.slots.iter().filter(|slot| slot.path.starts_with("fp8.columns."));
+        let rows = plans.slots.iter().filter(is_own).filter(|slot| slot.class == Class::Frozen);
+        rows.chain(columns).map(|slot| slot.ty.elements()).sum()
+    };
+    let (multiplied, dequantised) = (plans(Precision::FP8, base()), plans(Precision::BF16, base()));
+    // What the first layer's queries are made of has no gradient: these weights are not read along columns.
+    let first: usize = g.slot(g.find_slot("layers.0.attn.wq").expect("a weight")).ty.elements();
+    assert!(eight_bits(&multiplied) <= 2 * values && eight_bits(&multiplied) + 2 * first >= 2 * values);
+    assert_eq!(eight_bits(&dequantised), values);
+    for plans in [&multiplied, &dequantised] {
+        let is_full = |slot: &&flatout_ir::plan::PlacedSlot| {
+            let path = slot.path.rsplit_once('.').map_or("", |(_, end)| end);
+            slot.path.starts_with("layers.")
+                && slot.ty.rank() == 2
+                && slot.class == Class::Frozen
+                && path != "fp8"
+        };
+        assert_eq!(plans.slots.iter().find(is_full).map(|slot| &slot.path), None);
+    }
+    let in_eight_bits = |plans: &PlanSet| {
+        let launches = &plans.plan(Role::GRAD).expect("gradients").launches;
+        launches.iter().filter(|l| l.op.kind() == OpKind::Product && l.ins[0].dtype.is_fp8()).count()
+    };
+    assert_eq!(in_eight_bits(&multiplied), in_eight_bits(&plans(Precision::FP8, Base::Full)));
+    assert!(in_eight_bits(&multiplied) > 10 && in_eight_bits(&dequantised) == 0);
+}
+
+/// No more than one weight is there in full at a time, and none of them between the passes.
 #[test]
 fn a_base_in_four_bits_leaves_no_copy() {
     let config = DecoderConfig { layers: 6, width: 64, ffn: 192, ..small::decoder() };
     let g = build(&config, LOSS);
     for precision in [Precision::F32, Precision::BF16] {
-        let plans = |nf4: BTreeSet<String>| {
+        let plans = |base: Base| {
             let adapters = vec![adapter("layers.0.attn.wq", 2, false)];
             let recompute = Recompute::Full;
             let options =
-                Options { nf4, precision, recompute, adapters, freeze: frozen(&g), ..Options::default() };
+                Options { base, precision, recompute, adapters, freeze: frozen(&g), ..Options::default() };
             compile(&[Program { role: Role::GRAD, graph: g.clone() }], &paper(), &options).expect("plans")
         };
-        let (small, plain) = (plans(nf4::linear(&g)), plans(BTreeSet::new()));
+        let (small, plain) = (plans(Base::Nf4(base::linear(&g))), plans(Base::Full));
         let made: Vec<_> = small.plan(Role::GRAD).expect("gradients").launches.iter().enumerate().collect();
         let panels = made.iter().filter(|(_, l)| l.op.kind() == OpKind::Dequantize);
         let mut largest = 0;
@@ -614,7 +694,7 @@ fn a_base_in_four_bits_leaves_no_copy() {
         let bytes = if precision == Precision::F32 { 4 } else { 2 };
         assert_eq!(largest, 2 * 192 * 64 * bytes, "gate and up are read as one");
         assert!(small.transient_bytes <= plain.transient_bytes + largest);
-        let linear: usize = small.held(0).iter().filter(|p| p.is_nf4()).map(|p| p.elements()).sum();
+        let linear: usize = small.held(0).iter().filter(|p| p.codes().is_some()).map(|p| p.elements()).sum();
         let [small, plain] = [&small, &plain].map(|plans| plans.categories()["frozen"]);
         let saved = linear * bytes - linear * 33 / 64;
         // Slots begin at multiples of 64 bytes, of which there are five more a weight.

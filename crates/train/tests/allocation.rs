@@ -5,6 +5,7 @@ use flatout_ir::plan::Buffer;
 use flatout_ir::{PlanSet, Target};
 use flatout_measure::forecast::{layers, timeline};
 use flatout_train::Config;
+use flatout_train::config::AdapterKind;
 use flatout_train::device::Device;
 use flatout_train::resolve::compile::{Compiled, compile};
 use flatout_train::switches::TABLE;
@@ -62,6 +63,8 @@ fn a_gpu_needs_the_bytes_of_its_plan_and_not_one_less() {
         let needed = compiled.plans.arena_bytes as u64 + compiled.target.bytes_beside();
         let of = |memory_bytes: u64| {
             let mut settings = vec!["switches.recompute=none".to_string()];
+            // Beside adapters a base in four bits would give way.
+            settings.extend((config.adapter.kind != AdapterKind::None).then(|| "base=bf16".to_string()));
             // A table of images is only kept where there is much more memory.
             let table = compiled.settled.chosen.iter().find(|c| c.switch == "image_table");
             settings.extend(table.map(|chosen| format!("image_table={}", chosen.value)));

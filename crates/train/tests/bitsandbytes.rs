@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use flatout_ir::passes::nf4::{MAP, codes_path, magnitude_paths};
+use flatout_ir::Codes;
+use flatout_ir::passes::nf4::{MAP, magnitude_paths};
 use flatout_models::library::huggingface;
 use flatout_runtime::{Session, cpu};
 use flatout_train::device::Device;
@@ -97,10 +98,10 @@ fn a_session_has_the_codes_of_the_file() {
             let (ours, theirs) = (&stored.ours, &stored.theirs);
             let piece =
                 session.plans().held(0).into_iter().find(|piece| piece.path == *ours).expect("a piece");
-            assert!(piece.is_nf4(), "{ours}");
+            assert!(piece.codes() == Some(Codes::Nf4), "{ours}");
             let codes = bytes(theirs);
             let all = session.read_slot(&piece.slot).expect("codes");
-            assert_eq!(piece.slot, codes_path(ours));
+            assert_eq!(piece.slot, Codes::Nf4.path(ours));
             assert!(all == codes, "{ours}: codes");
             let [absmax, nested, offset] = magnitude_paths(ours);
             assert!(session.read_slot(&absmax).expect("codes") == bytes(&format!("{theirs}.absmax")));
@@ -380,6 +381,8 @@ fn mixed_folders_are_not_kept_in_four_bits() {
     assert_eq!(kept(&mixed, &[]), Ok(()));
     let refused = kept(&mixed, &["base=nf4"]).expect_err("a refusal");
     assert!(refused.contains("in nf4 and `layers.0.attn.wq` not, and base=nf4 would"), "{refused}");
+    let refused = kept(&mixed, &["base=fp8"]).expect_err("a refusal");
+    assert!(refused.contains("base=fp8 would quantise their values again: give base=nf4"), "{refused}");
     let maps = changed(|_, t| t.get_mut(&format!("{Q}.nested_quant_map")).unwrap().2[8] ^= 1);
     assert_eq!(kept(&maps, &[]), Ok(()));
     let refused = kept(&maps, &["base=nf4"]).expect_err("a refusal");

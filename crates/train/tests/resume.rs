@@ -60,6 +60,14 @@ fn with_lora_and_dora_beside_a_base_in_four_bits() {
 }
 
 #[test]
+fn with_lora_and_dora_beside_a_base_in_eight_bits() {
+    let lora = ["adapter.kind=lora", "adapter.rank=16", "base=fp8"];
+    goes_on_exactly(&[&lora[..], &["precision=fp8", "train.micro_batch=4", "adapter.dropout=0.1"]].concat());
+    goes_on_exactly(&["adapter.kind=dora", "base=fp8", "precision=bf16", "eval.rows=4", "recompute=full"]);
+    goes_on_exactly(&["train.freeze=[layers.0]", "base=fp8", "train.ema=0.9"]);
+}
+
+#[test]
 fn with_dora_beside_weights_in_8_bits() {
     goes_on_exactly(&["adapter.kind=dora", "adapter.rank=16", "precision=fp8", "train.micro_batch=4"]);
 }

@@ -60,8 +60,10 @@ pub mod types {
     //! Element types: bf16, tf32 and 8-bit floats, and who writes the copies of weights they are read from.
 
     pub mod adapter_norms;
+    pub mod base;
     pub mod copies;
     pub mod fp8;
+    pub mod fp8_base;
     pub mod fp8_choice;
     pub mod fp8_copies;
     pub mod nf4;
@@ -73,7 +75,7 @@ pub mod types {
 // Other crates ask these for names of slots and of weights.
 pub use forward::{adapter, adapters};
 pub use gradient::{average, differentiate, lanes, layout, recompute, totals, update};
-pub use types::{fp8, fp8_choice, fp8_copies, nf4};
+pub use types::{base, fp8, fp8_base, fp8_choice, fp8_copies, nf4};
 
 use crate::expand;
 use crate::graph::{Class, Graph};
@@ -90,7 +92,7 @@ use fuse::{
 };
 use gradient::shards::{self, Divided};
 use gradient::{frozen, gathers, held_ratios, one_pass_loss, rejoin, score_gradients};
-use options::{Options, Precision, Recompute};
+use options::{Base, Options, Precision, Recompute};
 use place::prefetch;
 use state::{Reports, State};
 use types::{adapter_norms, copies, precision, quantize_sources, tf32};
@@ -165,12 +167,15 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
         });
     }
 
-    // Frozen weights of linear layers are codes of four bits, and numbers only next to where they are read.
-    if !options.nf4.is_empty() && options.runs("nf4") {
-        let weights = nf4::nf4(&mut graphs, &options.nf4)?;
-        graphs.iter().for_each(|(_, g)| check("nf4", g));
-        reports.say(Role::GRAD, "nf4", weights, || {
-            format!("{weights} frozen weights are kept in NF4 and made into numbers where they are read")
+    // Frozen weights of linear layers are codes, dequantised next to what reads them unless that multiplies codes.
+    if options.base != Base::Full && options.runs("base") {
+        let weights = base::base(&mut graphs, &options.base)?;
+        graphs.iter().for_each(|(_, g)| check("base", g));
+        let codes = if let Base::Nf4(_) = options.base { "NF4" } else { "E4M3" };
+        reports.say(Role::GRAD, "base", weights, || {
+            format!(
+                "{weights} frozen weights are stored in {codes} and dequantised where they are read in full"
+            )
         });
     }
     place::plan(graphs, target, options, sharded, reports)

@@ -159,11 +159,34 @@ impl Default for Update {
     }
 }
 
+/// How frozen weights of linear layers are stored, of those that `base::linear` gives.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Base {
+    /// In the type that products read, or that updates would.
+    #[default]
+    Full,
+    /// These weights in NF4.
+    Nf4(BTreeSet<String>),
+    /// These weights in E4M3, those of a group with one scale.
+    Fp8(Vec<BTreeSet<String>>),
+}
+
+impl Base {
+    /// The weights that are stored as codes.
+    pub fn weights(&self) -> BTreeSet<&str> {
+        match self {
+            Base::Full => BTreeSet::new(),
+            Base::Nf4(weights) => weights.iter().map(String::as_str).collect(),
+            Base::Fp8(groups) => groups.iter().flatten().map(String::as_str).collect(),
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     pub precision: Precision,
-    /// Paths of frozen weights that are kept in NF4, of those that `nf4::linear` gives.
-    pub nf4: BTreeSet<String>,
+    /// How frozen weights of linear layers are stored.
+    pub base: Base,
     /// Of 8-bit tensors.
     pub fp8_scaling: Scaling,
     /// Names of the weights whose layers multiply 8-bit floats, as `fp8::names` gives them; `None` for all.
@@ -242,7 +265,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             precision: Precision::F32,
-            nf4: BTreeSet::new(),
+            base: Base::Full,
             fp8_scaling: Scaling::Delayed,
             fp8_layers: None,
             flash_attention: true,

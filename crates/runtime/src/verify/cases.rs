@@ -275,7 +275,26 @@ fn casts(table: &mut Table) {
         }
         body.results = vec![("out0".into(), v)];
         table.add(Op::Region { body: Box::new(body) }, vec![x(dtype, &[7, 45])]);
+        FLOATS.into_iter().for_each(|wide| dequantizing_region(table, dtype, wide));
     }
+}
+
+/// Codes times their scale, as frozen weights that are stored in 8 bits are read.
+fn dequantizing_region(table: &mut Table, codes: DType, wide: DType) {
+    let dims = [40, 136];
+    let mut body = Graph::default();
+    let ins = [codes, DType::F32].map(|dtype| {
+        let (path, ty) = (dtype.name().to_string(), TensorType::new(dtype, dims));
+        let slot = body.add_slot(Slot { path, ty, class: Class::Input, init: Init::Zeros, part: None });
+        body.add(Op::Read { slot }, vec![], "")
+    });
+    let mut map = |f: E, args: &[flatout_ir::Value]| body.add(Op::Map { f }, args.to_vec(), "");
+    let values = map(E::Cast(DType::F32), &ins[..1]);
+    let scaled = map(E::Mul, &[values, ins[1]]);
+    let out = if wide == DType::F32 { scaled } else { map(E::Cast(wide), &[scaled]) };
+    body.results = vec![("out0".into(), out)];
+    let scale = tensor(DType::F32, &dims, Data::Values(vec![0.0078125; 40 * 136]));
+    table.add(Op::Region { body: Box::new(body) }, vec![x(codes, &dims), scale]);
 }
 
 /// Ranks that fill a product of 16 terms and that do not, rows and columns that fill a tile and that do not, shares on both

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use flatout_data::DataError;
 use flatout_data::remote::{self, location::is_of_hub};
-use flatout_ir::Recompute;
 use flatout_ir::attr::Attr;
+use flatout_ir::{Codes, Recompute};
 
 use super::{Config, Count};
 use crate::UserError;
@@ -122,9 +122,10 @@ pub struct Resolved {
 }
 
 impl Resolved {
-    /// Whether the plans keep frozen weights in four bits.
-    pub fn base_in_nf4(&self) -> bool {
-        self.switches.get(BASE.name).is_some_and(|state| state == Base::Nf4.name())
+    /// The codes that the plans keep frozen weights in, if any.
+    pub fn base_codes(&self) -> Option<Codes> {
+        let state = self.switches.get(BASE.name)?;
+        Base::ALL.into_iter().find(|base| base.name() == state)?.codes()
     }
 
     /// The config with everything that was resolved in place of what it left open.
@@ -162,8 +163,7 @@ impl Resolved {
             config.switches.data.last_layer = if is_trimmed { HeadRows::Answers } else { HeadRows::All };
         }
         if !self.switches.is_empty() && config.switches.memory.base == Auto::Auto {
-            let base = if self.base_in_nf4() { Base::Nf4 } else { Base::Bf16 };
-            config.switches.memory.base = Auto::Given(base);
+            config.switches.memory.base = Auto::Given(self.base_codes().map_or(Base::Bf16, Base::of));
         }
         let train = &mut config.train;
         self.micro_batch.iter().for_each(|rows| train.micro_batch = Count::Given(*rows));

@@ -1,7 +1,6 @@
 //! A session that runs a loaded model's programs.
 
-use flatout_ir::passes::options::Precision;
-use flatout_ir::{Program, Role, compile};
+use flatout_ir::{Base, Program, Role, compile};
 use flatout_runtime::Session;
 
 use crate::Failure;
@@ -24,10 +23,10 @@ impl Loaded {
         let plans = compile(programs, target, &settled.options)?;
         drop(wait);
         let mut session = device.session(plans, &settled)?;
-        // A session that keeps weights in NF4 quantises them itself; any other reads what that came to.
-        match settled.options.nf4.is_empty() {
-            true => self.weights.load(&mut session, |_| true)?,
-            false => self.weights.before_nf4(|weights| weights.load(&mut session, |_| true))?,
+        // A session that stores weights as codes quantises them itself; any other reads the values that they have.
+        match settled.options.base {
+            Base::Full => self.weights.load(&mut session, |_| true)?,
+            _ => self.weights.before_codes(|weights| weights.load(&mut session, |_| true))?,
         };
         initial::write_tables(&mut session)?;
         if session.plans().plan(Role::Derive).is_some() {
@@ -39,7 +38,7 @@ impl Loaded {
 
 /// Keeps weights in bf16 where that is how products read them: nothing trains them, and only an update needs their other digits.
 pub fn keep_as_read(settled: &mut Settled, programs: &[Program]) {
-    if settled.options.precision == Precision::BF16 {
+    if settled.options.precision.is_narrow() {
         let slots = programs.iter().flat_map(|program| &program.graph.slots);
         let parameters = slots.filter(|slot| slot.class.is_parameter());
         settled.options.freeze = parameters.map(|slot| slot.path.clone()).collect();

@@ -8,7 +8,7 @@ use flatout_ir::cost::{Trainability, training_flops};
 use flatout_ir::passes::adapter::slot_beside;
 use flatout_ir::passes::lanes::{lanes_of, ranks_in_step};
 use flatout_ir::{
-    Adapter, Class, PlanSet, Program, Recompute, Role, Shard, Target, compile as compile_programs,
+    Adapter, Class, Codes, PlanSet, Program, Recompute, Role, Shard, Target, compile as compile_programs,
 };
 use flatout_runtime::cpu;
 
@@ -233,7 +233,7 @@ fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) ->
 /// Beside adapters, what would fit with a base in four bits, and in how many bytes: with `base=bf16`, and where `auto` is kept from it by what
 /// else is given.
 fn in_four_bits(config: &Config, target: &Target, rows: usize) -> Option<String> {
-    if config.adapter.kind == AdapterKind::None || config.switches.memory.base_in_nf4() {
+    if config.adapter.kind == AdapterKind::None || config.switches.memory.codes() == Some(Codes::Nf4) {
         return None;
     }
     let mut small = config.clone();

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flatout_ir::passes::{layout, nf4};
-use flatout_ir::{Adapter, Graph, Moments, Rule, Shard, Target, Update, optimizers};
+use flatout_ir::passes::{base, fp8_base, layout};
+use flatout_ir::{Adapter, Base, Codes, Graph, Moments, Rule, Shard, Target, Update, optimizers};
 
 use crate::UserError;
 use crate::config::Config;
@@ -14,7 +14,6 @@ use crate::resolve::lanes;
 use crate::resolve::recompute_layers;
 use crate::resolve::tower;
 use crate::switches::memory::SHARD;
-
 use crate::switches::{self, Settled};
 use crate::tasks::image_table;
 use crate::weights::adapters;
@@ -26,7 +25,7 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     let options = &mut settled.options;
     options.adapters = adapters::of(config, model)?;
     (options.freeze, options.update) = trained(config, model, &options.adapters, options.update.moments)?;
-    options.nf4 = in_nf4(config, model, &options.freeze);
+    options.base = base_of(config.switches.memory.codes(), model, &options.freeze);
     options.fp8_layers = fp8_layers::named(config)?;
     options.recompute_layers = recompute_layers::given(config)?;
     options.lanes = lanes::lanes(config, target.ranks)?;
@@ -48,20 +47,25 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     Ok(settled)
 }
 
-/// The weights of a model, or of a part of it, that are kept in NF4.
-fn in_nf4(config: &Config, model: &Graph, freeze: &BTreeSet<String>) -> BTreeSet<String> {
-    match config.switches.memory.base_in_nf4() {
-        true => nf4::linear(model).intersection(freeze).cloned().collect(),
-        false => BTreeSet::new(),
+/// How the frozen weights of a model, or of a part of it, are stored.
+pub fn base_of(codes: Option<Codes>, model: &Graph, freeze: &BTreeSet<String>) -> Base {
+    let weights = || base::linear(model).intersection(freeze).cloned().collect();
+    match codes {
+        None => Base::Full,
+        Some(Codes::Nf4) => Base::Nf4(weights()),
+        Some(Codes::Fp8) => Base::Fp8(fp8_base::groups(model, &weights())),
     }
 }
 
-/// Refuses a base in four bits for a training without one.
+/// Refuses a base that is stored as codes for a training without one.
 pub fn check_base(config: &Config, settled: &Settled) -> Result<(), UserError> {
-    if config.switches.memory.base_in_nf4() && settled.options.nf4.is_empty() {
+    if let Some(codes) = config.switches.memory.codes()
+        && settled.options.base.weights().is_empty()
+    {
+        let base = switches::memory::Base::of(codes).name();
         refuse!(
-            "`base=nf4` is for weights of layers that nothing trains, and all of them are trained here: give adapter.kind=lora \
-             or adapter.kind=dora, freeze layers with train.freeze, or leave it out"
+            "`base={base}` is for weights of layers that nothing trains, and all of them are trained here: give \
+             adapter.kind=lora or adapter.kind=dora, freeze layers with train.freeze, or leave it out"
         );
     }
     Ok(())

@@ -3,7 +3,6 @@
 
 use flatout_data::{ImageRoom, patch_step};
 use flatout_ir::cost::cost;
-use flatout_ir::passes::nf4;
 use flatout_ir::{DType, PlanSet, Precision, Program, Role, Slot, Target, compile};
 use flatout_models::form::SeenPatches;
 use flatout_models::vision::qwen3_vl::features;
@@ -15,6 +14,7 @@ use crate::config::Config;
 use crate::config::pattern::matches;
 use crate::refuse;
 use crate::resolve::arranged::trains_tower;
+use crate::resolve::settle::base_of;
 use crate::switches::{self, Settled};
 
 /// Patches at once: enough that products are as fast as they get.
@@ -74,9 +74,7 @@ impl Tower {
         }
         let parameters = graph.slots.iter().filter(|slot| slot.class.is_parameter());
         options.freeze = parameters.map(|slot| slot.path.clone()).collect();
-        if config.switches.memory.base_in_nf4() {
-            options.nf4 = nf4::linear(&graph);
-        }
+        options.base = base_of(config.switches.memory.codes(), &graph, &options.freeze);
         let plans = compile(&[Program { role: Role::Eval, graph }], target, &settled.options)?;
         Ok(Tower { plans, settled, target: target.clone(), room })
     }

@@ -3,7 +3,7 @@
 
 use flatout_ir::ops::collective::Order;
 use flatout_ir::ops::product::Compute as Arithmetic;
-use flatout_ir::{DType, Launch, Op, OpKind, Precision, Scaling, Target};
+use flatout_ir::{Codes, DType, Launch, Op, OpKind, Precision, Scaling, Target};
 use flatout_settings::choice;
 
 use super::active::{Reading, on};
@@ -60,7 +60,7 @@ pub const BACKEND: Switch = Switch {
 
 pub const PRECISION: Switch = Switch {
     name: "precision",
-    doc: "Type of products and activations; auto is bf16 on GPUs and fp32 on the CPU. fp8 is of the layers' products.",
+    doc: "Type of products and activations; auto is bf16 on GPUs, fp8 there with base=fp8, and fp32 on the CPU. fp8 is of the layers' products.",
     field: field!(compute.precision),
     class: Class::Statistical,
     off: Some("fp32"),
@@ -71,6 +71,10 @@ pub const PRECISION: Switch = Switch {
             (Auto::Auto, false) => {
                 s.choose("fp32", "the CPU computes in fp32; bf16 would be widened to it");
                 Precision::F32
+            }
+            (Auto::Auto, true) if s.asked.memory.codes() == Some(Codes::Fp8) => {
+                s.choose("fp8", "products multiply the codes of base=fp8 as they are");
+                Precision::FP8
             }
             (Auto::Auto, true) => {
                 s.choose("bf16", "the GPU's matrix units are fastest in it; sums and weights stay fp32");

@@ -7,7 +7,8 @@ use flatout_ir::passes::adapter;
 use flatout_ir::passes::layout::{LEAST_BYTES, REGION};
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::{
-    Axis, Class as SlotClass, Launch, Moments, Op, OpKind, PlanSet, Precision, Recompute, Role, Shard,
+    Axis, Class as SlotClass, Codes, DType, Launch, Moments, Op, OpKind, PlanSet, Precision, Recompute, Role,
+    Shard,
 };
 use flatout_settings::choice;
 
@@ -18,7 +19,25 @@ use crate::refuse;
 
 choice! {
     /// The types that frozen weights of linear layers are kept in.
-    pub enum Base { Bf16 = "bf16", Nf4 = "nf4" }
+    pub enum Base { Bf16 = "bf16", Fp8 = "fp8", Nf4 = "nf4" }
+}
+
+impl Base {
+    /// The codes that weights are stored in, if they are.
+    pub fn codes(self) -> Option<Codes> {
+        match self {
+            Base::Bf16 => None,
+            Base::Fp8 => Some(Codes::Fp8),
+            Base::Nf4 => Some(Codes::Nf4),
+        }
+    }
+
+    pub fn of(codes: Codes) -> Base {
+        match codes {
+            Codes::Fp8 => Base::Fp8,
+            Codes::Nf4 => Base::Nf4,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,9 +64,12 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// Whether frozen weights of linear layers are asked for in four bits, or were settled to be.
-    pub fn base_in_nf4(&self) -> bool {
-        self.base == Auto::Given(Base::Nf4)
+    /// The codes that frozen weights of linear layers are asked for in, or were settled to have.
+    pub fn codes(&self) -> Option<Codes> {
+        match self.base {
+            Auto::Auto => None,
+            Auto::Given(base) => base.codes(),
+        }
     }
 }
 
@@ -57,30 +79,40 @@ pub(super) const ROWS: [Switch; 6] = [BASE, OPTIMIZER_STATE, SHARD, SHARD_KEEP, 
 /// fit no other way.
 pub const BASE: Switch = Switch {
     name: "base",
-    doc: "Type that frozen weights of linear layers are kept in; nf4 is 4.13 bits a value, made into numbers where they are read.",
+    doc: "Type that frozen weights of linear layers are kept in: bf16, 8-bit floats, or nf4 with 4.13 bits a value; dequantised where they are read in full.",
     field: field!(memory.base),
     class: Class::Statistical,
     off: Some("bf16"),
+    refusal: |value, target| {
+        let is_absent = value == Base::Fp8.name() && target.rates.fp8_flops.is_none();
+        is_absent.then(|| {
+            format!(
+                "cannot run on {}: 8-bit floats begin with Ada and Hopper (compute capability 8.9); use base=nf4",
+                target.name
+            )
+        })
+    },
     settle: Settle::ByModel(|s| {
-        if s.asked.memory.base_in_nf4() {
-            if s.settled.options.precision == Precision::FP8 {
-                refuse!(
-                    "`base=nf4` cannot run with `precision=fp8`, whose copies of weights take more: give precision=bf16"
-                );
-            }
-            if s.asked.memory.shard == Auto::Given(Shard::Parameters) {
-                refuse!(
-                    "`base=nf4` cannot run with `shard=parameters`: weights of 4 bits lie whole on each rank; give shard=gradients"
-                );
-            }
+        let Some(codes) = s.asked.memory.codes() else { return Ok(()) };
+        if codes == Codes::Nf4 && s.settled.options.precision == Precision::FP8 {
+            refuse!(
+                "`base=nf4` cannot run with `precision=fp8`, whose copies of weights take more: give precision=bf16, or base=fp8"
+            );
+        }
+        if s.asked.memory.shard == Auto::Given(Shard::Parameters) {
+            let base = Base::of(codes).name();
+            refuse!(
+                "`base={base}` cannot run with `shard=parameters`: weights in codes lie whole on each rank; give shard=gradients"
+            );
         }
         Ok(())
     }),
     active: |reading| {
-        let is_frozen = |slot: &PlacedSlot| slot.class == SlotClass::Frozen && !slot.is_whole;
+        let frozen = || reading.plans.slots.iter().filter(|slot| slot.class == SlotClass::Frozen);
         match reading.has(OpKind::Dequantize) {
             true => Base::Nf4.name(),
-            false if reading.plans.slots.iter().any(is_frozen) => Base::Bf16.name(),
+            false if frozen().any(|slot| slot.ty.dtype == DType::E4M3) => Base::Fp8.name(),
+            false if frozen().any(|slot| !slot.is_whole) => Base::Bf16.name(),
             false => "nothing frozen",
         }
     },

@@ -129,8 +129,8 @@ fn format(config: &Config, tower: &Tower, tower_hash: String) -> FeatureFormat {
         made_with.insert(name.to_string(), value);
     }
     // Features of earlier versions say nothing of it.
-    if !tower.settled.options.nf4.is_empty() {
-        made_with.insert("base".into(), Base::Nf4.name().into());
+    if let Some(codes) = config.switches.memory.codes() {
+        made_with.insert("base".into(), Base::of(codes).name().into());
     }
     let levels = config.model.as_qwen3_vl().map_or(0, Qwen3VlConfig::feature_levels);
     FeatureFormat { made_with, levels, row_bytes: decoder.width * tower.dtype().bytes() }

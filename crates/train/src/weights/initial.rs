@@ -36,10 +36,12 @@ fn write_drawn(session: &mut Session, seed: u64, wanted: impl Fn(&str) -> bool) 
     let pieces = held(session, Class::is_parameter);
     let bytes: usize = pieces.iter().map(TensorRange::bytes).sum();
     let wait = waits::begin("drawing first weights", Unit::Bytes, Some(bytes as u64));
+    let mut writer = quantized::Writer::default();
     for piece in pieces.into_iter().filter(|piece| piece.init != Init::RowNorms && wanted(&piece.path)) {
-        quantized::write(session, &piece, &drawn_for(&piece, seed))?;
+        writer.write(session, &piece, &drawn_for(&piece, seed))?;
         wait.add(piece.bytes() as u64);
     }
+    writer.finish();
     Ok(())
 }
 

@@ -51,8 +51,10 @@ impl Loaded {
                 // How far tokens saw while the model was trained says nothing of its use.
                 let mut own = run::config(dir)?;
                 own.schedule.windows.clear();
-                if own.switches.memory.base == Auto::Auto && run::resolved(dir)?.base_in_nf4() {
-                    own.switches.memory.base = Auto::Given(Base::Nf4);
+                if let (Auto::Auto, Some(codes)) =
+                    (own.switches.memory.base, run::resolved(dir)?.base_codes())
+                {
+                    own.switches.memory.base = Auto::Given(Base::of(codes));
                 }
                 layers.file(&own.to_toml(), "config.toml")?;
                 (dir.clone(), true)

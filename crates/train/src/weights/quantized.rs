@@ -1,12 +1,15 @@
-//! Weights that are kept in NF4 (`ir::nf4`): quantised one by one as they are written into a session, and read back as the
-//! values that products see.
+//! Weights that are kept as codes, in NF4 (`ir::nf4`) or E4M3 (`ir::fp8`): quantised as they are written into a session, and read
+//! back as the values that products see.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use flatout_ir::fp8::{e4m3_from_f32, e4m3_to_f32};
 use flatout_ir::nf4::{self, BLOCK, Magnitudes, NESTED};
+use flatout_ir::passes::fp8_base::{self, Waiting, scale_of};
 use flatout_ir::passes::nf4::{MAP, magnitude_paths};
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
-use flatout_ir::{DType, Op, PlanSet, TensorRange};
+use flatout_ir::{Codes, DType, Init, Op, PlanSet, TensorRange, TensorType};
 use flatout_runtime::{RuntimeError, Session};
 use rayon::prelude::*;
 
@@ -53,36 +56,121 @@ pub fn dequantized(
     values
 }
 
-/// The values that a weight comes to in NF4, as products of f32 or bf16 read them.
-pub fn rounded(values: &[f32], narrow: bool) -> Vec<f32> {
+/// The values of a weight in NF4, as products of f32 or bf16 read them.
+pub fn rounded_to_nf4(values: &[f32], narrow: bool) -> Vec<f32> {
     Quantized::of(values).values(&nf4::dynamic_map(), 0..values.len(), narrow)
 }
 
-/// Writes a piece of a parameter, whose bytes are of its type: as they are, or quantised where the session keeps it in NF4.
-pub fn write(session: &mut Session, piece: &TensorRange, bytes: &[u8]) -> Result<(), RuntimeError> {
-    if !piece.is_nf4() {
-        return session.write_range(&piece.slot, piece.at, bytes);
+/// The values of a weight in E4M3 by a scale. They are exact in bf16.
+pub fn rounded_to_e4m3(values: &[f32], scale: f32) -> Vec<f32> {
+    values.par_iter().map(|x| e4m3_to_f32(e4m3_from_f32(x / scale)) * scale).collect()
+}
+
+/// The frozen weights that a run stored as codes: their values are what it trained beside.
+#[derive(Debug)]
+pub enum StoredBase {
+    /// In NF4, and whether its products read bf16.
+    Nf4 { weights: BTreeSet<String>, narrow: bool },
+    /// In E4M3, in groups of one scale, with what is needed to read or draw the others of a group.
+    Fp8(Vec<BTreeMap<String, (TensorType, Init)>>),
+}
+
+impl StoredBase {
+    pub fn codes(&self) -> Codes {
+        match self {
+            StoredBase::Nf4 { .. } => Codes::Nf4,
+            StoredBase::Fp8(_) => Codes::Fp8,
+        }
     }
-    let values: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect();
-    if !values.par_iter().all(|x| x.is_finite()) {
-        let path = &piece.path;
-        return Err(RuntimeError::Name(format!(
-            "`{path}` has values that are not finite, which nf4 cannot hold: give base=bf16"
-        )));
+
+    /// How many weights there are.
+    pub fn count(&self) -> usize {
+        match self {
+            StoredBase::Nf4 { weights, .. } => weights.len(),
+            StoredBase::Fp8(groups) => groups.iter().map(BTreeMap::len).sum(),
+        }
     }
-    let Quantized { codes, magnitudes } = Quantized::of(&values);
-    write_codes(session, piece, &codes, &magnitudes, &nf4::dynamic_map())
+
+    pub fn has(&self, name: &str) -> bool {
+        match self {
+            StoredBase::Nf4 { weights, .. } => weights.contains(name),
+            StoredBase::Fp8(groups) => groups.iter().any(|group| group.contains_key(name)),
+        }
+    }
+}
+
+/// Writes parameters into a session, quantised where it keeps them as codes.
+#[derive(Default)]
+pub struct Writer {
+    /// In E4M3, weights of groups that are not complete.
+    waiting: Waiting<Vec<f32>>,
+}
+
+impl Writer {
+    /// Writes a piece of a parameter, whose bytes are of its type.
+    pub fn write(
+        &mut self,
+        session: &mut Session,
+        piece: &TensorRange,
+        bytes: &[u8],
+    ) -> Result<(), RuntimeError> {
+        let Some(codes) = piece.codes() else { return session.write_range(&piece.slot, piece.at, bytes) };
+        assert!(piece.is_whole(), "ranks divide no weight that is stored as codes");
+        let values: Vec<f32> =
+            bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect();
+        if !values.par_iter().all(|x| x.is_finite()) {
+            let (path, codes) = (&piece.path, if codes == Codes::Nf4 { "nf4" } else { "fp8" });
+            return Err(RuntimeError::Name(format!(
+                "`{path}` has values that are not finite, which {codes} cannot hold: give base=bf16"
+            )));
+        }
+        match codes {
+            Codes::Nf4 => {
+                let Quantized { codes, magnitudes } = Quantized::of(&values);
+                write_nf4(session, piece, &codes, &magnitudes, &nf4::dynamic_map())
+            }
+            Codes::Fp8 => match self.waiting.add(session.plans(), piece.clone(), values) {
+                Some((scale, group)) => write_e4m3(session, &scale, &group),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// Ends the writing, of which nothing may be left.
+    pub fn finish(self) {
+        let left = self.waiting.first();
+        assert!(
+            left.is_none(),
+            "`{}` was written without the weights that share its scale",
+            left.unwrap_or("")
+        );
+    }
+}
+
+/// Writes a group of weights and the slot of their scale.
+fn write_e4m3(
+    session: &mut Session,
+    scale_slot: &str,
+    group: &[(TensorRange, Vec<f32>)],
+) -> Result<(), RuntimeError> {
+    let scale = fp8_base::scale(group.iter().map(|(_, values)| &values[..]));
+    session.write_f32(scale_slot, &[scale])?;
+    for (piece, values) in group {
+        let codes: Vec<u8> = values.par_iter().map(|x| e4m3_from_f32(x / scale)).collect();
+        session.write_range(&piece.slot, piece.at, &codes)?;
+    }
+    Ok(())
 }
 
 /// Writes codes and magnitudes, and the map of these, as they are where the session keeps a weight in NF4.
-pub fn write_codes(
+pub fn write_nf4(
     session: &mut Session,
     piece: &TensorRange,
     codes: &[u8],
     magnitudes: &Magnitudes,
     map: &[f32; 256],
 ) -> Result<(), RuntimeError> {
-    assert!(piece.is_nf4() && piece.is_whole(), "ranks divide no weight in NF4");
+    assert_eq!(piece.codes(), Some(Codes::Nf4), "{} is kept otherwise", piece.path);
     let [absmax, nested, offset] = magnitude_paths(&piece.path);
     session.write_u8(&piece.slot, codes)?;
     session.write_u8(&absmax, &magnitudes.codes)?;
@@ -93,9 +181,18 @@ pub fn write_codes(
 
 /// The values of a piece as f32, as products read them.
 pub fn read_f32(session: &Session, piece: &TensorRange) -> Result<Vec<f32>, RuntimeError> {
-    if !piece.is_nf4() {
-        return session.read_range_f32(&piece.slot, piece.within());
+    let stored = || session.read_range_f32(&piece.slot, piece.within());
+    match piece.codes() {
+        None => stored(),
+        Some(Codes::Fp8) => {
+            let scale = session.read_f32(&scale_of(session.plans(), &piece.path))?[0];
+            Ok(stored()?.into_iter().map(|x| x * scale).collect())
+        }
+        Some(Codes::Nf4) => read_nf4(session, piece),
     }
+}
+
+fn read_nf4(session: &Session, piece: &TensorRange) -> Result<Vec<f32>, RuntimeError> {
     let [absmax, nested, offset] = magnitude_paths(&piece.path);
     let (codes, offset) = (session.read_slot(&absmax)?, session.read_f32(&offset)?[0]);
     let magnitudes = Magnitudes { codes, nested: session.read_f32(&nested)?, offset };
@@ -127,7 +224,7 @@ mod tests {
         assert!(quantized.codes == codes && quantized.magnitudes == Magnitudes::of(&absmax));
         let map = nf4::dynamic_map();
         for narrow in [false, true] {
-            let all = rounded(&values, narrow);
+            let all = rounded_to_nf4(&values, narrow);
             assert!(all.iter().zip(&values).all(|(a, b)| (a - b).abs() < 0.2));
             for range in [0..1, 63..65, CHUNK - 1..2 * CHUNK + 1, 100..values.len()] {
                 assert_eq!(quantized.values(&map, range.clone(), narrow), all[range]);

@@ -14,6 +14,7 @@ use crate::ops::quantize::Source;
 use crate::ops::reduce::Fold;
 use crate::passes::gradient::totals::total;
 use crate::passes::options::Options;
+use crate::passes::types::base::{self, Codes};
 use crate::passes::types::fp8::{TYPES, shared_path, weight_name, weight_path};
 use crate::plan::Role;
 use crate::types::{DType, TensorType};
@@ -29,6 +30,7 @@ pub fn fp8_copies(graphs: &mut Vec<(Role, Graph)>, o: &Options) {
     if !graphs.iter().any(|(role, _)| *role == Role::Derive) {
         graphs.push((Role::Derive, Graph::default()));
     }
+    let codes = o.base.weights();
     for (role, g) in graphs.iter_mut().filter(|(role, _)| matches!(role, Role::Apply | Role::Derive)) {
         let b = Builder::from_graph(std::mem::take(g));
         b.scope("fp8", || {
@@ -37,9 +39,12 @@ pub fn fp8_copies(graphs: &mut Vec<(Role, Graph)>, o: &Options) {
                     scales(&b, &grad, (scale, dtype), *role, o);
                 }
             }
-            for copy in &grad.slots {
-                if let Some(name) = weight_name(copy) {
-                    weight(&b, &grad, copy, name, *role);
+            for id in grad.slot_ids() {
+                let copy = grad.slot(id);
+                match weight_name(copy) {
+                    Some(name) if base::is_chosen(&grad, id, &codes) => columns(&b, &grad, copy, name, *role),
+                    Some(name) => weight(&b, &grad, copy, name, *role),
+                    None => {}
                 }
             }
         });
@@ -91,6 +96,15 @@ fn weight(b: &Builder, grad: &Graph, copy: &Slot, name: &str, role: Role) {
     for (out, id) in outs.into_iter().zip(read).filter_map(|(out, id)| Some((out, id?))) {
         b.write(slot(b, grad.slot(id).clone()), out);
     }
+}
+
+/// The codes along columns of a weight that is stored as codes along rows.
+fn columns(b: &Builder, grad: &Graph, weight: &Slot, name: &str, role: Role) {
+    let columns = grad.find_slot(&weight_path("columns", name)).filter(|_| role == Role::Derive);
+    let Some(columns) = columns else { return };
+    let codes = Slot { path: Codes::Fp8.path(&weight.path), ty: Codes::Fp8.ty(&weight.ty), ..weight.clone() };
+    let turned = b.at_path(name, || b.read(slot(b, codes)).transpose(&[1, 0]));
+    b.write(slot(b, grad.slot(columns).clone()), turned);
 }
 
 /// The value that the graph writes to a slot, be it as a part of a larger one.

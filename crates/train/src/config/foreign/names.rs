@@ -375,8 +375,8 @@ pub(super) const WITHOUT_KEY: &[(&[&str], &str)] = &[
     ),
     (
         &["load_in_8bit", "quantization_config", "use_qlora"],
-        "frozen weights lie in bf16 or, with `base=nf4`, in 4 bits: QLoRA is `adapter.kind=lora base=nf4`, and flatout plan says \
-         whether that fits",
+        "frozen weights lie in bf16, with `base=fp8` in 8 bits or with `base=nf4` in 4: QLoRA is `adapter.kind=lora base=nf4`, and \
+         flatout plan says whether that fits",
     ),
     (
         &["output_dir", "out_dir", "save_dir", "dump_folder", "logging_dir"],

@@ -279,7 +279,7 @@ impl Packed {
     pub fn write(&self, session: &mut Session, piece: &TensorRange) -> Result<(), RuntimeError> {
         match &self.scales {
             Scales::Nested(magnitudes, map) => {
-                quantized::write_codes(session, piece, &self.codes, magnitudes, map)
+                quantized::write_nf4(session, piece, &self.codes, magnitudes, map)
             }
             Scales::Flat(_) => Err(RuntimeError::Name(format!("`{}`: {FLAT}", piece.path))),
         }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use flatout_ir::passes::nf4;
+use flatout_ir::passes::base;
 use flatout_models::config::Model;
 use flatout_models::decoder::HEAD;
 use flatout_models::library::{self, Described, gemma, processor};
@@ -161,7 +161,7 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
     let published = model.published().map_err(unusable)?;
     let stored = published.stored(&|path| shapes[path].0.dims.clone()).map_err(unusable)?;
     let (_, settings) = config_of(&folder.join(CONFIG))?;
-    let linear = settings.map(|_| nf4::linear(&model.build(model.least()))).unwrap_or_default();
+    let linear = settings.map(|_| base::linear(&model.build(model.least()))).unwrap_or_default();
     let mut unused: BTreeSet<&String> = found.keys().collect();
     let mut missing = vec![];
     for stored in stored {

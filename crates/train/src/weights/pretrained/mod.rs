@@ -18,7 +18,8 @@ pub use weights::{TensorLocation, Weights, narrow, parameters};
 use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
-use flatout_ir::passes::nf4;
+use flatout_ir::Codes;
+use flatout_ir::passes::{base, fp8_base};
 use flatout_models::config::{Model, Positions};
 use flatout_models::library::processor::Processor;
 use flatout_models::vision;
@@ -30,7 +31,9 @@ use crate::refuse;
 use crate::run::checkpoint;
 use crate::run::{self, BESIDE};
 use crate::switches::compute::PRECISION;
+use crate::switches::memory::Base;
 use crate::weights::adapters;
+use crate::weights::quantized::StoredBase;
 
 /// Where a model is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -284,14 +287,15 @@ fn open_for(model: &Model, from: &str, watch: Watch<'_>) -> Result<Pretrained, U
 pub fn check(config: &Config, watch: Watch<'_>) -> Result<(), UserError> {
     let Some(from) = config.model.from() else { return Ok(()) };
     let opened = open_for(&config.model, from, watch)?;
-    if config.switches.memory.base_in_nf4() && opened.weights.in_nf4().is_some() {
-        refuse!(
-            "`model.from` is {from}, a run that keeps its base in nf4 as this one would: export it and begin from the export, \
-             or give base=bf16"
-        );
-    }
-    if config.switches.memory.base_in_nf4() {
-        opened.weights.check_packed(&nf4::linear(&config.model.build(config.model.least())))?;
+    if let Some(codes) = config.switches.memory.codes() {
+        if let Some(stored) = opened.weights.stored_as_codes() {
+            let [its, own] = [stored.codes(), codes].map(|codes| Base::of(codes).name());
+            refuse!(
+                "`model.from` is {from}, a run that keeps its base in {its}, and base={own} would quantise it again: export it \
+                 and begin from the export, or give base=bf16"
+            );
+        }
+        opened.weights.check_packed(codes, &base::linear(&config.model.build(config.model.least())))?;
     }
     // An encoder without a head is there to be given one that the library has.
     let source = &opened.description.model;
@@ -357,37 +361,50 @@ fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &Model) -> Result<W
     let graph = config.model.build(config.model.least());
     let adapters = adapters::of(&config, &graph)?;
     wanted.extend(adapters::parameters(&graph, &adapters).into_iter().map(|s| (s.path, (s.ty, s.init))));
-    let mut base_in_nf4 = false;
+    let mut began_from = None;
     let mut weights = match config.model.from() {
         Some(from) if !all_there => {
             let mut base = open_for(&config.model, from, &mut |_| {})?.weights;
             base.draw_rest(&config.model, config.train.seed);
-            base_in_nf4 = base.in_nf4().is_some();
+            began_from = base.stored_as_codes().map(StoredBase::codes);
             let mut base = base.beneath();
             base.expect(&Origin::of(dir)?.frozen);
             base
         }
         _ => Weights::drawn(config.train.seed),
     };
-    // Trained weights lie in the checkpoint; only the others were kept in NF4.
-    let in_nf4 = run::resolved(dir)?.base_in_nf4().then(|| {
-        let mut names = nf4::linear(&graph);
+    // Trained weights lie in the checkpoint; only the others were stored as codes.
+    let resolved = run::resolved(dir)?;
+    let stored = resolved.base_codes().map(|codes| {
+        let mut names = base::linear(&graph);
         names.retain(|name| !file.entries().contains_key(name));
-        names
+        match codes {
+            Codes::Nf4 => {
+                let narrow = resolved.switches.get(PRECISION.name).is_some_and(|state| state == "bf16");
+                StoredBase::Nf4 { weights: names, narrow }
+            }
+            Codes::Fp8 => {
+                let known = |name: String| {
+                    let slot = graph.slot(graph.find_slot(&name).expect("a weight of the model"));
+                    (name, (slot.ty.clone(), slot.init))
+                };
+                let groups = fp8_base::groups(&graph, &names).into_iter();
+                StoredBase::Fp8(groups.map(|group| group.into_iter().map(known).collect()).collect())
+            }
+        }
     });
     weights.lay(&whole.path, file, &wanted)?;
     weights.adapt(adapters);
-    if let Some(names) = in_nf4 {
-        if base_in_nf4 {
+    if let Some(stored) = stored {
+        if let Some(codes) = began_from {
+            let [its, own] = [codes, stored.codes()].map(|codes| Base::of(codes).name());
             refuse!(
-                "the run in {} keeps its base in nf4, and it began from a run that did so too: export that one and begin \
-                 from the export",
+                "the run in {} keeps its base in {own}, and it began from a run that kept its own in {its}: export that one and \
+                 begin from the export",
                 dir.display()
             );
         }
-        let reads_bf16 =
-            run::resolved(dir)?.switches.get(PRECISION.name).is_some_and(|state| state == "bf16");
-        weights.keep_in_nf4(names, reads_bf16);
+        weights.read_as_stored(stored);
     }
     Ok(weights)
 }

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use flatout_ir::passes::adapter::SCOPE;
-use flatout_ir::passes::nf4;
-use flatout_ir::{Class, Role, TensorRange};
+use flatout_ir::passes::base;
+use flatout_ir::{Class, Codes, Role, TensorRange};
 use flatout_runtime::Session;
 use serde::{Deserialize, Serialize};
 
@@ -127,12 +127,12 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
 /// Says that a run makes numbers of weights that its source has in four bits, and that it could keep those that are frozen.
 fn as_values(weights: &Weights, config: &Config, frozen: &BTreeMap<String, String>) -> Option<String> {
     let count = weights.packed();
-    if count == 0 || config.switches.memory.base_in_nf4() {
+    if count == 0 || config.switches.memory.codes().is_some() {
         return None;
     }
-    let linear = nf4::linear(&config.model.build(config.model.least()));
-    let can_keep =
-        weights.check_packed(&linear).is_ok() && linear.iter().any(|name| frozen.contains_key(name));
+    let linear = base::linear(&config.model.build(config.model.least()));
+    let can_keep = weights.check_packed(Codes::Nf4, &linear).is_ok()
+        && linear.iter().any(|name| frozen.contains_key(name));
     let advice =
         if can_keep { ": base=nf4 keeps those that are frozen in 4 bits, with the same numbers" } else { "" };
     Some(format!("{count} weights that bitsandbytes quantised are read as the values of their codes{advice}"))

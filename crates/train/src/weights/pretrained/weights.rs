@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use flatout_ir::passes::adapter::{EMBED, HEAD, SCOPE};
 use flatout_ir::passes::average::averaged_weight;
+use flatout_ir::passes::fp8_base;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
-use flatout_ir::{Adapter, Class, DType, Init, TensorRange, TensorType};
+use flatout_ir::{Adapter, Class, Codes, DType, Init, TensorRange, TensorType};
 use flatout_models::config::Model;
 use flatout_models::library::stored::{Stored, Within};
 use flatout_models::vision;
@@ -25,7 +26,7 @@ use crate::run::state::held;
 use crate::weights::adapters::merge;
 use crate::weights::grown::grow;
 use crate::weights::initial::{drawn, values};
-use crate::weights::quantized;
+use crate::weights::quantized::{self, StoredBase};
 
 /// Every parameter of a model, by path: its type and its first values where nothing else gives them.
 pub fn parameters(model: &Model) -> BTreeMap<String, (TensorType, Init)> {
@@ -64,8 +65,8 @@ pub struct Weights {
     apart: bool,
     /// Tables that have more rows than their files, by path with the rows there: the others are drawn by the seed.
     grown: BTreeMap<String, (usize, u64)>,
-    /// Weights that a run kept in NF4, and whether its products read bf16: they are read as the values that were trained with.
-    nf4: Option<(BTreeSet<String>, bool)>,
+    /// Weights that a run stored as codes, and that are read as their values.
+    codes: Option<StoredBase>,
     /// Another run's weights with adapters of their own, read as one with these wherever no file of this run has a parameter.
     below: Option<Box<Weights>>,
     /// The hashes that parameters made of several tensors must have, where they are known.
@@ -94,7 +95,7 @@ impl Weights {
             adapters: vec![],
             apart: false,
             grown: BTreeMap::new(),
-            nf4: None,
+            codes: None,
             below: None,
             expected: BTreeMap::new(),
         }
@@ -195,21 +196,21 @@ impl Weights {
         self.adapters = adapters;
     }
 
-    /// Weights that a run kept in NF4, of all that can be: those that no file laid so far has trained.
-    pub fn keep_in_nf4(&mut self, names: BTreeSet<String>, narrow: bool) {
-        self.nf4 = Some((names, narrow));
+    /// Reads weights that a run stored as codes as the values of these.
+    pub fn read_as_stored(&mut self, stored: StoredBase) {
+        self.codes = Some(stored);
     }
 
-    /// The weights that are read as their values in NF4.
-    pub fn in_nf4(&self) -> Option<&BTreeSet<String>> {
-        self.nf4.as_ref().map(|(names, _)| names)
+    /// The weights that are read as the values of codes.
+    pub fn stored_as_codes(&self) -> Option<&StoredBase> {
+        self.codes.as_ref()
     }
 
-    /// Does something while all weights are read as they were before a run kept some in NF4, for who quantises them again.
-    pub fn before_nf4<T>(&mut self, so: impl FnOnce(&mut Weights) -> T) -> T {
-        let kept = self.nf4.take();
+    /// Does something while all weights are read as they were before a run stored some as codes, for who quantises them again.
+    pub fn before_codes<T>(&mut self, so: impl FnOnce(&mut Weights) -> T) -> T {
+        let stored = self.codes.take();
         let done = so(self);
-        self.nf4 = kept;
+        self.codes = stored;
         done
     }
 
@@ -287,8 +288,15 @@ impl Weights {
         below + self.places.values().filter(|place| place.nf4.is_some()).count()
     }
 
-    /// Refuses to keep these weights in NF4 where the files have only some of them so, or otherwise than sessions do.
-    pub fn check_packed(&self, names: &BTreeSet<String>) -> Result<(), UserError> {
+    /// Refuses to store these weights as codes where the files have other ones: with NF4, only some of them, or otherwise than
+    /// sessions do.
+    pub fn check_packed(&self, codes: Codes, names: &BTreeSet<String>) -> Result<(), UserError> {
+        if self.packed() > 0 && codes == Codes::Fp8 {
+            refuse!(
+                "`model.from` has weights that bitsandbytes quantised, and base=fp8 would quantise their values again: give \
+                 base=nf4, which keeps their codes, or base=bf16"
+            );
+        }
         if self.packed() > 0
             && (self.below.is_some() || names.iter().any(|name| !self.beside(name).is_empty()))
         {
@@ -302,7 +310,7 @@ impl Weights {
 
     /// The weight of a piece that sessions keep in NF4 as its file does, with its hash.
     fn read_packed(&self, piece: &TensorRange) -> Result<Option<(Packed, String)>, Failure> {
-        let is_alone = piece.is_nf4() && self.beside(&piece.path).is_empty();
+        let is_alone = piece.codes() == Some(Codes::Nf4) && self.beside(&piece.path).is_empty();
         let place = self.found(&piece.path).filter(|_| is_alone);
         let parts = place.and_then(|place| Some((place, place.nf4.as_ref()?)));
         parts.map(|(place, parts)| Packed::read(self, place, parts)).transpose()
@@ -413,7 +421,7 @@ impl Weights {
 
     /// Whether a parameter is more, or other, than what lies in its file.
     fn is_made(&self, name: &str) -> bool {
-        let is_rounded = self.in_nf4().is_some_and(|names| names.contains(name));
+        let is_rounded = self.codes.as_ref().is_some_and(|stored| stored.has(name));
         is_rounded || self.grown.contains_key(name) || !self.beside(name).is_empty()
     }
 
@@ -429,21 +437,33 @@ impl Weights {
         init: &Init,
     ) -> Result<(Vec<u8>, Option<String>), Failure> {
         let (wide, hash) = self.read_stored(name, ty, init)?;
-        match &self.nf4 {
-            Some((names, narrow)) if names.contains(name) => {
+        let values = match &self.codes {
+            Some(StoredBase::Nf4 { weights, narrow }) if weights.contains(name) => {
                 let is_packed = self.found(name).is_some_and(|place| place.nf4.is_some());
-                let values = match is_packed {
+                match is_packed {
                     // They are values of codes already.
                     true if *narrow => {
                         f32s(&wide).into_iter().map(|x| bf16_to_f32(bf16_from_f32(x))).collect()
                     }
                     true => return Ok((wide, hash)),
-                    false => quantized::rounded(&f32s(&wide), *narrow),
-                };
-                Ok((values.into_iter().flat_map(f32::to_le_bytes).collect(), hash))
+                    false => quantized::rounded_to_nf4(&f32s(&wide), *narrow),
+                }
             }
-            _ => Ok((wide, hash)),
-        }
+            Some(StoredBase::Fp8(groups)) => {
+                let Some(group) = groups.iter().find(|group| group.contains_key(name)) else {
+                    return Ok((wide, hash));
+                };
+                let others = group.iter().filter(|(other, _)| *other != name);
+                let others =
+                    others.map(|(other, (ty, init))| Ok(f32s(&self.read_stored(other, ty, init)?.0)));
+                let others = others.collect::<Result<Vec<_>, Failure>>()?;
+                let values = f32s(&wide);
+                let scale = fp8_base::scale(others.iter().chain([&values]).map(Vec::as_slice));
+                quantized::rounded_to_e4m3(&values, scale)
+            }
+            _ => return Ok((wide, hash)),
+        };
+        Ok((values.into_iter().flat_map(f32::to_le_bytes).collect(), hash))
     }
 
     /// The same before anything is quantised.
@@ -569,7 +589,7 @@ impl Weights {
         let with_hash = |piece: &TensorRange| is_first && piece.class == Class::Frozen;
         let bytes: usize = pieces.iter().map(TensorRange::bytes).sum();
         let wait = waits::begin("reading weights", Unit::Bytes, Some(bytes as u64));
-        let mut hashes = BTreeMap::new();
+        let (mut hashes, mut writer) = (BTreeMap::new(), quantized::Writer::default());
         let mut left = pieces.as_slice();
         while !left.is_empty() {
             let (some, rest) = left.split_at(portion(left));
@@ -582,7 +602,7 @@ impl Weights {
             let read = read.collect::<Result<Vec<_>, Failure>>()?;
             for (piece, (values, hash)) in some.iter().zip(read) {
                 match values {
-                    Values::Plain(bytes) => quantized::write(session, piece, &bytes)?,
+                    Values::Plain(bytes) => writer.write(session, piece, &bytes)?,
                     Values::Packed(packed) => packed.write(session, piece)?,
                 }
                 wait.add(piece.bytes() as u64);
@@ -590,6 +610,7 @@ impl Weights {
             }
             left = rest;
         }
+        writer.finish();
         Ok(hashes)
     }
 }

@@ -1,5 +1,5 @@
-//! Runs whose frozen base is kept in NF4: they are to the bit runs on the values of its codes, learn what runs on a base in full
-//! learn, and leave the model that they trained.
+//! Runs whose frozen base is stored as codes, in NF4 or in 8-bit floats: they are to the bit runs on the values of the codes, learn
+//! what runs on a base in full learn, and leave the model that they trained.
 
 use std::path::{Path, PathBuf};
 
@@ -44,21 +44,28 @@ fn losses(dir: &Path, words: &[&str]) -> Vec<f32> {
 
 #[test]
 fn a_run_in_four_bits_is_one_on_the_values_of_its_codes() {
+    are_runs_on_values("nf4", &["precision=fp32", "precision=bf16"]);
+}
+
+/// Products multiply the codes with `precision=fp8`, and what is dequantised otherwise.
+#[test]
+fn a_run_in_eight_bits_is_one_on_the_values_of_its_codes() {
+    are_runs_on_values("fp8", &["precision=fp32", "precision=bf16", "precision=fp8"]);
+}
+
+fn are_runs_on_values(codes: &str, precisions: &[&str]) {
     let scratch = tempfile::tempdir().expect("a folder");
     let at = |name: &str| scratch.path().join(name);
     let (base, from) = base(&scratch, "train.steps=30");
-    for (kind, precision) in [
-        ("lora", "precision=fp32"),
-        ("dora", "precision=fp32"),
-        ("lora", "precision=bf16"),
-        ("dora", "precision=bf16"),
-    ] {
+    let stored = format!("base={codes}");
+    let kinds = precisions.iter().flat_map(|precision| [("lora", *precision), ("dora", *precision)]);
+    for (kind, precision) in kinds {
         let named = |what: &str| at(&format!("{what}-{kind}-{precision}"));
         let adapter = format!("adapter.kind={kind}");
         let own = [adapter.as_str(), precision, "adapter.rank=4"];
-        let small = [&own[..], &["base=nf4", &from]].concat();
+        let small = [&own[..], &[&stored, &from]].concat();
         // LoRA that moved by nothing leaves the values of the codes; DoRA would divide them by their norms and multiply again.
-        let still = ["adapter.kind=lora", precision, "base=nf4", &from, "train.steps=1", "lr=1e-30"];
+        let still = ["adapter.kind=lora", precision, &stored, &from, "train.steps=1", "lr=1e-30"];
         let still = [&still[..], &["schedule.warmup_steps=0", "weight_decay=0"]].concat();
         losses(&named("still"), &still);
         exported(&named("still"), &named("values"));
@@ -85,20 +92,16 @@ fn a_run_in_four_bits_is_one_on_the_values_of_its_codes() {
         // No frozen weight is saved, and the adapters come out apart, to be loaded beside any base.
         let place = Loaded::open(&named("codes"), &[]).expect("a run").place;
         let state = TensorFile::open(&place.join("state.safetensors")).expect("a checkpoint");
-        assert!(
-            state
-                .entries()
-                .keys()
-                .all(|name| name.contains("adapter.default.") || name.starts_with("optimizer."))
-        );
-        // A run in full begins from it as a merged model; one in four bits would quantise it twice.
+        assert!(state.entries().keys().all(|name| name.contains("adapter.default.")
+            || name.starts_with("optimizer.")
+            || name.starts_with("fp8.history.")));
+        // A run in full begins from it as a merged model; another one in codes would quantise it twice.
         let onward = format!("model.from={}", named("codes").display());
-        let again = small_run::config(&["adapter.kind=lora", "base=nf4", &onward]);
+        let again = small_run::config(&["adapter.kind=lora", &stored, &onward]);
         let refused = pretrained::check(&again, &mut |_| {}).expect_err("a refusal").0;
-        assert!(
-            refused.contains("a run that keeps its base in nf4 as this one would: export it"),
-            "{refused}"
-        );
+        let sentence =
+            format!("keeps its base in {codes}, and base={codes} would quantise it again: export it");
+        assert!(refused.contains(&sentence), "{refused}");
         let still =
             [onward.as_str(), "train.steps=1", "lr=1e-30", "schedule.warmup_steps=0", "weight_decay=0"];
         losses(&named("onward"), &still);
@@ -107,32 +110,35 @@ fn a_run_in_four_bits_is_one_on_the_values_of_its_codes() {
     }
 }
 
-/// Two hundred updates of adapters beside a base in four bits come as far as beside the base in full.
+/// Two hundred updates of adapters beside a base in codes come as far as beside the base in full.
 #[test]
-fn four_bits_learn_what_a_full_base_learns() {
+fn codes_learn_what_a_full_base_learns() {
     let scratch = tempfile::tempdir().expect("a folder");
     let (_, from) = base(&scratch, "train.steps=100");
     for kind in ["adapter.kind=lora", "adapter.kind=dora"] {
-        let curve = |base: &str| {
-            let own = [&from, kind, base, "train.steps=200", "lr=3e-3", "adapter.rank=8", "train.seed=3"];
-            losses(&scratch.path().join(format!("{kind}-{base}")), &own)
+        let curve = |base: &[&str]| {
+            let own = [&from, kind, "train.steps=200", "lr=3e-3", "adapter.rank=8", "train.seed=3"];
+            losses(&scratch.path().join(format!("{kind}-{}", base.join("-"))), &[&own[..], base].concat())
         };
-        let (small, full) = (curve("base=nf4"), curve("base=bf16"));
+        let full = curve(&["base=bf16"]);
         let mean = |losses: &[f32]| losses.iter().sum::<f32>() / losses.len() as f32;
-        let (begun, last) = (mean(&small[..10]), mean(&small[180..]));
-        let off = last / mean(&full[180..]) - 1.0;
-        println!(
-            "{kind}: {begun} to {last} in four bits, {} in full: {:+.2}%",
-            mean(&full[180..]),
-            100.0 * off
-        );
-        assert!(last < 0.97 * begun, "{kind}: {begun} to {last}");
-        assert!(off.abs() < 0.03, "{kind}: {off}");
+        for base in [&["base=nf4"][..], &["base=fp8"], &["base=fp8", "precision=fp8"]] {
+            let codes = curve(base);
+            let (begun, last) = (mean(&codes[..10]), mean(&codes[180..]));
+            let off = last / mean(&full[180..]) - 1.0;
+            println!(
+                "{kind} {base:?}: {begun} to {last}, {} in full: {:+.2}%",
+                mean(&full[180..]),
+                100.0 * off
+            );
+            assert!(last < 0.97 * begun, "{kind} {base:?}: {begun} to {last}");
+            assert!(off.abs() < 0.03, "{kind} {base:?}: {off}");
+        }
     }
 }
 
 #[test]
-fn what_cannot_be_kept_in_four_bits_is_refused() {
+fn what_cannot_be_stored_as_codes_is_refused() {
     let refused = |words: &[&str]| {
         let config = small_run::config(words);
         compile::compile(&config, &compile::target()).expect_err("a refusal").to_string()
@@ -143,8 +149,16 @@ fn what_cannot_be_kept_in_four_bits_is_refused() {
             "`base=nf4` is for weights of layers that nothing trains, and all of them are trained here: give",
         ),
         (
+            &["base=fp8"],
+            "`base=fp8` is for weights of layers that nothing trains, and all of them are trained here: give",
+        ),
+        (
             &["base=nf4", "adapter.kind=lora", "shard=parameters"],
             "`base=nf4` cannot run with `shard=parameters`",
+        ),
+        (
+            &["base=fp8", "adapter.kind=lora", "shard=parameters"],
+            "`base=fp8` cannot run with `shard=parameters`",
         ),
     ] {
         let said = refused(words);

@@ -1,0 +1,182 @@
+//! Frozen weights in E4M3. With `precision=fp8` products multiply the codes themselves: their rows, as they are stored, and their
+//! columns, which `derive` writes (`fp8_copies`). Whatever else reads a weight has it dequantised.
+//!
+//! A product has one scale for its weight, so weights that may be merged into one product share a scale, whether they are merged or
+//! not. Scales are powers of two: values of codes are exact in bf16, and a coarser scale than a weight needs costs digits of
+//! values below a 2^15th of the largest alone.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use crate::builder::Builder;
+use crate::fp8;
+use crate::graph::{Class, Graph, Init, NodeId, Slot, SlotId, SlotPart, Value};
+use crate::ops::Op;
+use crate::ops::elementwise::Elementwise as E;
+use crate::passes::types::base::{self, Codes, parts, slot_of};
+use crate::passes::types::fp8::weight_path;
+use crate::pieces::TensorRange;
+use crate::plan::PlanSet;
+use crate::replay::Replay;
+use crate::types::{DType, TensorType};
+
+/// The end of the slots of scales: the path before it is the weights', joined.
+const SCALE: &str = ".fp8.scale";
+const JOINT: char = '+';
+
+/// The slot of the scale of some weights.
+fn scale_path(group: &BTreeSet<String>) -> String {
+    let weights: Vec<&str> = group.iter().map(String::as_str).collect();
+    format!("{}{SCALE}", weights.join(&JOINT.to_string()))
+}
+
+/// The weights whose scale a slot holds.
+pub fn weights_of_scale(path: &str) -> Option<impl Iterator<Item = &str>> {
+    Some(path.strip_suffix(SCALE)?.split(JOINT))
+}
+
+/// These weights in groups: those that multiply the same input share a scale.
+pub fn groups(model: &Graph, weights: &BTreeSet<String>) -> Vec<BTreeSet<String>> {
+    type Group = (HashSet<Value>, BTreeSet<String>);
+    let mut groups: Vec<Group> = vec![];
+    for node in model.nodes.iter().filter(|node| matches!(node.op, Op::Product { .. })) {
+        let (input, Op::Read { slot }) = (node.ins[0], &model.node(node.ins[1].node).op) else { continue };
+        let path = &model.slot(*slot).path;
+        if !weights.contains(path) {
+            continue;
+        }
+        let joins = |(inputs, weights): &Group| inputs.contains(&input) || weights.contains(path);
+        let (joined, mut others): (Vec<Group>, Vec<Group>) = groups.into_iter().partition(joins);
+        let mut group: Group = ([input].into(), [path.clone()].into());
+        for (inputs, weights) in joined {
+            group.0.extend(inputs);
+            group.1.extend(weights);
+        }
+        others.push(group);
+        groups = others;
+    }
+    groups.into_iter().map(|(_, weights)| weights).collect()
+}
+
+/// The least scale that fits all values of a group.
+pub fn scale<'a>(group: impl IntoIterator<Item = &'a [f32]>) -> f32 {
+    let values = group.into_iter().flatten();
+    fp8::scale(DType::E4M3, values.fold(0.0, |amax: f32, x| amax.max(x.abs())))
+}
+
+/// The graph whose weights in these slots are codes in E4M3, also where products in 8 bits read them.
+pub(super) fn coded(g: &Graph, chosen: &HashSet<SlotId>, groups: &[BTreeSet<String>]) -> Graph {
+    let scale_of = |slot: SlotId| {
+        let weight = &g.slot(parts(g, slot)[0]).path;
+        let group = groups.iter().find(|group| group.contains(weight)).expect("a weight of the base");
+        assert!(
+            parts(g, slot).into_iter().all(|part| group.contains(&g.slot(part).path)),
+            "one product, one scale"
+        );
+        let ty = TensorType::new(DType::F32, [1]);
+        Slot { path: scale_path(group), ty, class: Class::Frozen, init: Init::Data, part: None }
+    };
+    // What `fp8` reads in place of the weights: rows are the codes.
+    let mut instead = HashMap::new();
+    for slot in chosen.iter().copied() {
+        let Slot { path, ty, .. } = g.slot(slot);
+        let codes = Slot { path: Codes::Fp8.path(path), ty: Codes::Fp8.ty(ty), ..g.slot(slot).clone() };
+        for (what, slot) in [("rows", codes), ("scale", scale_of(slot))] {
+            instead.extend(g.find_slot(&weight_path(what, path)).map(|copy| (copy, slot)));
+        }
+    }
+    let dequantized = |replay: &mut Replay<'_>, slot: SlotId, at: NodeId| {
+        let scale = slot_of(&mut replay.new, &scale_of(slot));
+        dequantized(replay, [slot, scale], at)
+    };
+    let coded = base::coded(g, chosen, Codes::Fp8, &instead, dequantized);
+    without_slots(coded, &instead.into_keys().collect())
+}
+
+/// The values of codes times their scale, in the type of the weight, as one launch.
+fn dequantized(replay: &mut Replay<'_>, [codes, scale]: [SlotId; 2], at: NodeId) -> Value {
+    let TensorType { dtype, dims } = replay.old.slot(codes).ty.clone();
+    let codes = replay.add(Op::Read { slot: codes }, vec![], at);
+    let scale = replay.add(Op::Read { slot: scale }, vec![], at);
+    let scale = replay.add(Op::Reshape { dims: vec![1, 1] }, vec![scale], at);
+    let scale = replay.add(Op::Broadcast { dims: dims.clone() }, vec![scale], at);
+    let b = Builder::new();
+    let input = |path: &str, dtype: DType| {
+        let ty = TensorType::new(dtype, dims.clone());
+        let (class, init, part) = (Class::Input, Init::Zeros, None);
+        b.read(b.edit(|g| g.add_slot(Slot { path: path.into(), ty, class, init, part })))
+    };
+    let [x, by] = [input("in0", DType::E4M3), input("in1", DType::F32)];
+    b.result("out0", x.cast(DType::F32).zip(E::Mul, by).cast(dtype));
+    replay.add(Op::Region { body: Box::new(b.finish()) }, vec![codes, scale], at)
+}
+
+/// The graph without slots that nothing reads or writes, and with one slot of each path: `derive` knows the codes of a weight
+/// already if it writes their columns.
+fn without_slots(mut g: Graph, gone: &HashSet<SlotId>) -> Graph {
+    let mut by_path: HashMap<String, SlotId> = HashMap::new();
+    let (mut moved, mut slots) = (vec![], vec![]);
+    for id in g.slot_ids() {
+        let slot = g.slot(id);
+        let known = by_path.get(&slot.path).copied();
+        let next = SlotId(slots.len() as u32);
+        moved.push(known.unwrap_or(next));
+        if known.is_none() && !gone.contains(&id) {
+            by_path.insert(slot.path.clone(), next);
+            slots.push(slot.clone());
+        }
+    }
+    let moved = |slot: SlotId| moved[slot.0 as usize];
+    for slot in &mut slots {
+        slot.part = slot.part.map(|SlotPart { of, offset }| SlotPart { of: moved(of), offset });
+    }
+    for node in &mut g.nodes {
+        if let Op::Read { slot } = &mut node.op {
+            *slot = moved(*slot);
+        }
+    }
+    g.writes.iter_mut().for_each(|(slot, _)| *slot = moved(*slot));
+    g.slots = slots;
+    g
+}
+
+/// Weights that wait for the others of their group, of which their scale is made.
+#[derive(Debug)]
+pub struct Waiting<T> {
+    groups: HashMap<String, Vec<(TensorRange, T)>>,
+}
+
+impl<T> Default for Waiting<T> {
+    fn default() -> Self {
+        Waiting { groups: HashMap::new() }
+    }
+}
+
+impl<T> Waiting<T> {
+    /// Takes a weight in. Gives its whole group, with the slot of their scale, where it was the last of them.
+    pub fn add(
+        &mut self,
+        plans: &PlanSet,
+        piece: TensorRange,
+        values: T,
+    ) -> Option<(String, Vec<(TensorRange, T)>)> {
+        let scale = scale_of(plans, &piece.path);
+        let count = weights_of_scale(&scale).expect("a scale").count();
+        let group = self.groups.entry(scale.clone()).or_default();
+        group.push((piece, values));
+        (group.len() == count)
+            .then(|| (scale.clone(), self.groups.remove(&scale).expect("it was just there")))
+    }
+
+    /// A weight that still waits for others.
+    pub fn first(&self) -> Option<&str> {
+        self.groups.values().flatten().map(|(piece, _)| piece.path.as_str()).min()
+    }
+}
+
+/// The slot of a weight's scale.
+pub fn scale_of(plans: &PlanSet, weight: &str) -> String {
+    let has =
+        |path: &&String| weights_of_scale(path).is_some_and(|mut weights| weights.any(|name| name == weight));
+    let path = plans.slots.iter().map(|slot| &slot.path).find(has);
+    path.unwrap_or_else(|| panic!("{weight} has no scale")).clone()
+}
