@@ -1,12 +1,12 @@
-//! Tensors copied out of a session at one moment, while the session goes on running.
+//! Asynchronous copies of tensors out of a session that keeps running.
 
 use crate::{RuntimeError, cuda};
 
-/// A copy under way, of what the slots held when it was asked for. It owns all it needs: any thread may finish it, after
-/// the session too. Dropping it gives the copy up.
+/// A pending copy of slots as they were when it was requested. It owns all it needs: any thread may finish it, even after the
+/// session is dropped. Dropping it cancels the copy.
 pub struct Copying(State<cuda::session::snapshot::Coming>);
 
-/// A copy that is whole: the slots' elements in row-major order, by the order they were asked in.
+/// A finished copy: each slot's elements in row-major order, slots in the order requested.
 pub struct Copied(State<cuda::session::snapshot::Come>);
 
 enum State<T> {
@@ -23,13 +23,13 @@ impl Copying {
         Copying(State::Pinned(coming))
     }
 
-    /// Whether every byte was here when the copy was asked for: on the CPU, and on a GPU where the system has no pinned
-    /// memory for it. Otherwise it comes beside what the session does next.
+    /// Whether the copy was made synchronously when it was requested: on the CPU, and on a GPU if the system has no pinned
+    /// memory for it. Otherwise it overlaps the session's next work.
     pub fn was_waited_for(&self) -> bool {
         matches!(self.0, State::Here(_))
     }
 
-    /// Waits until every byte is here.
+    /// Waits until every byte has arrived.
     pub fn finish(self) -> Result<Copied, RuntimeError> {
         Ok(Copied(match self.0 {
             State::Here(tensors) => State::Here(tensors),
@@ -46,7 +46,7 @@ impl Copied {
         }
     }
 
-    /// The bytes of the slot asked for at place `i`.
+    /// The bytes of the `i`-th requested slot.
     pub fn tensor(&self, i: usize) -> &[u8] {
         match &self.0 {
             State::Here(tensors) => &tensors[i],

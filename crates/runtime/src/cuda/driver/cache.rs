@@ -1,4 +1,4 @@
-//! Compiled kernels on disk, by a hash of source, defines, options, architecture and compiler.
+//! On-disk cache of compiled kernels, keyed by a hash of source, defines, options, architecture and compiler.
 
 use std::collections::HashSet;
 
@@ -13,15 +13,15 @@ pub struct Cache {
     store: Store,
 }
 
-/// Sources with what they compiled to.
+/// Sources paired with their cubins.
 pub type Cubins = Vec<(Source, Vec<u8>)>;
 
-/// Counts and time of compiling a set of sources.
+/// Statistics of compiling a set of sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compiled {
     pub from_disk: usize,
     pub compiled: usize,
-    /// Why entries could not be kept, once.
+    /// Why entries could not be stored, if so.
     pub note: Option<String>,
 }
 
@@ -30,7 +30,7 @@ impl Cache {
         Cache { store: Store::of_this_user("kernels") }
     }
 
-    /// The cubins of distinct sources, in parallel. `see` is called after each.
+    /// Returns the cubins of distinct sources, compiling misses in parallel. `see` is called after each.
     pub fn cubins(
         &self,
         sources: &HashSet<Source>,

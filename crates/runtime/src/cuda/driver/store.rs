@@ -1,17 +1,17 @@
-//! A store on disk for results that only cost time to make again; an entry is whole or absent.
+//! On-disk store for results that can be recomputed; an entry is either complete or absent.
 //!
-//! An entry is written to a file of its own and then renamed, so two processes never see half of one. It carries a
-//! checksum; what does not match counts as missing. A disk that is full or read-only only costs time.
+//! An entry is written to a temporary file and renamed, so that other processes never see a partial one. It carries a checksum;
+//! an entry that does not match counts as missing. A full or read-only disk only costs time.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Changes when the file's form does.
+/// Changes with the file format.
 const MAGIC: &[u8; 8] = b"flatout1";
 const HEADER_BYTES: usize = MAGIC.len() + 16;
 
 pub struct Store {
-    /// `None`: nothing is kept.
+    /// `None` disables the store.
     folder: Option<PathBuf>,
 }
 
@@ -29,12 +29,12 @@ impl Store {
         Store { folder: Some(folder) }
     }
 
-    /// An entry that is there and whole.
+    /// Reads an entry, if it exists and its checksum matches.
     pub fn get(&self, name: &str) -> Option<Vec<u8>> {
         std::fs::read(self.folder.as_ref()?.join(name)).ok().and_then(|bytes| unseal(&bytes))
     }
 
-    /// Keeps an entry, or says in a sentence why not.
+    /// Writes an entry, or explains in a sentence why it cannot.
     pub fn put(&self, name: &str, content: &[u8]) -> Result<(), String> {
         let Some(folder) = &self.folder else { return Ok(()) };
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -54,7 +54,8 @@ fn unkept(folder: &Path, why: &std::io::Error) -> String {
     format!("nothing is kept in {}: {why}", folder.display())
 }
 
-/// A name for all that an entry depends on. Lengths stand before texts, so that no two lists read alike.
+/// The file name for a key of several texts. Each is prefixed with its length, so that different lists never collide by
+/// concatenation.
 pub fn name<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hash = Fnv::default();
     for text in texts {
@@ -78,7 +79,7 @@ fn unseal(bytes: &[u8]) -> Option<Vec<u8>> {
     (whole && !content.is_empty()).then(|| content.to_vec())
 }
 
-/// FNV-1a of 128 bits: a checksum and a name, not a defence against somebody who writes in the user's own cache.
+/// 128-bit FNV-1a, as checksum and name; no protection against someone who writes to the user's own cache.
 struct Fnv(u128);
 
 impl Default for Fnv {
@@ -136,14 +137,14 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
     }
 
-    /// A writer's content for a name: long enough to be written in several pieces.
+    /// The content of an entry, long enough to be written in several pieces.
     fn content(entry: usize) -> Vec<u8> {
         (0..300_000 + entry).map(|i| (i * 31 + entry) as u8).collect()
     }
 
     const CHILD: &str = "FLATOUT_TEST_STORE";
 
-    /// This test again in another process, as the child that `job` names.
+    /// Runs a test again in a child process, which works on `folder` instead of spawning children itself.
     fn child(command: &mut Command, test: &str, folder: &Path) -> Child {
         let command =
             command.args(["--exact", &format!("cuda::driver::store::tests::{test}"), "--nocapture"]);
@@ -174,7 +175,7 @@ mod tests {
         while running {
             running = writers.iter_mut().any(|writer| writer.try_wait().unwrap().is_none());
             for entry in 0..ENTRIES {
-                // The file itself, so that a half is told from one that is missing.
+                // Reads the file itself, to tell a partial entry from a missing one.
                 let Ok(bytes) = std::fs::read(folder.join(name(entry))) else { continue };
                 assert!(unseal(&bytes).is_some_and(|got| got == content(entry)), "entry {entry} is torn");
                 seen += 1;
@@ -190,7 +191,7 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
     }
 
-    /// A process whose files may not grow stands for a full disk: every write fails after the file was made.
+    /// Simulates a full disk by a process with a file size limit: every write fails after the file was created.
     #[test]
     fn a_full_disk_costs_a_note_and_leaves_nothing() {
         if let Some(folder) = std::env::var_os(CHILD) {

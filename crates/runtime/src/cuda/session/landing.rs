@@ -1,24 +1,23 @@
-//! Landing areas: where inputs are written while a plan may still read the previous ones.
+//! Landing areas: staging copies of the inputs, so that the host can write while a plan still reads the previous ones.
 //!
-//! Areas lie beside the inputs and are used in turns.
-//!
-//! The host writes into the area whose turn it is while a plan may still be reading the inputs; what was written is
-//! copied into place before the next plan, on the plans' own stream, and the turn passes on. So addresses stay fixed,
-//! and an area is written again only after it was copied from.
+//! The areas lie next to the inputs in the arena and are used round-robin. The host writes into the current area while a plan
+//! may still be reading the inputs; before the next plan, what was written is copied into the inputs on the plans' own stream,
+//! and the next area becomes current. So the addresses that plans read stay fixed, and an area is only overwritten after it was
+//! copied from.
 
 use std::ops::Range;
 
-/// Slots begin at multiples of this, and the rest behind one belongs to nobody.
+/// Slots begin at multiples of this; the padding after a slot is unused.
 const ALIGN: usize = 256;
 
-/// Which bytes of which area were written since the last run. Moves no bytes itself.
+/// Tracks which bytes of which area were written since the last run. Moves no bytes itself.
 pub struct Landing {
-    /// The arena's inputs.
+    /// The arena range of the inputs.
     inputs: Range<usize>,
-    /// Where each area begins in the arena.
+    /// Offset of each area in the arena.
     areas: Vec<usize>,
     turn: usize,
-    /// Written and not yet in place, as ranges of the inputs: sorted, apart from each other.
+    /// Written but not yet copied, as ranges of the inputs: sorted and disjoint.
     fresh: Vec<Range<usize>>,
 }
 
@@ -27,12 +26,12 @@ impl Landing {
         Landing { inputs, areas, turn: 0, fresh: vec![] }
     }
 
-    /// The number of the area that is written now.
+    /// Index of the current area.
     pub fn turn(&self) -> usize {
         self.turn
     }
 
-    /// Where bytes meant for `range` of the arena are written instead; `None` where they go in place.
+    /// The address to write to instead of `range` of the arena; `None` if it is written in place.
     pub fn place(&self, range: &Range<usize>) -> Option<usize> {
         let is_input = self.inputs.start <= range.start && range.end <= self.inputs.end;
         let area = self.areas.get(self.turn)?;
@@ -43,7 +42,7 @@ impl Landing {
         self.fresh.is_empty()
     }
 
-    /// Notes what was written. Neighbours become one range, so that the inputs of a step are one copy.
+    /// Records a write. Adjacent ranges are merged, so that the inputs of a step become one copy.
     pub fn add(&mut self, range: &Range<usize>) {
         let mut start = range.start;
         let mut end = range.end.next_multiple_of(ALIGN).min(self.inputs.end);
@@ -58,13 +57,13 @@ impl Landing {
         self.fresh.insert(at, start..end);
     }
 
-    /// The copies into place: (from, to) with the bytes.
+    /// The copies to make: source offset and destination range.
     pub fn moves(&self) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
         let area = self.areas.get(self.turn).copied().unwrap_or(0);
         self.fresh.iter().map(move |range| (area + range.start - self.inputs.start, range.clone()))
     }
 
-    /// All that was written is in place: the next area's turn.
+    /// Call after the copies: moves on to the next area.
     pub fn pass(&mut self) {
         self.fresh.clear();
         self.turn = (self.turn + 1) % self.areas.len().max(1);

@@ -1,4 +1,4 @@
-//! Snapshots: tensors copied into pinned memory while the next plan runs.
+//! Snapshots: tensors copied into pinned memory while later plans run.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,8 +7,7 @@ use crate::cuda::context::CudaError;
 use crate::cuda::driver::device::Device;
 use crate::cuda::driver::{Event, PinnedMemory};
 
-/// Pinned memory that earlier copies took and gave back. Taking the memory of a large model from the system costs as
-/// much time as several copies of it.
+/// A pool of pinned memory for reuse. Allocating pinned memory for a large model takes as long as copying it several times.
 pub struct Shelf {
     device: Device,
     free: Mutex<Vec<PinnedMemory>>,
@@ -35,13 +34,13 @@ impl Shelf {
 
 impl Drop for Shelf {
     fn drop(&mut self) {
-        // Whoever drops the last copy may be on a thread where no context is current; freeing needs one.
+        // The last copy may be dropped on a thread without a current context, and freeing needs one.
         let _ = self.device.bind();
         self.free.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
-/// A copy under way. It may be finished on another thread than the session's.
+/// A pending copy. It may be finished on a thread other than the session's.
 pub struct Coming {
     memory: Option<PinnedMemory>,
     parts: Vec<Range<usize>>,
@@ -50,7 +49,7 @@ pub struct Coming {
 }
 
 impl Coming {
-    /// `done` is recorded behind the copies of `parts` into `memory`, which came from `shelf`.
+    /// `done` is recorded after the copies of `parts` into `memory`, which came from `pool`.
     pub(super) fn new(
         memory: PinnedMemory,
         parts: Vec<Range<usize>>,
@@ -60,7 +59,7 @@ impl Coming {
         Coming { memory: Some(memory), parts, done, shelf }
     }
 
-    /// Waits until every byte is here.
+    /// Waits until every byte has arrived.
     pub fn finish(mut self) -> Result<Come, CudaError> {
         self.shelf.device.bind()?;
         self.done.synchronize()?;
@@ -72,7 +71,7 @@ impl Coming {
 impl Drop for Coming {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            // The device may still write there. One that has failed writes no more, so its status changes nothing.
+            // The device may still be writing. A failed device writes no more, so errors are ignored.
             let _ = self.shelf.device.bind();
             let _ = self.done.synchronize();
             self.shelf.give_back(memory);
@@ -80,9 +79,9 @@ impl Drop for Coming {
     }
 }
 
-/// A copy that is whole, in memory that goes back on the shelf.
+/// A finished copy, whose memory returns to the pool when dropped.
 pub struct Come {
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     memory: Option<PinnedMemory>,
     parts: Vec<Range<usize>>,
     shelf: Arc<Shelf>,
@@ -95,8 +94,8 @@ impl Come {
 
     pub fn tensor(&self, i: usize) -> &[u8] {
         let memory = self.memory.as_ref().expect("given back only when dropped");
-        // SAFETY: `Coming::finish` waited for the copies into this memory, and nothing else is copied there before it
-        // is back on the shelf.
+        // SAFETY: `PendingCopy::finish` waited for the copies into this memory, and nothing else is copied there until it is
+        // back in the pool.
         unsafe { &memory.as_slice()[self.parts[i].clone()] }
     }
 }
@@ -109,5 +108,5 @@ impl Drop for Come {
     }
 }
 
-// SAFETY: `tensor` only reads memory that nobody writes while this is borrowed.
+// SAFETY: `tensor` only reads memory that nothing writes while it is borrowed.
 unsafe impl Sync for Come {}

@@ -1,16 +1,15 @@
 //! Copies between host and device while plans run, and the events that order them.
 //!
-//! Plans run on the compute stream. The host's writes go in on a second stream and its reads come out on a
-//! third, so that copies pass plans by. Events order them, on the device; the host waits only for what it reads, and
-//! for room in the ring.
+//! Plans run on the compute stream, host writes on a second stream and host reads on a third, so that copies overlap plans.
+//! Events order them on the device; the host waits only for what it reads and for room in the ring.
 //!
-//! * An input is written into its landing area once that area's earlier content is in place. Before the next plan the
-//!   compute stream waits for what has arrived and copies it into place.
-//! * Anything else is written in place: behind all that was enqueued, before all that is enqueued later.
-//! * A read starts behind all that was enqueued. A plan that writes what is still being read waits for the read; any
-//!   other plan passes it by.
+//! * An input is written into its landing area once that area's earlier content has been copied into place. Before the next
+//!   plan, the compute stream waits for the inputs that have arrived and copies them into place.
+//! * Any other write goes in place: after all work enqueued before it, before all work enqueued later.
+//! * A read starts after all work enqueued before it. A plan that writes what is still being read waits for the read; other
+//!   plans overlap it.
 //!
-//! Nothing here is enqueued while a plan is captured: graphs hold a plan's own launches and stay valid.
+//! None of this is enqueued during capture: a graph holds only its plan's launches and stays valid.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,22 +24,22 @@ use crate::cuda::context::{CudaError, Stream};
 use crate::cuda::driver::device::Device;
 use crate::cuda::driver::{DeviceMemory, Driver, Event, OwnedStream};
 
-/// The inputs of this many steps fit in the ring: a writer that far ahead waits for the device.
+/// The ring holds the inputs of this many steps: a writer that is further ahead waits for the device.
 const STEPS_AHEAD: usize = 4;
 const RING_BYTES: std::ops::RangeInclusive<usize> = 1 << 20..=64 << 20;
-/// Tensors begin at multiples of this in the memory they are copied out to.
+/// Alignment of tensors in the pinned memory they are copied to.
 const ALIGN: usize = 256;
 
-/// Fields are dropped in order: what a stream uses before the stream.
+/// Fields are dropped in declaration order: whatever uses a stream before the stream.
 pub struct Traffic {
     ring: Ring,
     outlet: Outlet,
     mailbox: Mailbox,
     landing: Landing,
-    /// An event for each landing area, recorded when its content is in place.
+    /// One event per landing area, recorded when its content has been copied into place.
     landed: Vec<Event>,
     readings: Vec<Reading>,
-    /// Events of readings that are over.
+    /// Events of finished reads, for reuse.
     spare: Vec<Arc<Event>>,
     /// The last point of the compute stream that another stream waited for.
     computed: Event,
@@ -82,7 +81,7 @@ impl Traffic {
         })
     }
 
-    /// Sets bytes of the arena, as what is enqueued later sees it.
+    /// Sets bytes of the arena; visible to all work enqueued later.
     pub fn write(
         &mut self,
         arena: &DeviceMemory,
@@ -110,7 +109,7 @@ impl Traffic {
         self.arrived.hold(compute)
     }
 
-    /// Makes the compute stream ready for a plan that writes these ranges.
+    /// Prepares the compute stream for a plan that writes these ranges.
     pub fn before(
         &mut self,
         arena: &DeviceMemory,
@@ -121,7 +120,7 @@ impl Traffic {
         self.wait_for_readings(written, compute)
     }
 
-    /// Copies inputs that have arrived into place.
+    /// Copies the inputs that have arrived into place.
     pub fn land(&mut self, arena: &DeviceMemory, compute: Stream) -> Result<(), CudaError> {
         if self.landing.is_empty() {
             return Ok(());
@@ -144,7 +143,7 @@ impl Traffic {
         self.readings = still;
         for reading in over {
             reading.done.hold(compute)?;
-            // Whoever still waits for the copy itself keeps its event.
+            // If someone still waits for the copy itself, they keep the event.
             if Arc::strong_count(&reading.done) == 1 {
                 self.spare.push(reading.done);
             }
@@ -152,7 +151,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// Bytes of the arena after all that was enqueued. Waits for them.
+    /// Reads bytes of the arena after all work enqueued so far, and waits for them.
     pub fn read(
         &mut self,
         arena: &DeviceMemory,
@@ -164,7 +163,7 @@ impl Traffic {
         self.outlet.read(arena, offset, bytes, copy_out)
     }
 
-    /// Sends single values on their way; returns where `collect` finds them.
+    /// Enqueues copies of single values to the host; returns the index to pass to `collect`.
     pub fn post(
         &mut self,
         arena: &DeviceMemory,
@@ -177,7 +176,7 @@ impl Traffic {
         Ok(place)
     }
 
-    /// The same of memory beside the arena, in the order of the compute stream: what is enqueued later may write it.
+    /// As `post`, from memory outside the arena and ordered by the compute stream: later work may overwrite it.
     pub fn post_beside(
         &mut self,
         memory: &DeviceMemory,
@@ -187,13 +186,13 @@ impl Traffic {
         self.mailbox.post(memory, offsets, compute)
     }
 
-    /// Values that were posted, once they are there.
+    /// Waits for posted values and returns them.
     pub fn collect(&self, place: usize, count: usize) -> Result<Vec<f32>, CudaError> {
         self.mailbox.collect(place, count)
     }
 
-    /// Sends ranges of the arena, as they are after all that was enqueued, on their way to pinned memory. `None` where
-    /// the system does not give that much of it.
+    /// Begins to copy ranges of the arena, as they are after all work enqueued so far, to pinned memory. `None` if the system
+    /// refuses that much pinned memory.
     pub fn begin_copy(
         &mut self,
         arena: &DeviceMemory,
@@ -217,20 +216,20 @@ impl Traffic {
         match sent {
             Ok(done) => Ok(Some(Coming::new(memory, parts, done, Arc::clone(&self.shelf)))),
             Err(why) => {
-                // The memory is freed on the way out, and copies into it may be under way.
+                // The memory is freed on return, and copies into it may be pending.
                 let _ = self.copy_out.synchronize();
                 Err(why)
             }
         }
     }
 
-    /// Waits for every copy under way.
+    /// Waits for all pending copies.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.copy_in.synchronize()?;
         self.copy_out.synchronize()
     }
 
-    /// The copy-out stream, from here on behind all that was enqueued.
+    /// Orders the copy-out stream after all work enqueued so far.
     fn behind_compute(&mut self, arena: &DeviceMemory, compute: Stream) -> Result<Stream, CudaError> {
         self.land(arena, compute)?;
         self.computed.record(compute)?;
@@ -238,7 +237,7 @@ impl Traffic {
         Ok(self.copy_out.get())
     }
 
-    /// Notes that what was just enqueued on the copy-out stream reads these ranges.
+    /// Records that the work just enqueued on the copy-out stream reads these ranges.
     fn reading(&mut self, ranges: Vec<Range<usize>>) -> Result<Arc<Event>, CudaError> {
         let done = match self.spare.pop() {
             Some(event) => event,
@@ -256,7 +255,7 @@ impl Reading {
     }
 }
 
-/// The ranges a plan writes: its launches' outputs and scratch, sorted and joined.
+/// The ranges a plan writes: outputs and workspaces of its launches, sorted and merged.
 pub fn written(plan: &flatout_ir::Plan) -> Vec<Range<usize>> {
     let views = plan.launches.iter().flat_map(|l| l.outs.iter().flatten().chain(&l.workspace));
     let mut ranges: Vec<Range<usize>> = views
