@@ -144,7 +144,7 @@ mod tests {
 
     const CHILD: &str = "FLATOUT_TEST_STORE";
 
-    /// Runs a test again in a child process, which works on `folder` instead of spawning children itself.
+    /// Runs a test again in a child process, with `folder` in the variable `CHILD`.
     fn child(command: &mut Command, test: &str, folder: &Path) -> Child {
         let command =
             command.args(["--exact", &format!("cuda::driver::store::tests::{test}"), "--nocapture"]);

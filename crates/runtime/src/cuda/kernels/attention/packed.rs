@@ -1,18 +1,18 @@
 //! Attention over ragged segments in bf16, as operation graphs of cuDNN with offsets.
 //!
-//! S segments of at most L tokens, H query heads, HK key heads, head size D. Extents of the graph are capacities; where a
-//! segment begins and how long it is are read on the device at every run. cuDNN sees tensors [S, H, L, D] through strides
-//! into the token-major buffers, and statistics as our lse.
+//! S segments of at most L tokens, H query heads, HK key heads, head size D. Extents of the graph are capacities; starts and
+//! lengths of segments are read on the device at every run. cuDNN sees tensors [S, H, L, D] through strides into the
+//! token-major buffers, and its statistics have the layout of our lse.
 //!
-//! Only what was proven is taken (cuDNN 9.19 on Hopper; several other spellings build and give wrong numbers):
+//! Only tested configurations are used (cuDNN 9.19 on Hopper; several other formulations build but give wrong results):
 //! * queries and keys have the same segments; heads of 64, 128 and 256; no windows;
-//! * lengths bound every product and hide scores too: without the first the library faults, without the second it is
-//!   wrong where lengths are no multiples of its tiles;
-//! * the f32 sums of dq have dq's own strides and offsets, and those are q's; full heads of dk and dv, which groups of
-//!   heads are added up from, have those of dk and dv times the group. With q a slice of a wider tensor and dq dense, dq
-//!   was wrong. So every tensor is dense, and v and dv, which usually are slices, are copied.
+//! * lengths both bound every product and mask the scores: without the first the library crashes, without the second results
+//!   are wrong if lengths are not multiples of its tiles;
+//! * the f32 sums of dq have the strides and offsets of dq, which equal those of q; the per-query-head dk and dv, which are
+//!   summed over groups of heads, have those of dk and dv times the group size. With q a slice of a wider tensor and dq dense,
+//!   dq was wrong. So every tensor is dense, and v and dv, which usually are slices, are copied.
 //!
-//! Its time grows with S even where segments are empty.
+//! Its time grows with S even if segments are empty.
 
 use std::borrow::Cow;
 
@@ -29,14 +29,14 @@ use super::tiles::{self, Heights};
 use crate::cuda::argument::{Block, launch_blocks};
 use crate::cuda::context::{Arg, CudaError, Facts, Prepare, Prepared, Source, Work, sequence};
 
-/// The least version; ragged heads of 256 were silently wrong in an older one and are right in the second.
+/// The oldest version used; an older one gave silently wrong results for ragged heads of 256, which need the second.
 const LEAST_VERSION: u32 = 91800;
 const LEAST_VERSION_OF_256: u32 = 91900;
 const HEAD_SIZES: [usize; 3] = [64, 128, 256];
-/// cuDNN's workspace per segment, of which it counts at least 64; 448 bytes and 1152 more were seen.
+/// cuDNN's workspace per segment, which it computes for at least 64 segments; 448 bytes and 1152 more were seen.
 const SEGMENT_BYTES: usize = 512;
 const SLACK: usize = 64 << 10;
-/// Tensors with offsets of their own, in either direction.
+/// Maximum number of tensors with their own offsets, in either direction.
 const MOST_OFFSETS: usize = 9;
 
 pub(super) fn serves(p: &Problem, facts: &Facts) -> bool {
@@ -49,7 +49,7 @@ pub(super) fn serves(p: &Problem, facts: &Facts) -> bool {
 
 fn has_shapes(p: &Problem) -> bool {
     let is_packed = match (p.q, p.k) {
-        // Where the longest may have one token, the rows' log sums came out as NaN.
+        // If the longest segment may have one token, cuDNN returned NaN as the log-sum-exp.
         (Segments::Ragged { max_segments, .. }, k) => {
             p.q == k && max_segments > 0 && p.q_longest() >= LEAST_TOKENS
         }
@@ -62,7 +62,7 @@ fn has_shapes(p: &Problem) -> bool {
         && matches!(p.mask, Mask::Full | Mask::Causal)
 }
 
-/// Whether queries and keys have the same segments, all gradients or o are wanted, and all but v and dv are dense.
+/// Whether queries and keys have the same segments, o or all gradients are requested, and all tensors but v and dv are dense.
 pub(super) fn takes(p: &Problem, launch: &Launch) -> bool {
     let (ins, outs, n) = (&launch.ins, &launch.outs, p.inputs());
     let is_same = |a: &View, b: &View| a.offset == b.offset;
@@ -82,7 +82,7 @@ pub(super) fn takes(p: &Problem, launch: &Launch) -> bool {
         && dense.into_iter().all(|view| view.is_some_and(View::is_dense))
 }
 
-/// A ceiling over where v and dv lie.
+/// Upper bound for any strides of v and dv.
 pub(super) fn workspace(p: &Problem) -> usize {
     if !has_shapes(p) {
         return 0;
@@ -138,13 +138,13 @@ impl Extents {
     fn rows(&self) -> Dims {
         [self.segments, self.heads, self.longest, 1].map(|x| x as i64)
     }
-    /// Of statistics [tokens, heads].
+    /// Strides of statistics [tokens, heads].
     fn row_strides(&self) -> Dims {
         let heads = self.heads as i64;
         [self.longest as i64 * heads, 1, heads, 1]
     }
 
-    /// Elements from the offsets of one tensor to those of the next.
+    /// Elements between the offsets of one tensor and those of the next.
     fn offset_pitch(&self) -> usize {
         aligned(8 * (self.segments + 1)) / 8
     }
@@ -153,7 +153,7 @@ impl Extents {
     }
 }
 
-/// A token-major tensor: where it lies, and its steps of tokens and heads.
+/// A token-major tensor: its address, and its strides along tokens and heads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct StridedTensor {
     at: u64,
@@ -168,7 +168,7 @@ impl StridedTensor {
         StridedTensor { at: at.address(view), token: step(0), head: step(1) }
     }
 
-    /// [S, H, L, D]; what moves between segments are the offsets.
+    /// [S, H, L, D]; the offsets, not the strides, move between segments.
     fn strides(&self, longest: usize) -> Dims {
         [longest as i64 * self.token, self.head, self.token, 1]
     }
@@ -181,8 +181,8 @@ enum Way {
     Out,
 }
 
-/// A dense tensor in place of a view, which may be a slice of a wider one: the view itself, or scratch and the copy
-/// between the two, to run before cuDNN or behind it.
+/// Replaces a view, which may be a slice of a wider tensor, by a dense tensor: the view itself, or scratch and the copy between
+/// the two, which must run before or after cuDNN.
 fn densely(
     p: &Problem,
     view: &View,
@@ -218,7 +218,7 @@ fn densely(
     Ok((dense, Some(copy)))
 }
 
-// Ids beside those of equal sequences; a tensor's offsets have its own and so much more.
+// Ids in addition to those of equal sequences; the id of a tensor's offsets is its own plus OFFSETS.
 const FULL_K: i64 = 12;
 const FULL_V: i64 = 13;
 const Q_LEN: i64 = 14;
@@ -251,7 +251,7 @@ impl<'a> Packed<'a> {
         self.g.ragged(id, dims, strides, Data::Bf16, offsets)
     }
 
-    /// Hides rows and columns behind the segment's end.
+    /// Masks rows and columns past the segment's end.
     fn within(&mut self, scores: T) -> Result<T, CudaError> {
         let row = self.g.index(scores, 2, Data::Int32)?;
         let column = self.g.index(scores, 3, Data::Int32)?;
@@ -262,19 +262,19 @@ impl<'a> Packed<'a> {
         self.g.select(scores, hidden, keep)
     }
 
-    /// Queries by keys.
+    /// Queries times keys.
     fn scores(&mut self, a: T, b: T) -> Result<T, CudaError> {
         let scores = self.g.hidden(self.e.scores(), dense(self.e.scores()), Data::Float)?;
         self.g.matmul_within(a, b, scores, [Some(self.q_len), Some(self.k_len), None])?;
         Ok(scores)
     }
 
-    /// Scores by rows of keys.
+    /// Scores times rows of keys.
     fn sum_keys(&mut self, scores: T, b: T, to: T) -> Result<(), CudaError> {
         self.g.matmul_within(scores, b, to, [Some(self.q_len), None, Some(self.k_len)])
     }
 
-    /// Transposed scores times rows of queries; query heads that share keys add up in full heads first.
+    /// Transposed scores times rows of queries; query heads that share keys are then summed from `full`.
     fn sum_queries(&mut self, transposed: T, b: T, to: T, full: Option<T>) -> Result<(), CudaError> {
         let extents = [Some(self.k_len), None, Some(self.q_len)];
         let Some(full) = full else { return self.g.matmul_within(transposed, b, to, extents) };
@@ -283,7 +283,7 @@ impl<'a> Packed<'a> {
     }
 }
 
-/// o = softmax(scale q k^T) v within segments, and the rows' log sums.
+/// o = softmax(scale q k^T) v within segments, and the log-sum-exp of each row.
 fn forward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 4]) -> Result<(), CudaError> {
     let (queries, keys, rows) = (e.queries(), e.keys(), e.rows());
     let mut b = Packed::new(g, e)?;
@@ -312,7 +312,7 @@ fn forward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 4]) -> 
     b.sum_keys(p, v, o)
 }
 
-/// As in `dense`, within segments. `at` are the strides of q, k, v, o, do, dq, dk and dv, in this order.
+/// As in `dense`, within segments. `at` holds the strides of q, k, v, o, do, dq, dk and dv, in this order.
 fn backward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 8]) -> Result<(), CudaError> {
     let (queries, keys, scores, rows) = (e.queries(), e.keys(), e.scores(), e.rows());
     let [batch, head, ..] = dense(scores);
@@ -342,7 +342,7 @@ fn backward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 8]) ->
     let full_v = full(&mut b, FULL_V, dv_at, of_dv)?;
     let scale = b.g.scalar(scale)?;
 
-    // Without the product with 1 the engine keeps all scores in f32.
+    // Without the multiplication by 1 the engine stores all scores in f32.
     let product = b.g.hidden(queries, dense(queries), Data::Float)?;
     b.g.pointwise(Pointwise::Mul, d_o, Some(o), product)?;
     let folded = b.g.hidden(rows, dense(rows), Data::Float)?;
@@ -374,16 +374,16 @@ fn backward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 8]) ->
     b.g.pointwise(Pointwise::Identity, dq_sum, None, dq)
 }
 
-/// Where segments begin in each of some tensors, and how long they are.
+/// Device arrays with the start of each segment in several tensors, and the lengths.
 struct Offsets {
     lengths: [u64; 2],
-    /// By id of the tensor.
+    /// By tensor id.
     of: Vec<(i64, u64)>,
     work: Box<dyn Work>,
 }
 
 impl Offsets {
-    /// `steps` are elements from token to token by id.
+    /// `steps` holds the token stride of each tensor id.
     fn prepare(
         p: &Problem,
         launch: &Launch,
@@ -433,7 +433,7 @@ fn key(p: &Problem, form: i64, at: &[Dims]) -> Vec<i64> {
     key
 }
 
-/// Rows outside every segment are cleared; no list of tiles is made.
+/// Clears rows outside every segment; builds no list of tiles.
 fn clear(
     p: &Problem,
     launch: &Launch,
@@ -447,7 +447,7 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepare
     if p.grad { prepare_backward(p, launch, at) } else { prepare_forward(p, launch, at) }
 }
 
-// Of keys of plans: `dense` has the forms below.
+// For plan keys; `dense` uses smaller numbers.
 const FORWARD: i64 = 10;
 const BACKWARD: i64 = 11;
 
@@ -575,7 +575,7 @@ mod tests {
         }
     }
 
-    /// Memory follows tokens, not segments times the longest.
+    /// The workspace grows with the tokens, not with segments times the longest.
     #[test]
     fn scratch_follows_the_tokens() {
         let p = packed(328, 512, 65536, 12, 4);
