@@ -1,4 +1,4 @@
-//! The kernels of the CUDA backend: one folder per group of operations, and the table of every kernel.
+//! The kernels of the CUDA backend, in a folder per group of operations, and the table of all kernels.
 
 mod address;
 pub mod attention;
@@ -68,7 +68,7 @@ pub mod reductions {
 
 use super::context::Kernel;
 
-/// Every kernel of this backend, by file. Of two rows for one operation and type the first is taken.
+/// All kernels of this backend, by file. Of two rows for one operation and type the first is used.
 pub const KERNELS: &[&[Kernel]] = &[
     optimizers::adamw::KERNELS,
     optimizers::adamw8::KERNELS,
@@ -98,7 +98,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     products::thin_product::KERNELS,
 ];
 
-/// The kernel of a name.
+/// Looks up a kernel by name.
 pub fn kernel(name: &str) -> Option<&'static Kernel> {
     KERNELS.iter().copied().flatten().find(|k| k.row.name == name)
 }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Plans compile for either backend: what the CPU runs, in every type, a GPU runs too.
+    /// Plans compile for either backend: a GPU supports every operation and type that the CPU supports.
     #[test]
     fn every_operation_and_type_of_the_cpu_has_a_kernel() {
         let rows = || KERNELS.iter().copied().flatten().map(|k| &k.row);

@@ -1,10 +1,10 @@
-//! Collectives on the GPU: NCCL moves bytes between ranks, and adds them where their order is free.
+//! Collectives on the GPU: NCCL moves data between ranks, and reduces it where the order of additions is free.
 //!
-//! Where sums have one order, NCCL only exchanges: terms of a block come side by side into scratch, and `tree_sum` adds them by
-//! the tree that the CPU and lanes add by, whatever algorithm, ring or environment NCCL has. `all_reduce` adds a block on each
-//! rank and then exchanges the blocks, so a rank sends 2 (ways - 1) / ways of its bytes, as over a ring; what is small is
-//! gathered whole instead and added by every rank, which is one exchange and not two. Large tensors go a piece at a time, so
-//! that scratch does not grow with them. All of it is enqueued and nothing waits, so it is captured like any other work.
+//! If sums have a fixed order, NCCL only exchanges: the terms of a block are gathered in scratch, and `tree_sum` adds them with
+//! the same tree as the CPU and lanes do, whatever algorithm, ring or environment NCCL uses. `all_reduce` sums one block on
+//! each rank and then exchanges the blocks, so a rank sends 2 (ways - 1) / ways of its bytes, as over a ring; small tensors are
+//! instead gathered whole and summed by every rank, which takes one exchange instead of two. Large tensors are processed in
+//! pieces, so that scratch does not grow with them. All work is enqueued without waiting, so it is captured like any other.
 
 mod rank;
 pub mod tree_sum;
@@ -25,7 +25,7 @@ use tree_sum::{Places, TOGETHER, TreeSum};
 
 const F32: &[DType] = &[DType::F32];
 
-/// Of two rows for one operation the first is taken; a target that must be deterministic has the second alone.
+/// Of two rows for one operation the first is used; a deterministic target has only the second.
 pub const KERNELS: &[Kernel] = &[
     Kernel {
         row: kernel_row("cuda.rank", OpKind::Rank, &[DType::I32], Layout::Dense),
@@ -72,22 +72,22 @@ pub const KERNELS: &[Kernel] = &[
     },
 ];
 
-/// Elements of all ranks' blocks that are exchanged at once: 64 MiB.
+/// Elements over all ranks' blocks that are exchanged at once: 64 MiB.
 const PIECE: usize = 16 << 20;
-/// The most elements of all ranks together that are gathered whole: 256 KiB.
+/// Largest number of elements over all ranks that are gathered whole: 256 KiB.
 const SMALL: usize = 64 << 10;
 
-/// How the elements of a sum over ranks are exchanged.
+/// How the terms of a sum over ranks are exchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exchange {
     /// Every rank gets all terms of all elements.
     Whole,
-    /// Each rank gets the terms of its own block, of as many elements at most.
+    /// Each rank gets the terms of its own block, of at most this many elements.
     Blocks { longest: usize },
 }
 
 impl Exchange {
-    /// Of an operation whose input has `elements` elements on each rank.
+    /// For an operation whose input has `elements` elements on each rank.
     fn of(op: &Op, elements: usize) -> Exchange {
         let ways = op.ways().unwrap_or(1);
         match op {
@@ -96,7 +96,7 @@ impl Exchange {
         }
     }
 
-    /// Elements of one term in scratch, the distance of terms.
+    /// Distance between terms in scratch, in elements.
     fn stride(self, elements: usize) -> usize {
         match self {
             Exchange::Whole => elements.next_multiple_of(TOGETHER),
@@ -105,7 +105,7 @@ impl Exchange {
     }
 }
 
-/// Scratch for the terms of the elements that are exchanged at once. NCCL needs none for what no order changes.
+/// Scratch for the terms that are exchanged at once; 0 for reductions that do not depend on an order, which NCCL does.
 fn of_terms(shapes: &Shapes<'_>) -> usize {
     let (op, elements) = (&shapes.node.op, shapes.ins[0].elements());
     match op {
@@ -114,7 +114,7 @@ fn of_terms(shapes: &Shapes<'_>) -> usize {
     }
 }
 
-/// Scratch for NCCL's sum where a base is added to it.
+/// Scratch for NCCL's sum if a base is added to it.
 fn before_base(shapes: &Shapes<'_>) -> usize {
     match shapes.node.op {
         Op::ReduceScatter { base: true, .. } => shapes.outs[0].bytes(),
@@ -122,12 +122,12 @@ fn before_base(shapes: &Shapes<'_>) -> usize {
     }
 }
 
-/// The addition of a base behind a sum that NCCL made.
+/// The addition of a base after a sum by NCCL.
 fn onto_base(launch: &Launch) -> Option<TreeSum> {
     matches!(launch.op, Op::ReduceScatter { base: true, .. }).then(|| TreeSum { ways: 1, ..added(launch) })
 }
 
-/// The sum that a launch makes of its terms.
+/// The sum of a launch's terms.
 fn added(launch: &Launch) -> TreeSum {
     let has_base = matches!(launch.op, Op::ReduceScatter { base: true, .. });
     let views = launch.ins[1..].iter().chain(launch.outs.iter().flatten());
@@ -142,20 +142,20 @@ fn of_tree(launch: &Launch, _: &Facts) -> Vec<Source> {
     }
 }
 
-/// The parts of a launch that every collective here looks at.
+/// What all collectives here need from a launch.
 struct Parts<'a, 'b> {
     launch: &'a Launch,
     p: &'a Prepare<'b>,
     axis: Axis,
     ways: usize,
-    /// `None` where one rank has nobody to exchange with and no communicator: it copies.
+    /// `None` for a single rank without a communicator, which copies.
     communicator: Option<&'b Arc<Communicator>>,
     from: u64,
     to: u64,
 }
 
 impl<'a, 'b> Parts<'a, 'b> {
-    /// `None` where nobody reads the output.
+    /// `None` if the output is not read.
     fn of(launch: &'a Launch, p: &'a Prepare<'b>) -> Result<Option<Parts<'a, 'b>>, CudaError> {
         let (Some(axis), Some(ways)) = (launch.op.axis(), launch.op.ways()) else {
             unreachable!("the row is for an exchange")
@@ -195,7 +195,7 @@ impl<'a, 'b> Parts<'a, 'b> {
         self.launch.ins.get(1).map(|view| self.p.address(view))
     }
 
-    /// A call of NCCL; a copy where one rank has no communicator.
+    /// A call of NCCL, or a copy for a single rank without a communicator.
     fn call(&self, from: u64, to: u64, call: Call, elements: usize, bytes: usize) -> Box<dyn Work> {
         match self.communicator {
             Some(communicator) => {
@@ -205,7 +205,7 @@ impl<'a, 'b> Parts<'a, 'b> {
         }
     }
 
-    /// Passages to and from the ranks of the group.
+    /// Transfers to and from the ranks of the group.
     fn passages(&self, send: Vec<Passage>, receive: Vec<Passage>) -> Box<dyn Work> {
         match self.communicator {
             Some(communicator) => Box::new(Passing { communicator: Arc::clone(communicator), send, receive }),
@@ -220,7 +220,7 @@ impl<'a, 'b> Parts<'a, 'b> {
     }
 }
 
-/// The address of an element behind another.
+/// The address `elements` f32 elements after another.
 fn behind(at: u64, elements: usize) -> u64 {
     at + (elements * DType::F32.bytes()) as u64
 }
@@ -231,7 +231,7 @@ fn all_gather(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     Ok(parts.call(parts.from, parts.to, Call::AllGather, bytes, bytes))
 }
 
-/// Refuses to let NCCL choose the order of a sum that has one.
+/// Refuses to let NCCL choose the order of a sum whose order is fixed.
 fn is_free(order: Order, ways: usize) -> Result<(), CudaError> {
     match order == Order::Tree && ways > 1 {
         true => Err(CudaError::new("the sum has the order of a tree, which NCCL does not keep")),
@@ -288,7 +288,7 @@ fn reduce_scatter_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
 
 fn all_reduce_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     let Op::AllReduce { by, ways, .. } = launch.op else { unreachable!("the row is for all_reduce") };
-    // No order changes a maximum, or a sum of one term.
+    // A maximum, or a sum of one term, does not depend on an order.
     if by == Combine::Max || ways == 1 {
         return all_reduce(launch, p);
     }
@@ -297,7 +297,7 @@ fn all_reduce_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     let (terms, sum) = (parts.scratch()?, added(launch));
     let longest = match Exchange::of(&launch.op, all) {
         Exchange::Blocks { longest } => longest,
-        // A term a rank, each where a vector may begin.
+        // One term per rank, each aligned for vector accesses.
         exchange @ Exchange::Whole => {
             let stride = exchange.stride(all);
             let sent = |rank| Passage { rank, at: parts.from, elements: all };
@@ -322,7 +322,7 @@ fn all_reduce_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
         if !own.is_empty() {
             works.push(sum.work(Places { terms, stride: longest, base, out }, own.len(), p)?);
         }
-        // Each sends what it has added to all others.
+        // Each rank sends its summed block to all others.
         let others = || (0..ways).filter(|rank| *rank != here);
         let sent = |rank: usize| passage(rank, out, own.clone());
         let received = |rank: usize| passage(rank, behind(parts.to, block(rank).start), block(rank));
@@ -331,13 +331,13 @@ fn all_reduce_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     Ok(sequence(works))
 }
 
-/// Ranges of up to `together` elements that follow one another.
+/// Splits into consecutive ranges of up to `together` elements.
 fn pieces(elements: usize, together: usize) -> impl Iterator<Item = Range<usize>> {
     let together = together.max(1);
     (0..elements).step_by(together).map(move |start| start..(start + together).min(elements))
 }
 
-/// A call of NCCL over whole tensors.
+/// An NCCL call over whole tensors.
 #[derive(Clone, Copy, Debug)]
 enum Call {
     /// Counted in bytes.
@@ -357,7 +357,7 @@ struct Whole {
 impl Work for Whole {
     fn enqueue(&self, stream: Stream) -> Result<(), CudaError> {
         let Whole { communicator, from, to, call, elements } = self;
-        // SAFETY: both lie in the arena, as `launch::check` found, which outlives its stream's work.
+        // SAFETY: `launch::check` found both ranges to lie in the arena, which outlives the work on its stream.
         unsafe {
             match call {
                 Call::AllGather => communicator.all_gather(*from, *to, *elements, stream),
@@ -368,7 +368,7 @@ impl Work for Whole {
     }
 }
 
-/// Bytes that move between ranks.
+/// Point-to-point transfers between ranks.
 struct Passing {
     communicator: Arc<Communicator>,
     send: Vec<Passage>,
@@ -377,13 +377,12 @@ struct Passing {
 
 impl Work for Passing {
     fn enqueue(&self, stream: Stream) -> Result<(), CudaError> {
-        // SAFETY: all passages lie in the arena, which outlives its stream's work; those that are received lie in blocks of
-        // their own.
+        // SAFETY: all ranges lie in the arena, which outlives the work on its stream; received ranges are disjoint.
         unsafe { self.communicator.exchange(&self.send, &self.receive, stream) }
     }
 }
 
-/// The exchange of one rank with itself.
+/// The exchange of a single rank with itself.
 struct Copy {
     driver: &'static Driver,
     from: u64,
@@ -396,7 +395,7 @@ impl Work for Copy {
         if self.from == self.to || self.bytes == 0 {
             return Ok(());
         }
-        // SAFETY: both lie in the arena, as `launch::check` found, which outlives its stream's work.
+        // SAFETY: `launch::check` found both ranges to lie in the arena, which outlives the work on its stream.
         unsafe { self.driver.copy(self.from, self.to, self.bytes, stream) }
     }
 }
@@ -417,7 +416,7 @@ mod tests {
                 assert!(stride.is_multiple_of(TOGETHER), "{elements} among {ways}: {stride}");
                 assert_eq!(exchange == Exchange::Whole, elements * ways <= SMALL, "{elements} among {ways}");
                 assert!(ways * stride <= SMALL.max(PIECE) + ways * TOGETHER, "{elements} among {ways}");
-                // All elements are in some block of some piece, once.
+                // Every element is in exactly one block of one piece.
                 if let Exchange::Blocks { longest } = exchange {
                     let covered: usize = pieces(elements, longest * ways).map(|piece| piece.len()).sum();
                     assert_eq!(covered, elements);

@@ -402,7 +402,7 @@ __device__ __forceinline__ void own_keys(const Call& call, int part) {
 
 // The warpgroup that sums dq.
 
-// d^T [64, 16 or N] += k^T ds^T over 16 Steps keys.
+// d^T [64, 2 Count] += k^T ds^T over 16 Steps keys.
 template <int Steps, int Count>
 __device__ __forceinline__ void add_slopes(float (&d)[Count], const u8* keys, const u8* slopes) {
     const u64 a = along_mn(keys, SLOT), b = along_mn(slopes, 8192);
