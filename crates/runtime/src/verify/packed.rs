@@ -1,6 +1,6 @@
-//! Checks of packing: the bits of separate calls, and one captured graph for any segments.
+//! Verifies packing: the bits of separate calls, and one captured graph for any segments.
 //!
-//! A packed call gives the bits of one call per segment, and one captured graph serves any segments that the host
+//! A packed call must give the bits of one call per segment, and one captured graph must serve any segments that the host
 //! writes.
 
 use std::ops::Range;
@@ -14,16 +14,16 @@ use super::trial::{Trial, TrialLayout};
 use super::{Case, CaseDevice, Data, Way, judge, kernel_of};
 use crate::cuda::{self, AttentionKernel};
 
-/// A promise about packed attention, checked on one problem.
+/// A property of packed attention, checked on one problem.
 pub struct Promise {
     pub name: String,
     kind: PromiseKind,
 }
 
 enum PromiseKind {
-    /// A packed problem gives the bits of its segments one by one.
+    /// A packed problem gives the bits of its segments run separately.
     Separate(Problem, bool),
-    /// The same session runs one after another.
+    /// One session runs these problems one after another.
     Replay(Vec<Problem>, bool),
 }
 
@@ -54,7 +54,7 @@ pub fn promises() -> Vec<Promise> {
 fn packed() -> Vec<Problem> {
     let window = Mask::Window { back: 20, ahead: 3 };
     let long = ragged(300, &[(1, 257), (0, 0), (258, 40)]);
-    // Long enough for a kernel to lay out a segment of its own otherwise than many of them.
+    // Long enough that a kernel could use another layout for a separate segment than for many.
     let longer = ragged(1600, &[(0, 700), (700, 1), (705, 90), (800, 800)]);
     let over_caches = ragged(280, &[(0, 131), (140, 2), (150, 130)]);
     vec![
@@ -73,7 +73,7 @@ fn packed() -> Vec<Problem> {
     ]
 }
 
-/// Segments of one capacity: eight in 150 tokens, none longer than 128.
+/// Segments within one capacity: eight in 150 tokens, none longer than 128.
 fn changing() -> Vec<Side> {
     let bounds: [&[(i32, i32)]; 6] = [
         &[(0, 20), (20, 1), (21, 57), (0, 0), (78, 12), (90, 60), (150, 0), (150, 0)],
@@ -92,7 +92,7 @@ fn changing() -> Vec<Side> {
 }
 
 impl Promise {
-    /// The kernel each check ran on, and the worst error or what is wrong; bits that are the same have the error 0.
+    /// The kernel of each check with the worst error or what is wrong; equal bits have error 0.
     pub fn check(&self, place: CaseDevice<'_>) -> Vec<(String, Result<f64, String>)> {
         let (first, grad) = match &self.kind {
             PromiseKind::Separate(problem, grad) => (problem, *grad),
@@ -106,7 +106,7 @@ impl Promise {
         let deterministic = matches!(self.kind, PromiseKind::Separate(..));
         let options = cuda::Options { deterministic, ..Default::default() };
         let mut ways = place.ways(&[Trial::unfilled(&case, row).launch(DENSE, 256, 1).0], options);
-        // cuDNN has other engines for packed sequences than for equal ones, and promises no bits between them.
+        // cuDNN has different engines for packed and equal sequences, and guarantees no equal bits between them.
         ways.retain(|way| !deterministic || *way != Way::attention(AttentionKernel::Cudnn));
         let named = |way: Way, error| (way.name(row.name), error);
         match &self.kind {
@@ -126,7 +126,7 @@ impl Promise {
         }
     }
 
-    /// On the error of each output; 0 where bits must be the same.
+    /// Bound on the error of each output; 0 if bits must be equal.
     pub fn bound(&self) -> f64 {
         match &self.kind {
             PromiseKind::Separate(..) => 0.0,
@@ -134,7 +134,7 @@ impl Promise {
         }
     }
 
-    /// The problems' cases, for compiling ahead.
+    /// The cases of the problems, for compiling ahead.
     pub fn cases(&self) -> Vec<Case> {
         match &self.kind {
             PromiseKind::Separate(problem, grad) => {
@@ -152,7 +152,7 @@ fn equal_bits(way: Way) -> cuda::Options {
     way.options(cuda::Options { deterministic: true, ..Default::default() })
 }
 
-/// A segment as a problem of its own.
+/// A segment as a separate problem.
 struct SegmentProblem {
     problem: Problem,
     q: Range<usize>,
@@ -171,7 +171,7 @@ fn parts(of: &Problem) -> Vec<SegmentProblem> {
 
 fn separate(problem: &Problem, grad: bool, place: CaseDevice<'_>, way: Way) -> Result<f64, String> {
     let mut case = problem.case(grad);
-    // Bits are compared with bits, so o and lse may be any numbers: the oracle is not asked.
+    // Bits are compared with bits, so o and lse may be arbitrary: the oracle is not needed.
     for (ty, data) in &mut case.ins {
         if let Data::Of { .. } = data {
             *data = if ty.dtype == DType::F32 && ty.rank() == 2 {
@@ -186,7 +186,7 @@ fn separate(problem: &Problem, grad: bool, place: CaseDevice<'_>, way: Way) -> R
     let together = whole.run(DENSE, place, equal_bits(way))?;
     for part in parts(problem) {
         let mut alone = part.problem.case(grad);
-        // Where the part's inputs lie among the whole's: segment bounds are not among them.
+        // Maps the part's inputs to those of the whole, which also has segment bounds.
         let bounds = case.ins.len() - alone.ins.len();
         for (i, (ty, data)) in alone.ins.iter_mut().enumerate() {
             let from = if i < 3 { i } else { i + bounds };
@@ -201,7 +201,7 @@ fn separate(problem: &Problem, grad: bool, place: CaseDevice<'_>, way: Way) -> R
         }
         let alone_row = kernel_of(&alone, &place.target())?;
         let alone = Trial::new(&alone, alone_row);
-        // A kernel of few queries over many keys does not take a segment that has as many of both.
+        // The decoding kernel does not support a segment with as many queries as keys.
         if !way.takes(&alone, DENSE, place, equal_bits(way)) {
             continue;
         }
@@ -219,7 +219,7 @@ fn separate(problem: &Problem, grad: bool, place: CaseDevice<'_>, way: Way) -> R
     Ok(0.0)
 }
 
-/// One session runs trials one after another, each with what the oracle wants of it.
+/// One session runs trials one after another, each paired with the oracle's results.
 fn replay(runs: &[(Trial<'_>, Vec<Vec<f64>>)], place: CaseDevice<'_>, way: Way) -> Result<f64, String> {
     let mut opened = runs[0].0.open(DENSE, place, way.options(cuda::Options::default()))?;
     let mut worst: f64 = 0.0;

@@ -1,4 +1,4 @@
-//! The kernels of the CPU backend: one folder per group of operations, and the table of every kernel.
+//! The kernels of the CPU backend, in a folder per group of operations, and the table of all kernels.
 
 pub mod attention;
 pub mod collective;
@@ -55,7 +55,7 @@ pub mod reductions {
 
 use super::Kernel;
 
-/// Every kernel of this backend, by file.
+/// All kernels of this backend, by file.
 pub const KERNELS: &[&[Kernel]] = &[
     optimizers::adamw::KERNELS,
     optimizers::adamw8::KERNELS,
@@ -80,7 +80,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     reductions::sample::KERNELS,
 ];
 
-/// The kernel of a name.
+/// Looks up a kernel by name.
 pub fn kernel(name: &str) -> Option<&'static Kernel> {
     KERNELS.iter().copied().flatten().find(|k| k.row.name == name)
 }

@@ -8,12 +8,12 @@ use super::trial::{Given, Manner, assert_near, expected, launched, workspace};
 
 const CAUSAL: Mask = Mask::Causal;
 
-/// Where one side's segments lie.
+/// The segments of one side.
 #[derive(Clone, Debug)]
 enum Side {
-    /// A number of segments of one length.
+    /// Count and length of uniform segments.
     Even(usize, usize),
-    /// (start, length) on an axis of a number of tokens.
+    /// Tokens of the axis, and (start, length) of each segment.
     Uneven(usize, Vec<(i32, i32)>),
 }
 
@@ -53,7 +53,7 @@ struct Case {
     kv_heads: usize,
     size: usize,
     dtype: DType,
-    /// Whether the gradient is of lse too.
+    /// Whether lse has a gradient too.
     d_lse: bool,
     cap: Cap,
 }
@@ -78,7 +78,7 @@ impl Case {
         (Op::Attention { scale, cap, mask, q, k }, Op::AttentionGrad { scale, cap, mask, q, k, d_lse })
     }
 
-    /// The inputs of the forward operation; rows of no segment hold `idle`.
+    /// The inputs of the forward operation; rows outside every segment hold `idle`.
     fn inputs(&self, idle: f64) -> Vec<Given> {
         let (tq, tk) = (self.q.tokens(), self.k.tokens());
         let keys = |seed: u32| {
@@ -90,7 +90,7 @@ impl Case {
         ins.extend(self.q.inputs());
         ins.extend(self.k.inputs());
         if self.mask == Mask::TwoIntervals {
-            // A prefix and a stretch of its own a query; some overlap, some are empty or reach beyond the keys.
+            // A prefix and another interval per query; some overlap, some are empty or extend past the keys.
             let own = |row: i32| [row % 7 - 2, row % 11, row - 9, row + row % 3 * 40 - 3];
             let edges = |i: usize| own(i as i32 / 4)[i % 4] as f64;
             ins.push(Given::new(DType::I32, &[tq, 4], edges));
@@ -98,7 +98,7 @@ impl Case {
         ins
     }
 
-    /// The inputs of the gradient operation, given the forward's outputs.
+    /// The inputs of the gradient operation, given the forward pass's outputs.
     fn gradient_inputs(&self, idle: f64, outs: &[Vec<f64>]) -> Vec<Given> {
         let (tq, h) = (self.q.tokens(), self.heads);
         let mut ins = self.inputs(idle);
@@ -115,7 +115,7 @@ impl Case {
         let (forward, backward) = self.ops();
         let (bound, gradient_bound) = match self.dtype {
             DType::F32 => (2e-5, 2e-5),
-            // Rounding to 8 bits alone is 1.7e-3; the gradients also start from a rounded o.
+            // Rounding to bf16 alone is 1.7e-3; the gradients also start from a rounded o.
             _ => (3e-3, 6e-3),
         };
         let want = expected(&forward, &self.inputs(0.0));
@@ -149,7 +149,7 @@ fn even_segments_of_every_length_ratio() {
         Case::new(mask, Side::Even(3, 20), Side::Even(3, 97)).check();
         Case::new(mask, Side::Even(2, 70), Side::Even(2, 13)).check();
         Case::new(mask, Side::Even(5, 1), Side::Even(5, 1)).check();
-        // Seventeen units: one task each, while fewer are cut into parts.
+        // With 17 units each is a task, while fewer are split into parts.
         Case { heads: 3, kv_heads: 1, ..Case::new(mask, Side::Even(17, 9), Side::Even(17, 9)) }.check();
     }
 }
@@ -192,7 +192,7 @@ fn bf16_is_rounded_only_where_it_is_stored() {
     }
 }
 
-/// Scores beyond the cap, on both sides of masks, and among queries that see nothing.
+/// Scores beyond the cap, at the edges of masks, and with queries that attend to nothing.
 #[test]
 fn capped_scores() {
     for (mask, dtype) in [
@@ -213,7 +213,7 @@ fn capped_scores() {
 #[test]
 fn gradients_of_lse() {
     for (mask, dtype) in [(CAUSAL, DType::F32), (Mask::TwoIntervals, DType::F32), (CAUSAL, DType::BF16)] {
-        // Queries that see nothing among them.
+        // Includes queries that attend to nothing.
         let case = Case::new(mask, Side::Even(2, 40), Side::Even(2, 27));
         Case { dtype, d_lse: true, ..case }.check();
         let q = uneven(130, &[(60, 66), (0, 0), (5, 1), (10, 40)]);
@@ -270,7 +270,7 @@ fn outputs_nobody_reads_change_nothing_else() {
     }
 }
 
-/// A divergence must reach the finite check: no maximum or clamp may drop a NaN that belongs to a visible score.
+/// A divergence must reach the finiteness check: no maximum or clamp may drop a NaN of an unmasked score.
 #[test]
 fn a_nan_among_visible_keys_is_seen() {
     let case = Case::new(CAUSAL, Side::Even(1, 70), Side::Even(1, 70));
@@ -306,7 +306,7 @@ fn scratch_is_linear_in_the_tokens() {
     assert_eq!(forward, forward_half, "forward needs tiles only");
     assert!(forward < cores * (64 << 10), "{forward} bytes");
     assert!(backward < 2 * backward_half, "{backward} bytes against {backward_half} at half the tokens");
-    // Four parts' sums of dk and dv, and tiles; one head's scores would be 256 MiB.
+    // Four parts' accumulators of dk and dv, and tiles; one head's scores would take 256 MiB.
     assert!(backward < 4 * 2 * 8192 * 4 * 64 * 4 + cores * (128 << 10), "{backward} bytes");
 }
 
@@ -340,7 +340,7 @@ fn bad_segments_are_refused_in_words() {
         let error = launched(&case.ops().1, &ins, 1, Manner::default()).unwrap_err();
         assert!(error.contains(why), "{error}");
     }
-    // Forward may read keys twice: several queries over one cache.
+    // The forward pass may read keys twice: several queries over one cache.
     let case = Case::new(Mask::Full, Side::Even(2, 5), uneven(20, &[(0, 12), (11, 9)]));
     let want = expected(&case.ops().0, &case.inputs(0.0));
     let got = launched(&case.ops().0, &case.inputs(0.0), 1, Manner::default()).unwrap();

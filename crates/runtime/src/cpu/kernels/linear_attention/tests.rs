@@ -1,6 +1,6 @@
 //! Tests of linear attention, both directions, against the oracle over masks, segments, heads, sizes and types.
 //!
-//! They include the symmetric form, in which queries are their own keys.
+//! They include the symmetric form, in which queries double as keys.
 
 use flatout_ir::DType;
 use flatout_ir::ops::attention::Segments;
@@ -8,7 +8,7 @@ use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Rotary};
 
 use crate::cpu::kernels::attention::trial::{Given, Manner, assert_near, expected, launched, workspace};
 
-/// (start, length) of segments on an axis of a number of tokens; without any, equal lengths.
+/// (start, length) of segments on an axis of a number of tokens; uniform without any.
 #[derive(Clone, Debug)]
 struct Side {
     tokens: usize,
@@ -50,9 +50,9 @@ impl Side {
 struct Case {
     mask: LinearMask,
     q: Side,
-    /// `None` where the keys are the queries.
+    /// `None` if the queries double as keys.
     k: Option<Side>,
-    /// Of queries, keys and values.
+    /// Heads of queries, keys and values.
     heads: [usize; 3],
     /// N and D.
     sizes: [usize; 2],
@@ -71,7 +71,7 @@ impl Case {
         LinearAttend { scale: 0.3, mask: self.mask, q: self.q.segments(), k, rotary: self.rotary }
     }
 
-    /// The inputs of the forward operation; rows of no segment hold `idle`.
+    /// The inputs of the forward operation; rows outside every segment hold `idle`.
     fn inputs(&self, idle: f64) -> Vec<Given> {
         let keys = self.k.as_ref().unwrap_or(&self.q);
         let make = |side: &Side, heads: usize, size: usize, seed: u32| {
@@ -84,7 +84,7 @@ impl Case {
         ins.extend(self.q.inputs());
         ins.extend(self.k.iter().flat_map(Side::inputs));
         if let Some(freq) = self.rotary.freq() {
-            // Places begin anew every 41 tokens; a table has 30 of them.
+            // Positions restart every 41 tokens; a table has 30 of them.
             let (tokens, half) = (self.q.tokens, self.sizes[0] / 2);
             ins.push(Given::new(DType::I32, &[1, tokens], |i| (i % 41) as f64));
             let table: Vec<f64> = freq.table(30, half).collect();
@@ -102,7 +102,7 @@ impl Case {
 
     /// Runs both directions with everything outside the segments NaN and compares with the oracle.
     fn check(&self) {
-        // Rounding to 8 bits alone is 1.7e-3; the oracle rounds a gradient before it rotates it back and after.
+        // Rounding to bf16 alone is 1.7e-3; the oracle rounds a gradient before and after rotating it back.
         let bound = match (self.dtype, self.rotary) {
             (DType::F32, _) => 1e-6,
             (_, Rotary::None) => 2.5e-3,
@@ -127,7 +127,7 @@ impl Case {
 fn even_segments_of_every_length_ratio() {
     for &mask in LinearMask::ALL {
         Case::new(mask, even(2, 75), Some(even(2, 75))).check();
-        // A tile and a row, three tiles of one height, more keys than queries and fewer.
+        // A tile and one row, three tiles of one height, more keys than queries and fewer.
         Case::new(mask, even(2, 97), Some(even(2, 97))).check();
         Case::new(mask, even(1, 20), Some(even(1, 257))).check();
         Case::new(mask, even(2, 200), Some(even(2, 13))).check();
@@ -183,7 +183,7 @@ fn queries_are_turned_as_they_are_read() {
     }
 }
 
-/// The same bits as a rotation of its own and plain linear attention, but for the gradient, which is rounded once.
+/// The same bits as a separate rotation and plain linear attention, except for the gradient, which is rounded once.
 #[test]
 fn turned_scores_have_the_bits_of_a_rotation_before_them() {
     use flatout_ir::Op;
@@ -255,7 +255,7 @@ fn keys_of_two_segments_have_no_gradient() {
     let error =
         launched(&case.attend().grad(), &case.gradient_inputs(0.0), 1, Manner::default()).unwrap_err();
     assert!(error.contains("key row 11 lies in two segments"), "{error}");
-    // Forward may read keys twice.
+    // The forward pass may read keys twice.
     let (op, ins) = (case.attend().op(), case.inputs(0.0));
     let got = launched(&op, &ins, 1, Manner::default()).unwrap();
     assert_near(got[0].as_ref().unwrap(), &expected(&op, &ins)[0], 1e-6, "o over shared keys");

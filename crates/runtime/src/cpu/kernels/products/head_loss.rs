@@ -1,12 +1,12 @@
-//! The head's product fused with the cross entropy: logits exist for one chunk of rows only, in the workspace.
+//! The output head's product fused with the cross entropy: logits exist for one chunk of rows at a time, in the workspace.
 //!
-//! A chunk is multiplied out on all cores, its rows become losses and then, in place, d logits = c (softmax - onehot)
-//! with c the row's weight (or minus d logp, where that is given); two more products give dx and add to dw. Chunks
-//! come in order, so dw is summed in a fixed order whatever the number of threads. bf16 is widened as it is read, the
-//! head's weight a block at a time.
+//! A chunk's logits are computed on all cores, its rows become losses and then, in place, d logits = c (softmax - onehot) with
+//! c the row's weight (or minus d logp, if given); two more products give dx and add to dw. Chunks are processed in order, so
+//! dw is summed in a fixed order whatever the number of threads. bf16 is widened as it is read, the head's weight one block at
+//! a time.
 //!
-//! A row that no target or no weight makes count has no gradient, and its logits are looked at only where its logp or
-//! lse is asked for; a chunk of such rows costs nothing.
+//! A row without a target or with weight 0 has no gradient, and its logits are used only if its logp or lse is requested; a
+//! chunk of such rows costs nothing.
 
 use std::ops::Range;
 
@@ -34,16 +34,16 @@ pub const KERNELS: &[Kernel] = &[
     kernel("head_loss_train", OpKind::HeadLossTrain),
 ];
 
-/// Logits of a chunk, about: 32 MiB. Fewer rows would read and write dw too often for its products.
+/// Approximate logits per chunk: 32 MiB. With fewer rows dw would be read and written too often compared with its products.
 const CHUNK_LOGITS: usize = 8 << 20;
 /// Rows of a bf16 head that are widened at once.
 const WIDENED: usize = 1024;
 
-/// The pieces of the workspace, in floats.
+/// The parts of the workspace, in floats.
 struct Sizes {
-    /// Rows of a chunk.
+    /// Rows per chunk.
     rows: usize,
-    /// From a row of logits to the next.
+    /// Row stride of the logits.
     pitch: usize,
     /// Rows of the head that are multiplied at once.
     block: usize,
@@ -54,7 +54,7 @@ struct Sizes {
 impl Sizes {
     fn new(rows: usize, vocabulary: usize, width: usize, dtype: DType) -> Self {
         let most = (CHUNK_LOGITS / vocabulary.max(1)).clamp(64, 1024);
-        // Chunks of equal size: a short last one would multiply less efficiently.
+        // Chunks of equal size: a short last one would be less efficient.
         let chunks = rows.div_ceil(most).max(1);
         let rows = rows.div_ceil(chunks).next_multiple_of(16);
         let (block, widened) = if dtype == DType::F32 {
@@ -84,9 +84,9 @@ struct Head<'a, 'c> {
     target: Vec<i32>,
     /// The factor c of each row's d logits.
     factor: Vec<f32>,
-    /// The bound on logits; none where they are not capped.
+    /// Soft cap of logits, if any.
     cap: Option<f32>,
-    /// Where the forward pass left it.
+    /// lse from the forward pass, if given.
     known_lse: Option<Tensor<'a>>,
     sum: Option<Tensor<'a>>,
     logp: Option<Tensor<'a>>,
@@ -99,7 +99,7 @@ struct Head<'a, 'c> {
 
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let (x, w) = (cx.input(0), cx.input(1));
-    // SAFETY: targets are an i32 input, which nobody writes during the launch.
+    // SAFETY: targets are an i32 input, which nothing writes during the launch.
     let target = unsafe { cx.input(2).i32s() };
     let vocabulary = w.dims[0];
     if let Some((row, t)) = target.iter().enumerate().find(|(_, t)| **t < -1 || **t >= vocabulary as i32) {
@@ -157,13 +157,13 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
 /// The elements of an f32 vector.
 fn floats(x: &Tensor<'_>) -> Vec<f32> {
     let mut out = vec![0.0; x.elements()];
-    // SAFETY: one row of an input, which nobody writes during the launch.
+    // SAFETY: one row of an input, which nothing writes during the launch.
     unsafe { x.rows().load(0, 0, &mut out) };
     out
 }
 
 impl Head<'_, '_> {
-    /// dw begins as its base, or as zeros.
+    /// Initialises dw with its base, or with zeros.
     fn start_dw(&self, base: Option<usize>, output: usize) {
         let Some(dw) = self.dw else { return };
         if base.is_some_and(|base| self.cx.is_in_place(base, output)) {
@@ -222,7 +222,7 @@ impl Head<'_, '_> {
         self.dx.is_some() || self.dw.is_some()
     }
 
-    /// Everything about the rows of one chunk; gives its part of the sum.
+    /// Processes the rows of one chunk; returns their part of the sum.
     fn chunk(
         &self,
         rows: &Range<usize>,
@@ -383,7 +383,7 @@ vectorised! {
         math::max(x)
     }
 
-    /// x becomes e^(x - shift); gives their sum.
+    /// Replaces x by e^(x - shift); returns the sum.
     fn exponentials(x: &mut [f32], shift: f32) -> f32 {
         let mut sums = [0.0; LANES];
         for x in x.chunks_mut(LANES) {
@@ -395,7 +395,7 @@ vectorised! {
         math::sum_lanes(sums)
     }
 
-    /// The sum of e^(x - shift), x untouched.
+    /// The sum of e^(x - shift); leaves x unchanged.
     fn exponential_sum(x: &[f32], shift: f32) -> f32 {
         let mut sums = [0.0; LANES];
         for x in x.chunks(LANES) {
@@ -406,7 +406,7 @@ vectorised! {
         math::sum_lanes(sums)
     }
 
-    /// x becomes cap tanh(x / cap), whose slopes are written.
+    /// Replaces x by cap tanh(x / cap) and writes the derivatives.
     fn keep_within(cap: f32, x: &mut [f32], slopes: &mut [f32]) {
         for (x, slope) in x.iter_mut().zip(slopes) {
             let t = math::tanh(*x / cap);
@@ -470,8 +470,8 @@ mod tests {
         }
 
         fn compare(&self, op: Op, ins: &[Given], names: &[&str], manner: Manner<'_>) {
-            // Only dx is rounded to bf16, which alone is 1.7e-3. The rest is f32 whatever the inputs' type, so it is
-            // held against the mathematics of the same numbers in f32.
+            // Only dx is rounded to bf16, which alone is 1.7e-3. The rest is f32 whatever the inputs' type, so it is compared
+            // with the mathematics of the same numbers in f32.
             let bound = |name: &str| if self.dtype == DType::BF16 && name == "dx" { 3e-3 } else { 2e-5 };
             let wide: Vec<Given> = ins.iter().map(Given::widened).collect();
             let want = expected(&op, &wide);
@@ -545,7 +545,7 @@ mod tests {
         }
     }
 
-    /// Rows of weight 0 cost nothing where only the sum is learnt from: whatever their logits, even NaN.
+    /// Rows of weight 0 cost nothing if only the sum is needed, whatever their logits, even NaN.
     #[test]
     fn chunks_that_do_not_count_are_skipped() {
         let case = Case { rows: 3000, width: 3, vocabulary: 11, dtype: DType::F32, cap: Cap::NONE };
