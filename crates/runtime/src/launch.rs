@@ -19,24 +19,24 @@ pub fn check(launch: &Launch, row: &KernelRow, arena_bytes: usize, cores: usize)
     }
     let named = |what: &'static str, i: usize| format!("{what} {i}");
     for (i, view) in launch.ins.iter().enumerate() {
-        placed(view, arena_bytes).map_err(|why| format!("{} {why}", named("input", i)))?;
-        laid_out(view, row.ins).map_err(|why| format!("{} {why}", named("input", i)))?;
+        check_placement(view, arena_bytes).map_err(|why| format!("{} {why}", named("input", i)))?;
+        check_layout(view, row.ins).map_err(|why| format!("{} {why}", named("input", i)))?;
     }
     for (i, view) in outputs(launch) {
-        placed(view, arena_bytes).map_err(|why| format!("{} {why}", named("output", i)))?;
-        laid_out(view, row.outs).map_err(|why| format!("{} {why}", named("output", i)))?;
+        check_placement(view, arena_bytes).map_err(|why| format!("{} {why}", named("output", i)))?;
+        check_layout(view, row.outs).map_err(|why| format!("{} {why}", named("output", i)))?;
         if !is_injective(view) {
             return Err(format!("output {i} writes an element twice"));
         }
     }
     if let Some(view) = &launch.workspace {
-        placed(view, arena_bytes).map_err(|why| format!("the workspace {why}"))?;
+        check_placement(view, arena_bytes).map_err(|why| format!("the workspace {why}"))?;
         if !view.is_dense() || !view.offset.is_multiple_of(64) {
             return Err("the workspace is not dense at a multiple of 64 bytes".into());
         }
     }
-    typed(launch, row, cores)?;
-    apart(launch, row)
+    check_types(launch, row, cores)?;
+    check_aliasing(launch, row)
 }
 
 fn outputs(launch: &Launch) -> impl Iterator<Item = (usize, &View)> {
@@ -44,7 +44,7 @@ fn outputs(launch: &Launch) -> impl Iterator<Item = (usize, &View)> {
 }
 
 /// Checks that a view lies in the arena, aligned to its type.
-pub fn placed(view: &View, arena_bytes: usize) -> Result<(), String> {
+pub fn check_placement(view: &View, arena_bytes: usize) -> Result<(), String> {
     if view.dims.len() != view.strides.len() {
         return Err(format!("has {} axes and {} strides", view.dims.len(), view.strides.len()));
     }
@@ -58,7 +58,7 @@ pub fn placed(view: &View, arena_bytes: usize) -> Result<(), String> {
     Ok(())
 }
 
-fn laid_out(view: &View, layout: Layout) -> Result<(), String> {
+fn check_layout(view: &View, layout: Layout) -> Result<(), String> {
     let fits = match layout {
         Layout::Dense => view.is_dense(),
         Layout::Rows => view.has_dense_rows(),
@@ -81,7 +81,7 @@ fn is_injective(view: &View) -> bool {
 }
 
 /// Checks that the views have the types the operation infers from its inputs, and that the workspace is large enough.
-fn typed(launch: &Launch, row: &KernelRow, cores: usize) -> Result<(), String> {
+fn check_types(launch: &Launch, row: &KernelRow, cores: usize) -> Result<(), String> {
     let ty = |view: &View| TensorType::new(view.dtype, view.dims.clone());
     if let Op::Reshape { .. } = launch.op {
         let [from] = &launch.ins[..] else { return Err("a copy has one input".into()) };
@@ -121,7 +121,7 @@ fn typed(launch: &Launch, row: &KernelRow, cores: usize) -> Result<(), String> {
     }
 }
 
-fn apart(launch: &Launch, row: &KernelRow) -> Result<(), String> {
+fn check_aliasing(launch: &Launch, row: &KernelRow) -> Result<(), String> {
     for (o, out) in outputs(launch) {
         for (i, input) in launch.ins.iter().enumerate().filter(|(_, input)| overlap(out, input)) {
             let is_same = input.offset == out.offset

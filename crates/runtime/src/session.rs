@@ -49,12 +49,12 @@ impl fmt::Display for RuntimeError {
 impl std::error::Error for RuntimeError {}
 
 /// Requested results that may still be on their way from the device.
-pub struct Posted(PostedAt);
+pub struct Posted(PostedState);
 
-enum PostedAt {
-    Here(Vec<f32>),
+enum PostedState {
+    Ready(Vec<f32>),
     /// On their way into pinned memory: `count` values starting at index `place`.
-    Coming {
+    Pending {
         place: usize,
         count: usize,
     },
@@ -63,20 +63,20 @@ enum PostedAt {
 impl Posted {
     /// Whether `collect` would return without waiting.
     pub fn is_ready(&self) -> bool {
-        matches!(self.0, PostedAt::Here(_))
+        matches!(self.0, PostedState::Ready(_))
     }
 }
 
 /// A point in the order of a session's work; on a GPU, the completion of all work enqueued before it.
-pub struct Mark(MarkAt);
+pub struct Mark(MarkState);
 
-enum MarkAt {
+enum MarkState {
     Host(Instant),
-    Device(Event, Option<Reading>),
+    Device(Event, Option<ClockReading>),
 }
 
 /// The device clock at a mark: the index its sums are copied to, and the sums once read, because that index is reused.
-struct Reading {
+struct ClockReading {
     place: usize,
     sums: Cell<Option<Sums>>,
 }
@@ -106,7 +106,7 @@ impl Session {
     ) -> Result<Session, RuntimeError> {
         let ranks = Ranks::new(&plans, wire)?;
         let backend = Backend::Cpu(cpu::session::Session::new(&plans, threads, ranks)?);
-        places(&plans)?;
+        check_placement(&plans)?;
         Ok(Session { plans, backend })
     }
 
@@ -120,17 +120,17 @@ impl Session {
     }
 
     /// As `cuda`, for one of several ranks connected by communicators. Plans with collectives need them; all ranks must run
-    /// these plans in the same order. `meet` is a barrier across all ranks, called before their first exchange.
+    /// these plans in the same order. `barrier` waits for all ranks, and is called before their first exchange.
     pub fn cuda_among(
         plans: PlanSet,
         device: &cuda::Device,
         options: cuda::Options,
         communicators: Option<Arc<Communicators>>,
-        meet: &dyn Fn() -> Result<(), RuntimeError>,
+        barrier: &dyn Fn() -> Result<(), RuntimeError>,
     ) -> Result<Session, RuntimeError> {
-        places(&plans)?;
+        check_placement(&plans)?;
         ranks::check(&plans, communicators.as_ref().map(|all| all.mesh().ranks()))?;
-        let session = cuda::session::Session::new(&plans, device, options, communicators, meet)?;
+        let session = cuda::session::Session::new(&plans, device, options, communicators, barrier)?;
         Ok(Session { plans, backend: Backend::Cuda(Box::new(session)) })
     }
 
@@ -141,7 +141,7 @@ impl Session {
         options: cuda::Options,
         times: &cuda::session::stand_in::Times<'_>,
     ) -> Result<Session, RuntimeError> {
-        places(&plans)?;
+        check_placement(&plans)?;
         let session = cuda::session::Session::with_stand_in(&plans, device, options, times)?;
         Ok(Session { plans, backend: Backend::Cuda(Box::new(session)) })
     }
@@ -357,7 +357,9 @@ impl Session {
         let views = ranges.iter().map(|(path, range)| self.range_view(path.as_ref(), range));
         let views = views.collect::<Result<Vec<View>, _>>()?;
         match &mut self.backend {
-            Backend::Cpu(session) => Ok(Copying::here(views.iter().map(|view| session.read(view)).collect())),
+            Backend::Cpu(session) => {
+                Ok(Copying::on_host(views.iter().map(|view| session.read(view)).collect()))
+            }
             Backend::Cuda(session) => session.begin_copy(&views),
         }
     }
@@ -409,7 +411,7 @@ impl Session {
         match &mut self.backend {
             Backend::Cpu(_) => {
                 let values = names.iter().map(|name| Ok(self.result(role, name)?[0]));
-                Ok(Posted(PostedAt::Here(values.collect::<Result<_, RuntimeError>>()?)))
+                Ok(Posted(PostedState::Ready(values.collect::<Result<_, RuntimeError>>()?)))
             }
             Backend::Cuda(session) => {
                 let plan = self.plans.plan(role);
@@ -421,7 +423,7 @@ impl Session {
                     })
                 };
                 let views = names.iter().map(view).collect::<Result<Vec<_>, _>>()?;
-                Ok(Posted(PostedAt::Coming { place: session.post(&views)?, count: names.len() }))
+                Ok(Posted(PostedState::Pending { place: session.post(&views)?, count: names.len() }))
             }
         }
     }
@@ -429,9 +431,9 @@ impl Session {
     /// Returns requested results, waiting for those that have not arrived.
     pub fn collect(&mut self, posted: Posted) -> Result<Vec<f32>, RuntimeError> {
         match (posted.0, &mut self.backend) {
-            (PostedAt::Here(values), _) => Ok(values),
-            (PostedAt::Coming { place, count }, Backend::Cuda(session)) => session.collect(place, count),
-            (PostedAt::Coming { .. }, Backend::Cpu(_)) => {
+            (PostedState::Ready(values), _) => Ok(values),
+            (PostedState::Pending { place, count }, Backend::Cuda(session)) => session.collect(place, count),
+            (PostedState::Pending { .. }, Backend::Cpu(_)) => {
                 Err(RuntimeError::Name("results of another session".into()))
             }
         }
@@ -440,10 +442,10 @@ impl Session {
     /// Marks the end of all work enqueued so far.
     pub fn mark(&self) -> Result<Mark, RuntimeError> {
         Ok(Mark(match &self.backend {
-            Backend::Cpu(_) => MarkAt::Host(Instant::now()),
+            Backend::Cpu(_) => MarkState::Host(Instant::now()),
             Backend::Cuda(session) => {
-                let reading = |place| Reading { place, sums: Cell::new(None) };
-                MarkAt::Device(session.mark()?, session.post_clock()?.map(reading))
+                let reading = |place| ClockReading { place, sums: Cell::new(None) };
+                MarkState::Device(session.mark()?, session.post_clock()?.map(reading))
             }
         }))
     }
@@ -451,8 +453,8 @@ impl Session {
     /// The time between two marks, waiting for the later one.
     pub fn between(&self, from: &Mark, to: &Mark) -> Result<Duration, RuntimeError> {
         match (&from.0, &to.0, &self.backend) {
-            (MarkAt::Host(from), MarkAt::Host(to), _) => Ok(to.saturating_duration_since(*from)),
-            (MarkAt::Device(from, _), MarkAt::Device(to, _), Backend::Cuda(session)) => {
+            (MarkState::Host(from), MarkState::Host(to), _) => Ok(to.saturating_duration_since(*from)),
+            (MarkState::Device(from, _), MarkState::Device(to, _), Backend::Cuda(session)) => {
                 session.between(from, to)
             }
             _ => Err(RuntimeError::Name("marks of another session".into())),
@@ -465,7 +467,7 @@ impl Session {
     pub fn plan_times(&self, from: &Mark, to: &Mark) -> Result<Option<PlanTimes>, RuntimeError> {
         let Backend::Cuda(session) = &self.backend else { return Ok(None) };
         let sums = |mark: &Mark| {
-            let MarkAt::Device(_, Some(reading)) = &mark.0 else { return Ok(None) };
+            let MarkState::Device(_, Some(reading)) = &mark.0 else { return Ok(None) };
             if reading.sums.get().is_none() {
                 reading.sums.set(Some(session.clock_at(reading.place)?));
             }
@@ -484,12 +486,12 @@ impl Session {
 }
 
 /// Checks that slots and results lie in the arena.
-fn places(plans: &PlanSet) -> Result<(), RuntimeError> {
+fn check_placement(plans: &PlanSet) -> Result<(), RuntimeError> {
     let slots = plans.slots.iter().map(|slot| ("slot", &slot.path, &slot.view));
     let results =
         plans.plans.iter().flat_map(|plan| &plan.results).map(|(name, view)| ("result", name, view));
     for (what, name, view) in slots.chain(results) {
-        launch::placed(view, plans.arena_bytes)
+        launch::check_placement(view, plans.arena_bytes)
             .map_err(|why| RuntimeError::Unsound(format!("the {what} `{name}` {why}")))?;
     }
     Ok(())
@@ -617,7 +619,7 @@ mod tests {
         let copied = copying.finish().unwrap();
         assert_eq!((copied.tensor(0), copied.tensor(1)), (bytes_of(&[6_i32]), bytes_of(&[7_i32, 5])));
         assert_eq!((copied.count(), copied.tensor(2).len(), session.rank()), (3, 0, 0));
-        for (error, said) in [
+        for (error, expected) in [
             (session.read_range("index", 1..4).unwrap_err(), "`index` has 3 elements, and none from 1 to 4"),
             (
                 session.write_range("index", 3, &[0; 4]).unwrap_err(),
@@ -629,7 +631,7 @@ mod tests {
             ),
             (session.read_range("indices", 0..0).unwrap_err(), "there is no slot `indices`"),
         ] {
-            assert_eq!(error.to_string(), said);
+            assert_eq!(error.to_string(), expected);
         }
     }
 
@@ -637,7 +639,7 @@ mod tests {
     fn failures_are_sentences_that_say_where() {
         let mut session = Session::new(gather("gather"), 1).unwrap();
         session.write_i32("index", &[3, 4, 1]).unwrap();
-        for (error, said) in [
+        for (error, expected) in [
             (
                 session.run(Role::Eval).unwrap_err(),
                 "`embedding`: gather (f32[4,2], i32[3]) -> (f32[3,2]): index 4 at place 1 is outside the 4 rows",
@@ -648,7 +650,7 @@ mod tests {
             (session.write_f32("index", &[1.0; 3]).unwrap_err(), "`index` holds i32, not f32"),
             (session.result(Role::Eval, "row").unwrap_err(), "the plan `eval` has no result `row`"),
         ] {
-            assert_eq!(error.to_string(), said);
+            assert_eq!(error.to_string(), expected);
         }
         let unknown = Session::new(gather("collect"), 1).err().expect("no such kernel");
         assert!(unknown.to_string().ends_with("the CPU has no kernel `collect`"), "{unknown}");

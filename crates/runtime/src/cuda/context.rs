@@ -202,7 +202,7 @@ impl<'a> Prepare<'a> {
     }
 
     /// Records the kernel that an attention runs on; repeated records are kept once.
-    pub(super) fn chose(&self, what: Chosen) {
+    pub(super) fn record_attention(&self, what: Chosen) {
         let mut chosen = self.chosen.borrow_mut();
         if !chosen.contains(&what) {
             chosen.push(what);
@@ -210,20 +210,20 @@ impl<'a> Prepare<'a> {
     }
 
     /// Counts a product that runs on the kernel of this name.
-    pub(super) fn multiplies_by(&self, kernel: &'static str) {
+    pub(super) fn count_product(&self, kernel: &'static str) {
         *self.products.borrow_mut().entry(kernel).or_default() += 1;
     }
 
     /// Number of products counted.
-    pub(super) fn multiplied(&self) -> usize {
+    pub(super) fn product_count(&self) -> usize {
         self.products.borrow().values().sum()
     }
 
-    pub(super) fn count_of_products(&self) -> BTreeMap<&'static str, usize> {
+    pub(super) fn product_counts(&self) -> BTreeMap<&'static str, usize> {
         self.products.borrow().clone()
     }
 
-    pub(super) fn set_count_of_products(&self, counts: BTreeMap<&'static str, usize>) {
+    pub(super) fn set_product_counts(&self, counts: BTreeMap<&'static str, usize>) {
         *self.products.borrow_mut() = counts;
     }
 

@@ -27,34 +27,34 @@ const BF16_FEW_KEYS_BOUND: f64 = 2.5e-2;
 
 /// The segments of one side.
 #[derive(Clone, Debug)]
-pub(super) enum Side {
+pub(super) enum SideSegments {
     /// Segments of equal length.
     Even { count: usize, len: usize },
     /// (start, length) of each segment, on an axis of `tokens` tokens; none is longer than `longest`.
     Ragged { tokens: usize, longest: usize, bounds: Vec<(i32, i32)> },
 }
 
-pub(super) fn even(count: usize, len: usize) -> Side {
-    Side::Even { count, len }
+pub(super) fn even(count: usize, len: usize) -> SideSegments {
+    SideSegments::Even { count, len }
 }
 
-pub(super) fn ragged(tokens: usize, bounds: &[(i32, i32)]) -> Side {
+pub(super) fn ragged(tokens: usize, bounds: &[(i32, i32)]) -> SideSegments {
     let longest = bounds.iter().map(|(_, len)| *len).max().unwrap_or(0).max(1) as usize;
-    Side::Ragged { tokens, longest, bounds: bounds.to_vec() }
+    SideSegments::Ragged { tokens, longest, bounds: bounds.to_vec() }
 }
 
-impl Side {
+impl SideSegments {
     pub(super) fn tokens(&self) -> usize {
         match self {
-            Side::Even { count, len } => count * len,
-            Side::Ragged { tokens, .. } => *tokens,
+            SideSegments::Even { count, len } => count * len,
+            SideSegments::Ragged { tokens, .. } => *tokens,
         }
     }
 
     pub(super) fn segments(&self) -> Segments {
         match self {
-            Side::Even { len, .. } => Segments::Uniform { len: *len },
-            Side::Ragged { longest, bounds, .. } => {
+            SideSegments::Even { len, .. } => Segments::Uniform { len: *len },
+            SideSegments::Ragged { longest, bounds, .. } => {
                 Segments::Ragged { max_segments: bounds.len(), max_len: *longest }
             }
         }
@@ -63,8 +63,8 @@ impl Side {
     /// The rows of each segment, in order; empty ones at 0.
     pub(super) fn rows(&self) -> Vec<Range<usize>> {
         match self {
-            Side::Even { count, len } => (0..*count).map(|s| s * len..(s + 1) * len).collect(),
-            Side::Ragged { bounds, .. } => bounds
+            SideSegments::Even { count, len } => (0..*count).map(|s| s * len..(s + 1) * len).collect(),
+            SideSegments::Ragged { bounds, .. } => bounds
                 .iter()
                 .map(|&(start, len)| if len == 0 { 0..0 } else { start as usize..(start + len) as usize })
                 .collect(),
@@ -84,7 +84,7 @@ impl Side {
     }
 
     fn bounds(&self) -> Vec<Input> {
-        let Side::Ragged { bounds, .. } = self else { return vec![] };
+        let SideSegments::Ragged { bounds, .. } = self else { return vec![] };
         let values = |of: fn(&(i32, i32)) -> i32| Data::Values(bounds.iter().map(|b| of(b) as f64).collect());
         [values(|b| b.0), values(|b| b.1)].map(|data| tensor(DType::I32, &[bounds.len()], data)).into()
     }
@@ -95,9 +95,9 @@ impl Side {
 pub(super) struct Problem {
     pub what: &'static str,
     pub mask: Mask,
-    pub q: Side,
+    pub q: SideSegments,
     /// `None` if queries and keys have the same segments, from the same tensors.
-    pub k: Option<Side>,
+    pub k: Option<SideSegments>,
     pub heads: usize,
     pub kv_heads: usize,
     pub size: usize,
@@ -113,7 +113,7 @@ pub(super) struct Problem {
 
 impl Problem {
     /// Two query heads on one key head of size 64, in bf16.
-    pub(super) fn new(what: &'static str, mask: Mask, q: Side, k: Option<Side>) -> Self {
+    pub(super) fn new(what: &'static str, mask: Mask, q: SideSegments, k: Option<SideSegments>) -> Self {
         let (thorough, d_lse, is_tree, cap) = (false, false, false, Cap::NONE);
         Problem {
             what,
@@ -131,7 +131,7 @@ impl Problem {
         }
     }
 
-    pub(super) fn keys(&self) -> &Side {
+    pub(super) fn keys(&self) -> &SideSegments {
         self.k.as_ref().unwrap_or(&self.q)
     }
 
@@ -207,9 +207,9 @@ impl Problem {
             _ => F32_BOUND,
         };
         let Problem { what, mask, heads, kv_heads, size, .. } = self;
-        let side = |side: &Side| match side {
-            Side::Even { count, len } => format!("{count} of {len}"),
-            Side::Ragged { tokens, bounds, .. } => format!("{} in {tokens}", bounds.len()),
+        let side = |side: &SideSegments| match side {
+            SideSegments::Even { count, len } => format!("{count} of {len}"),
+            SideSegments::Ragged { tokens, bounds, .. } => format!("{} in {tokens}", bounds.len()),
         };
         let (q, k) = (side(&self.q), side(self.keys()));
         let name = format!(
@@ -250,17 +250,17 @@ fn window(back: usize, ahead: usize) -> Mask {
 
 /// Empty segments at the beginning, in the middle and at the end, with arbitrary starts; one of a single token; gaps between
 /// the others, before the first and after the last.
-pub(super) fn gaps() -> Side {
+pub(super) fn gaps() -> SideSegments {
     ragged(150, &[(-7, 0), (3, 33), (40, 1), (99, 0), (45, 63), (110, 2), (113, 32), (160, 0)])
 }
 
 /// Three segments without gaps.
-fn full() -> Side {
+fn full() -> SideSegments {
     ragged(162, &[(0, 65), (65, 33), (98, 64)])
 }
 
 /// The first keys of caches with capacity for `capacity` tokens each, filled to these lengths.
-fn caches(capacity: usize, lengths: &[i32]) -> Side {
+fn caches(capacity: usize, lengths: &[i32]) -> SideSegments {
     let bounds: Vec<(i32, i32)> =
         lengths.iter().enumerate().map(|(s, len)| ((s * capacity) as i32, *len)).collect();
     ragged(capacity * lengths.len(), &bounds)

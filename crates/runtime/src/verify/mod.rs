@@ -121,23 +121,30 @@ impl<'a> Prepared<'a> {
             Err(why) => return vec![("none".into(), Err(why.clone()))],
         };
         let launch = trial.launch(TrialLayout::Dense { threads: 1 }, 256, 1).0;
-        let named = |way: Way| (way.name(trial.row().name), check_way(trial, wanted, place, way));
-        place.ways(&[launch], cuda::Options::default()).into_iter().map(named).collect()
+        let named = |selection: KernelSelection| {
+            (selection.name(trial.row().name), check_selection(trial, wanted, place, selection))
+        };
+        place.selections(&[launch], cuda::Options::default()).into_iter().map(named).collect()
     }
 }
 
-fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: CaseDevice<'_>, way: Way) -> Result<f64, String> {
+fn check_selection(
+    trial: &Trial<'_>,
+    wanted: &[Vec<f64>],
+    place: CaseDevice<'_>,
+    selection: KernelSelection,
+) -> Result<f64, String> {
     let (case, row) = (trial.case(), trial.row());
     let judge_form = |form: &str, got: &Outputs| {
         judge(case, trial.outs(), got, wanted).map_err(|why| format!("{form}: {why}"))
     };
-    let eager = way.options(cuda::Options { graphs: false, ..Default::default() });
-    let captured = way.options(cuda::Options::default());
+    let eager = selection.options(cuda::Options { graphs: false, ..Default::default() });
+    let captured = selection.options(cuda::Options::default());
     let dense = TrialLayout::Dense { threads: 1 };
     let first = trial.run(dense, place, eager)?;
     let mut worst = judge_form("dense", &first)?;
-    let gaps = way.gaps();
-    if way.takes(trial, gaps, place, captured) {
+    let gaps = selection.gaps();
+    if selection.takes(trial, gaps, place, captured) {
         worst = worst.max(judge_form(&format!("{gaps:?}"), &trial.run(gaps, place, captured)?)?);
     }
     if case.brief {
@@ -146,7 +153,7 @@ fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: CaseDevice<'_>, way:
 
     let again: &[usize] = if matches!(place, CaseDevice::Cpu) { &[2, 4] } else { &[1] };
     let again = again.iter().map(|&threads| TrialLayout::Dense { threads });
-    for form in again.chain(trial.forms()).filter(|form| way.takes(trial, *form, place, captured)) {
+    for form in again.chain(trial.forms()).filter(|form| selection.takes(trial, *form, place, captured)) {
         let got = trial.run(form, place, captured)?;
         if !row.deterministic || chooses_anew(case, form, place) {
             worst = worst.max(judge_form(&format!("{form:?}"), &got)?);
@@ -160,7 +167,7 @@ fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: CaseDevice<'_>, way:
         }
     }
     let same = cuda::Options { deterministic: true, ..captured };
-    if !row.deterministic && way.takes(trial, dense, place, same) {
+    if !row.deterministic && selection.takes(trial, dense, place, same) {
         let (one, two) = (trial.run(dense, place, same)?, trial.run(dense, place, same)?);
         worst = worst.max(judge_form("deterministic", &one)?);
         if one != two {
@@ -172,44 +179,48 @@ fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: CaseDevice<'_>, way:
 
 /// Selects one of several kernels behind a row; by default the row's own choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Way {
+pub(crate) struct KernelSelection {
     attention: AttentionKernel,
     product: ProductKernel,
 }
 
-impl Way {
-    pub(crate) fn attention(kernel: AttentionKernel) -> Way {
-        Way { attention: kernel, ..Way::default() }
+impl KernelSelection {
+    pub(crate) fn attention(kernel: AttentionKernel) -> KernelSelection {
+        KernelSelection { attention: kernel, ..KernelSelection::default() }
     }
 
-    fn product(kernel: ProductKernel) -> Way {
-        Way { product: kernel, ..Way::default() }
+    fn product(kernel: ProductKernel) -> KernelSelection {
+        KernelSelection { product: kernel, ..KernelSelection::default() }
     }
 
     /// The row's name, followed by the kernel's.
     fn name(self, row: &str) -> String {
         match self {
-            Way { attention: AttentionKernel::Auto, product: ProductKernel::Auto } => row.into(),
-            Way { attention: AttentionKernel::Auto, product } => format!("{row} {}", product.name()),
-            Way { attention, .. } => format!("{row} {}", attention.name()),
+            KernelSelection { attention: AttentionKernel::Auto, product: ProductKernel::Auto } => row.into(),
+            KernelSelection { attention: AttentionKernel::Auto, product } => {
+                format!("{row} {}", product.name())
+            }
+            KernelSelection { attention, .. } => format!("{row} {}", attention.name()),
         }
     }
 
     fn options(self, options: cuda::Options) -> cuda::Options {
-        let Way { attention, product } = self;
+        let KernelSelection { attention, product } = self;
         cuda::Options { attention, product, ..options }
     }
 
     fn facts(self, facts: &Facts) -> Facts {
-        let Way { attention, product } = self;
+        let KernelSelection { attention, product } = self;
         Facts { attention, product, ..facts.clone() }
     }
 
     /// The layout of rows with gaps that the kernel supports: tensor-core kernels need multiples of 16 bytes.
     fn gaps(self) -> TrialLayout {
         match self {
-            Way { product: ProductKernel::Wgmma, .. } => TrialLayout::Spaced,
-            Way { attention: AttentionKernel::Auto | AttentionKernel::Fma, .. } => TrialLayout::Strided,
+            KernelSelection { product: ProductKernel::Wgmma, .. } => TrialLayout::Spaced,
+            KernelSelection { attention: AttentionKernel::Auto | AttentionKernel::Fma, .. } => {
+                TrialLayout::Strided
+            }
             _ => TrialLayout::Spaced,
         }
     }
@@ -222,39 +233,39 @@ impl Way {
         place: CaseDevice<'_>,
         options: cuda::Options,
     ) -> bool {
-        let is_always = self == Way::default() || self.product == ProductKernel::Cublaslt;
-        is_always || place.ways(&[trial.launch(form, 256, 1).0], options).contains(&self)
+        let is_always = self == KernelSelection::default() || self.product == ProductKernel::Cublaslt;
+        is_always || place.selections(&[trial.launch(form, 256, 1).0], options).contains(&self)
     }
 }
 
 /// The kernels that an attention or a product could be forced to run on; other operations have only one.
-fn serving(launch: &Launch, facts: &Facts) -> Vec<Way> {
+fn serving(launch: &Launch, facts: &Facts) -> Vec<KernelSelection> {
     match launch.op.kind() {
         OpKind::Attention | OpKind::AttentionGrad => {
-            choice::serving(launch, facts).into_iter().map(Way::attention).collect()
+            choice::serving(launch, facts).into_iter().map(KernelSelection::attention).collect()
         }
         OpKind::Product
         | OpKind::GatedProduct
         | OpKind::GatedProductGrad
         | OpKind::ActivatedProduct
         | OpKind::ActivatedProductGrad => {
-            product_choice::serving(launch, facts).into_iter().map(Way::product).collect()
+            product_choice::serving(launch, facts).into_iter().map(KernelSelection::product).collect()
         }
-        _ => vec![Way::default()],
+        _ => vec![KernelSelection::default()],
     }
 }
 
 impl CaseDevice<'_> {
     /// The kernels that serve all of the launches.
-    fn ways(self, launches: &[Launch], options: cuda::Options) -> Vec<Way> {
-        let CaseDevice::Cuda(device) = self else { return vec![Way::default()] };
+    fn selections(self, launches: &[Launch], options: cuda::Options) -> Vec<KernelSelection> {
+        let CaseDevice::Cuda(device) = self else { return vec![KernelSelection::default()] };
         let facts = device.facts(options);
-        let mut found: Option<Vec<Way>> = None;
-        for ways in launches.iter().map(|launch| serving(launch, &facts)) {
-            let earlier = found.unwrap_or_else(|| ways.clone());
-            found = Some(earlier.into_iter().filter(|way| ways.contains(way)).collect());
+        let mut found: Option<Vec<KernelSelection>> = None;
+        for selections in launches.iter().map(|launch| serving(launch, &facts)) {
+            let earlier = found.unwrap_or_else(|| selections.clone());
+            found = Some(earlier.into_iter().filter(|selection| selections.contains(selection)).collect());
         }
-        found.unwrap_or_else(|| vec![Way::default()])
+        found.unwrap_or_else(|| vec![KernelSelection::default()])
     }
 }
 
@@ -326,8 +337,8 @@ pub fn sources_of(launch: &Launch, facts: &Facts) -> Vec<cuda::Source> {
 /// and Hopper's products use more than the default limit; others report 0.
 pub fn sources_with_shared(launch: &Launch, facts: &Facts) -> Vec<(cuda::Source, usize)> {
     let Some(kernel) = cuda::kernel(launch.kernel) else { return vec![] };
-    let of = |way: Way| {
-        let facts = way.facts(facts);
+    let of = |selection: KernelSelection| {
+        let facts = selection.facts(facts);
         let is_attention = matches!(launch.op.kind(), OpKind::Attention | OpKind::AttentionGrad);
         (kernel.sources)(launch, &facts).into_iter().map(move |source| {
             let shared = match is_attention {

@@ -9,9 +9,9 @@ use flatout_ir::ops::attention::Mask;
 use flatout_ir::types::DType;
 use rayon::prelude::*;
 
-use super::attention::{Problem, Side, even, gaps, ragged};
+use super::attention::{Problem, SideSegments, even, gaps, ragged};
 use super::trial::{Trial, TrialLayout};
-use super::{Case, CaseDevice, Data, Way, judge, kernel_of};
+use super::{Case, CaseDevice, Data, KernelSelection, judge, kernel_of};
 use crate::cuda::{self, AttentionKernel};
 
 /// A property of packed attention, checked on one problem.
@@ -74,7 +74,7 @@ fn packed() -> Vec<Problem> {
 }
 
 /// Segments within one capacity: eight in 150 tokens, none longer than 128.
-fn changing() -> Vec<Side> {
+fn changing() -> Vec<SideSegments> {
     let bounds: [&[(i32, i32)]; 6] = [
         &[(0, 20), (20, 1), (21, 57), (0, 0), (78, 12), (90, 60), (150, 0), (150, 0)],
         &[(0, 128)],
@@ -86,7 +86,7 @@ fn changing() -> Vec<Side> {
     let filled = |bounds: &[(i32, i32)]| {
         let mut bounds = bounds.to_vec();
         bounds.resize(8, (0, 0));
-        Side::Ragged { tokens: 150, longest: 128, bounds }
+        SideSegments::Ragged { tokens: 150, longest: 128, bounds }
     };
     bounds.map(filled).into()
 }
@@ -105,14 +105,18 @@ impl Promise {
         };
         let deterministic = matches!(self.kind, PromiseKind::Separate(..));
         let options = cuda::Options { deterministic, ..Default::default() };
-        let mut ways = place.ways(&[Trial::unfilled(&case, row).launch(DENSE, 256, 1).0], options);
+        let mut selections =
+            place.selections(&[Trial::unfilled(&case, row).launch(DENSE, 256, 1).0], options);
         // cuDNN has different engines for packed and equal sequences, and guarantees no equal bits between them.
-        ways.retain(|way| !deterministic || *way != Way::attention(AttentionKernel::Cudnn));
-        let named = |way: Way, error| (way.name(row.name), error);
+        selections.retain(|selection| {
+            !deterministic || *selection != KernelSelection::attention(AttentionKernel::Cudnn)
+        });
+        let named = |selection: KernelSelection, error| (selection.name(row.name), error);
         match &self.kind {
-            PromiseKind::Separate(problem, grad) => {
-                ways.into_iter().map(|way| named(way, separate(problem, *grad, place, way))).collect()
-            }
+            PromiseKind::Separate(problem, grad) => selections
+                .into_iter()
+                .map(|selection| named(selection, separate(problem, *grad, place, selection)))
+                .collect(),
             PromiseKind::Replay(problems, grad) => {
                 let cases: Vec<Case> = problems.iter().map(|problem| problem.case(*grad)).collect();
                 let with_oracle = |case| {
@@ -121,7 +125,10 @@ impl Promise {
                     (trial, wanted)
                 };
                 let runs: Vec<_> = cases.par_iter().map(with_oracle).collect();
-                ways.into_iter().map(|way| named(way, replay(&runs, place, way))).collect()
+                selections
+                    .into_iter()
+                    .map(|selection| named(selection, replay(&runs, place, selection)))
+                    .collect()
             }
         }
     }
@@ -148,8 +155,8 @@ impl Promise {
 
 const DENSE: TrialLayout = TrialLayout::Dense { threads: 2 };
 
-fn equal_bits(way: Way) -> cuda::Options {
-    way.options(cuda::Options { deterministic: true, ..Default::default() })
+fn equal_bits(selection: KernelSelection) -> cuda::Options {
+    selection.options(cuda::Options { deterministic: true, ..Default::default() })
 }
 
 /// A segment as a separate problem.
@@ -169,7 +176,12 @@ fn parts(of: &Problem) -> Vec<SegmentProblem> {
     pairs.filter(has_both).map(part).collect()
 }
 
-fn separate(problem: &Problem, grad: bool, place: CaseDevice<'_>, way: Way) -> Result<f64, String> {
+fn separate(
+    problem: &Problem,
+    grad: bool,
+    place: CaseDevice<'_>,
+    selection: KernelSelection,
+) -> Result<f64, String> {
     let mut case = problem.case(grad);
     // Bits are compared with bits, so o and lse may be arbitrary: the oracle is not needed.
     for (ty, data) in &mut case.ins {
@@ -183,7 +195,7 @@ fn separate(problem: &Problem, grad: bool, place: CaseDevice<'_>, way: Way) -> R
     }
     let row = kernel_of(&case, &place.target())?;
     let whole = Trial::new(&case, row);
-    let together = whole.run(DENSE, place, equal_bits(way))?;
+    let together = whole.run(DENSE, place, equal_bits(selection))?;
     for part in parts(problem) {
         let mut alone = part.problem.case(grad);
         // Maps the part's inputs to those of the whole, which also has segment bounds.
@@ -202,10 +214,10 @@ fn separate(problem: &Problem, grad: bool, place: CaseDevice<'_>, way: Way) -> R
         let alone_row = kernel_of(&alone, &place.target())?;
         let alone = Trial::new(&alone, alone_row);
         // The decoding kernel does not support a segment with as many queries as keys.
-        if !way.takes(&alone, DENSE, place, equal_bits(way)) {
+        if !selection.takes(&alone, DENSE, place, equal_bits(selection)) {
             continue;
         }
-        let got = alone.run(DENSE, place, equal_bits(way))?;
+        let got = alone.run(DENSE, place, equal_bits(selection))?;
         for (o, (got, all)) in got.iter().zip(&together).enumerate() {
             let (got, all) = (got.as_ref().expect("every output"), all.as_ref().expect("every output"));
             let rows = if grad && o > 0 { &part.k } else { &part.q };
@@ -220,8 +232,12 @@ fn separate(problem: &Problem, grad: bool, place: CaseDevice<'_>, way: Way) -> R
 }
 
 /// One session runs trials one after another, each paired with the oracle's results.
-fn replay(runs: &[(Trial<'_>, Vec<Vec<f64>>)], place: CaseDevice<'_>, way: Way) -> Result<f64, String> {
-    let mut opened = runs[0].0.open(DENSE, place, way.options(cuda::Options::default()))?;
+fn replay(
+    runs: &[(Trial<'_>, Vec<Vec<f64>>)],
+    place: CaseDevice<'_>,
+    selection: KernelSelection,
+) -> Result<f64, String> {
+    let mut opened = runs[0].0.open(DENSE, place, selection.options(cuda::Options::default()))?;
     let mut worst: f64 = 0.0;
     for (i, (trial, wanted)) in runs.iter().enumerate() {
         let got = trial.run_in(&mut opened)?;

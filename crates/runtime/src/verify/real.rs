@@ -25,7 +25,7 @@ use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, Mesh, Op, PlanSet, Role, View};
 
 use super::trial::encode;
-use super::{CaseDevice, Way};
+use super::{CaseDevice, KernelSelection};
 use crate::cuda::session::noise::Noise;
 use crate::{RuntimeError, Session, cuda};
 
@@ -83,7 +83,7 @@ impl Sizes {
 
 /// Lays an operation out, runs it and returns the worst error of its samples.
 type Samples = dyn Fn(Bench<'_>) -> Result<f64, String>;
-type Laying = dyn Fn(Bench<'_>) -> Result<Vec<Launch>, String>;
+type LayOut = dyn Fn(Bench<'_>) -> Result<Vec<Launch>, String>;
 
 /// A check with its bound.
 pub struct Check {
@@ -92,32 +92,33 @@ pub struct Check {
     op: Op,
     dtype: DType,
     /// Lays out the check's launches, if several kernels may serve them.
-    lay: Option<Box<Laying>>,
+    lay: Option<Box<LayOut>>,
     run: Box<Samples>,
 }
 
 impl Check {
     /// The launches of the check, if several kernels may serve them, for compiling ahead.
     pub fn launches(&self, place: CaseDevice<'_>) -> Vec<Launch> {
-        let laid = self.lay.as_ref().map(|lay| lay(Bench::new(place, Way::default())));
+        let laid = self.lay.as_ref().map(|lay| lay(Bench::new(place, KernelSelection::default())));
         laid.and_then(Result::ok).unwrap_or_default()
     }
 
     /// Runs every kernel that serves it; returns each with the worst error or what is wrong.
     pub fn run(&self, place: CaseDevice<'_>) -> Vec<(String, Result<f64, String>)> {
         let row = place.target().kernel(self.op.kind(), self.dtype).map_or("none", |row| row.name);
-        let ways = match self.lay.as_ref().map(|lay| lay(Bench::new(place, Way::default()))) {
-            None => vec![Way::default()],
-            Some(Ok(launches)) => place.ways(&launches, cuda::Options::default()),
+        let selections = match self.lay.as_ref().map(|lay| lay(Bench::new(place, KernelSelection::default())))
+        {
+            None => vec![KernelSelection::default()],
+            Some(Ok(launches)) => place.selections(&launches, cuda::Options::default()),
             Some(Err(why)) => return vec![(row.into(), Err(why))],
         };
-        let checked = |way: Way| match (self.run)(Bench::new(place, way)) {
+        let checked = |selection: KernelSelection| match (self.run)(Bench::new(place, selection)) {
             // NaN is within no bound.
             Ok(error) if error <= self.bound => Ok(error),
             Ok(error) => Err(format!("off by {error:.2e}, more than {:.0e}", self.bound)),
             Err(why) => Err(why),
         };
-        ways.into_iter().map(|way| (way.name(row), checked(way))).collect()
+        selections.into_iter().map(|selection| (selection.name(row), checked(selection))).collect()
     }
 }
 
@@ -135,7 +136,7 @@ pub(super) const WIDE: Fill = Fill::Noise(Noise::WIDE);
 /// Tensors and launches, as they are laid out in an arena.
 pub(super) struct Bench<'a> {
     place: CaseDevice<'a>,
-    way: Way,
+    selection: KernelSelection,
     target: Target,
     end: usize,
     pub(super) launches: Vec<Launch>,
@@ -143,8 +144,8 @@ pub(super) struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    pub(super) fn new(place: CaseDevice<'a>, way: Way) -> Self {
-        Bench { place, way, target: place.target(), end: 0, launches: vec![], fills: vec![] }
+    pub(super) fn new(place: CaseDevice<'a>, selection: KernelSelection) -> Self {
+        Bench { place, selection, target: place.target(), end: 0, launches: vec![], fills: vec![] }
     }
 
     fn lay(&mut self, ty: &TensorType) -> View {
@@ -197,10 +198,10 @@ impl<'a> Bench<'a> {
     }
 
     /// Fills every tensor and runs the launches.
-    fn run(self) -> Result<Ran, String> {
+    fn run(self) -> Result<FinishedRun, String> {
         let mut session = self.open()?;
-        session.run(Role::Eval).map_err(said)?;
-        Ok(Ran { session })
+        session.run(Role::Eval).map_err(message)?;
+        Ok(FinishedRun { session })
     }
 
     /// A session with one plan of the launches in order, and every tensor filled.
@@ -222,23 +223,23 @@ impl<'a> Bench<'a> {
             CaseDevice::Cpu => Session::new(plans, self.target.cores),
             CaseDevice::Cuda(device) => {
                 let options = cuda::Options { autotune: cuda::Autotune::Quick, ..Default::default() };
-                Session::cuda(plans, device, self.way.options(options))
+                Session::cuda(plans, device, self.selection.options(options))
             }
         };
-        let mut session = session.map_err(said)?;
+        let mut session = session.map_err(message)?;
         for (i, (view, fill)) in self.fills.iter().enumerate() {
             let seed = 100 * i as u32;
             match fill {
-                Fill::Noise(noise) => session.fill_noise(view, seed, *noise).map_err(said)?,
+                Fill::Noise(noise) => session.fill_noise(view, seed, *noise).map_err(message)?,
                 Fill::Rows(noise, rows) => {
-                    session.fill_noise(view, 0, Noise::ZERO).map_err(said)?;
+                    session.fill_noise(view, 0, Noise::ZERO).map_err(message)?;
                     for row in rows {
                         let part = narrow(view, 0, *row..row + 1);
-                        session.fill_noise(&part, seed + *row as u32, *noise).map_err(said)?;
+                        session.fill_noise(&part, seed + *row as u32, *noise).map_err(message)?;
                     }
                 }
                 Fill::Values(values) => {
-                    session.write_view(view, &encode(view.dtype, values)).map_err(said)?;
+                    session.write_view(view, &encode(view.dtype, values)).map_err(message)?;
                 }
             }
         }
@@ -246,7 +247,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-pub(super) fn said(why: RuntimeError) -> String {
+pub(super) fn message(why: RuntimeError) -> String {
     why.to_string()
 }
 
@@ -281,13 +282,13 @@ fn narrow(view: &View, axis: usize, range: Range<usize>) -> View {
 }
 
 /// A finished run, to be sampled.
-struct Ran {
+struct FinishedRun {
     session: Session,
 }
 
-impl Ran {
+impl FinishedRun {
     fn read(&self, view: &View) -> Result<Vec<f64>, String> {
-        let bytes = self.session.read_view(view).map_err(said)?;
+        let bytes = self.session.read_view(view).map_err(message)?;
         Ok(crate::session::as_f32(view.dtype, &bytes).into_iter().map(f64::from).collect())
     }
 
@@ -581,7 +582,7 @@ mod tests {
     #[test]
     fn a_wrong_kernel_is_noticed() {
         let wrong = |act: Act| {
-            let mut bench = Bench::new(CaseDevice::Cpu, Way::default());
+            let mut bench = Bench::new(CaseDevice::Cpu, KernelSelection::default());
             let (a, b) = (bench.input(BF16, &[64, 32], WIDE), bench.input(BF16, &[64, 32], WIDE));
             let out = bench.launch(Op::Gated { act, p: 0.0 }, &[a.clone(), b.clone()]).unwrap().remove(0);
             let ran = bench.run().unwrap();

@@ -47,15 +47,15 @@ impl Cache {
                 let made = self.entry(&key, compile);
                 see();
                 wait.add(1);
-                made.map(|(cubin, how)| (source.clone(), cubin, how))
+                made.map(|(cubin, outcome)| (source.clone(), cubin, outcome))
             })
             .collect::<Result<_, CudaError>>()?;
         let mut report = Compiled::default();
         let mut cubins = Vec::with_capacity(made.len());
-        for (source, cubin, how) in made {
-            match how {
-                How::FromDisk => report.from_disk += 1,
-                How::Compiled(note) => {
+        for (source, cubin, outcome) in made {
+            match outcome {
+                Outcome::FromDisk => report.from_disk += 1,
+                Outcome::Compiled(note) => {
                     report.compiled += 1;
                     report.note = report.note.or(note);
                 }
@@ -69,18 +69,18 @@ impl Cache {
         &self,
         key: &str,
         compile: impl FnOnce() -> Result<Vec<u8>, CudaError>,
-    ) -> Result<(Vec<u8>, How), CudaError> {
+    ) -> Result<(Vec<u8>, Outcome), CudaError> {
         let name = format!("{key}.cubin");
         if let Some(cubin) = self.store.get(&name) {
-            return Ok((cubin, How::FromDisk));
+            return Ok((cubin, Outcome::FromDisk));
         }
         let cubin = compile()?;
         let note = self.store.put(&name, &cubin).err();
-        Ok((cubin, How::Compiled(note)))
+        Ok((cubin, Outcome::Compiled(note)))
     }
 }
 
-enum How {
+enum Outcome {
     FromDisk,
     Compiled(Option<String>),
 }
@@ -101,9 +101,9 @@ mod tests {
         let _ = std::fs::remove_dir_all(&folder);
         let cache = Cache { store: Store::at(folder.clone()) };
         let is_from_disk = |compiles: &[u8]| {
-            let (cubin, how) = cache.entry("k", || Ok(compiles.to_vec())).unwrap();
+            let (cubin, outcome) = cache.entry("k", || Ok(compiles.to_vec())).unwrap();
             assert_eq!(cubin, b"cubin");
-            matches!(how, How::FromDisk)
+            matches!(outcome, Outcome::FromDisk)
         };
         assert!(!is_from_disk(b"cubin"));
         assert!(is_from_disk(b"never"));
@@ -112,7 +112,7 @@ mod tests {
         assert!(is_from_disk(b"never"));
         std::fs::remove_dir_all(&folder).unwrap();
         std::fs::write(&folder, "in the way").unwrap();
-        let How::Compiled(Some(note)) = cache.entry("k", || Ok(b"cubin".to_vec())).unwrap().1 else {
+        let Outcome::Compiled(Some(note)) = cache.entry("k", || Ok(b"cubin".to_vec())).unwrap().1 else {
             panic!("the folder is a file")
         };
         assert!(note.starts_with("nothing is kept in"), "{note}");

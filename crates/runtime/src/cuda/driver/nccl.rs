@@ -185,13 +185,13 @@ impl Nccl {
         }
         // SAFETY: returns a static string for any status.
         let words = text(unsafe { (self.error_string)(status) });
-        let last = self.last_words(communicator);
+        let last = self.last_error_message(communicator);
         let last = if last.is_empty() { String::new() } else { format!(", {last}") };
         Err(CudaError::status(format!("{call}: {words}{last}"), status))
     }
 
     /// NCCL's last error message; empty if there is none.
-    fn last_words(&self, communicator: Handle) -> String {
+    fn last_error_message(&self, communicator: Handle) -> String {
         // SAFETY: null or a live communicator; NCCL owns the string.
         let words = text(unsafe { (self.last_error)(communicator) });
         words.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -219,7 +219,7 @@ unsafe impl Sync for Communicator {}
 
 /// A contiguous range of f32 in device memory to send to, or receive from, a rank of the group.
 #[derive(Clone, Copy, Debug)]
-pub struct Passage {
+pub struct Transfer {
     pub rank: usize,
     pub at: u64,
     pub elements: usize,
@@ -304,15 +304,15 @@ impl Communicator {
     /// range overlaps another range.
     pub unsafe fn exchange(
         &self,
-        send: &[Passage],
-        receive: &[Passage],
+        send: &[Transfer],
+        receive: &[Transfer],
         stream: Stream,
     ) -> Result<(), CudaError> {
         // SAFETY: takes no argument.
         self.ok(unsafe { (self.nccl.group_start)() }, "ncclGroupStart")?;
         let mut asked = Ok(());
-        for (passage, is_sent) in send.iter().map(|p| (p, true)).chain(receive.iter().map(|p| (p, false))) {
-            let Passage { rank, at, elements } = *passage;
+        for (transfer, is_sent) in send.iter().map(|p| (p, true)).chain(receive.iter().map(|p| (p, false))) {
+            let Transfer { rank, at, elements } = *transfer;
             let (peer, dtype, raw) = (rank as c_int, NCCL_FLOAT32, self.raw);
             if elements == 0 || asked.is_err() {
                 continue;
@@ -371,12 +371,12 @@ pub struct Communicators {
 
 /// A thread that polls communicators for errors until its sender is dropped.
 struct Watch {
-    going: Option<Sender<()>>,
+    stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Polling interval.
-const ASK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Communicators {
     /// Connects this rank of a mesh with all others, which make the same call with the id that one of them created. A mesh of
@@ -415,7 +415,7 @@ impl Communicators {
                 return Err(CudaError::new("the thread that connects NCCL ended before it was done"));
             }
             Err(RecvTimeoutError::Timeout) => {
-                let last = nccl.last_words(null_mut());
+                let last = nccl.last_error_message(null_mut());
                 let last = if last.is_empty() { String::new() } else { format!(" ({last})") };
                 return Err(CudaError::new(format!(
                     "NCCL {} did not connect the ranks within {} s{last}; {HINT}",
@@ -458,19 +458,19 @@ impl Communicators {
     }
 
     /// Starts a thread that polls every second for asynchronous errors and reports the first one.
-    pub fn watch(&mut self, tell: impl FnOnce(&str) + Send + 'static) -> Result<(), CudaError> {
+    pub fn watch(&mut self, report: impl FnOnce(&str) + Send + 'static) -> Result<(), CudaError> {
         let watched: Vec<Arc<Communicator>> = self.by_axis.iter().map(|(_, own)| Arc::clone(own)).collect();
-        let (going, gone) = mpsc::channel::<()>();
+        let (stop, stopped) = mpsc::channel::<()>();
         let ask = move || {
-            while gone.recv_timeout(ASK_EVERY) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 if let Some(why) = watched.iter().find_map(|communicator| communicator.failure()) {
-                    return tell(&why.to_string());
+                    return report(&why.to_string());
                 }
             }
         };
         let thread = std::thread::Builder::new().name("nccl-watch".into()).spawn(ask);
         let thread = thread.map_err(|why| CudaError::new(format!("a thread cannot be started: {why}")))?;
-        self.watch = Some(Watch { going: Some(going), thread: Some(thread) });
+        self.watch = Some(Watch { stop: Some(stop), thread: Some(thread) });
         Ok(())
     }
 }
@@ -478,7 +478,7 @@ impl Communicators {
 impl Drop for Watch {
     /// Joins the thread, so that it does not outlive this as the last owner of a communicator.
     fn drop(&mut self) {
-        drop(self.going.take());
+        drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

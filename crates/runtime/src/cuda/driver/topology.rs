@@ -246,7 +246,7 @@ struct PciInfo {
 type Device = *mut c_void;
 
 /// The NVML entry points used by `read`. Those after `find` are missing in some drivers.
-struct Asked {
+struct NvmlCalls {
     find: unsafe extern "C" fn(*const c_char, *mut Device) -> c_int,
     state: Option<unsafe extern "C" fn(Device, c_uint, *mut c_uint) -> c_int>,
     remote_type: Option<unsafe extern "C" fn(Device, c_uint, *mut c_uint) -> c_int>,
@@ -261,8 +261,8 @@ struct Asked {
 pub fn read(library: &'static Library, gpus: &[(String, Option<u32>)]) -> Result<Topology, CudaError> {
     type Status = unsafe extern "C" fn() -> c_int;
     // SAFETY: the signatures are those of the header for these symbols.
-    let (init, shutdown, asked): (Status, Status, Asked) = unsafe {
-        let asked = Asked {
+    let (init, shutdown, calls): (Status, Status, NvmlCalls) = unsafe {
+        let calls = NvmlCalls {
             find: library.symbol("nvmlDeviceGetHandleByPciBusId_v2")?,
             state: library.symbol("nvmlDeviceGetNvLinkState").ok(),
             remote_type: library.symbol("nvmlDeviceGetNvLinkRemoteDeviceType").ok(),
@@ -272,20 +272,20 @@ pub fn read(library: &'static Library, gpus: &[(String, Option<u32>)]) -> Result
             peers: library.symbol("nvmlDeviceGetP2PStatus").ok(),
             ancestor: library.symbol("nvmlDeviceGetTopologyCommonAncestor").ok(),
         };
-        (library.symbol("nvmlInit_v2")?, library.symbol("nvmlShutdown")?, asked)
+        (library.symbol("nvmlInit_v2")?, library.symbol("nvmlShutdown")?, calls)
     };
     // SAFETY: takes no argument; matched by one shutdown below.
     match unsafe { init() } {
         0 => {}
         status => return Err(CudaError::status("nvmlInit", status)),
     }
-    let read = asked.topology(gpus);
+    let read = calls.topology(gpus);
     // SAFETY: matches the start above; no handle is used after it.
     unsafe { shutdown() };
     read
 }
 
-impl Asked {
+impl NvmlCalls {
     fn topology(&self, gpus: &[(String, Option<u32>)]) -> Result<Topology, CudaError> {
         let mut handles = vec![];
         for (pci, _) in gpus {

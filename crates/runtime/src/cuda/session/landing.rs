@@ -32,7 +32,7 @@ impl Landing {
     }
 
     /// The address to write to instead of `range` of the arena; `None` if it is written in place.
-    pub fn place(&self, range: &Range<usize>) -> Option<usize> {
+    pub fn redirect(&self, range: &Range<usize>) -> Option<usize> {
         let is_input = self.inputs.start <= range.start && range.end <= self.inputs.end;
         let area = self.areas.get(self.turn)?;
         is_input.then(|| area + range.start - self.inputs.start)
@@ -64,7 +64,7 @@ impl Landing {
     }
 
     /// Call after the copies: moves on to the next area.
-    pub fn pass(&mut self) {
+    pub fn advance(&mut self) {
         self.fresh.clear();
         self.turn = (self.turn + 1) % self.areas.len().max(1);
     }
@@ -77,16 +77,16 @@ mod tests {
     #[test]
     fn inputs_land_beside_their_place_and_areas_take_turns() {
         let mut landing = Landing::new(1024..2048, vec![2048, 3072]);
-        assert_eq!(landing.place(&(1280..1300)), Some(2304));
-        assert_eq!(landing.place(&(0..16)), None, "a weight");
-        assert_eq!(landing.place(&(2000..2100)), None, "behind the inputs");
+        assert_eq!(landing.redirect(&(1280..1300)), Some(2304));
+        assert_eq!(landing.redirect(&(0..16)), None, "a weight");
+        assert_eq!(landing.redirect(&(2000..2100)), None, "behind the inputs");
         landing.add(&(1280..1300));
         assert_eq!(landing.moves().collect::<Vec<_>>(), [(2304, 1280..1536)]);
-        landing.pass();
+        landing.advance();
         assert!(landing.is_empty());
-        assert_eq!(landing.place(&(1280..1300)), Some(3328));
-        landing.pass();
-        assert_eq!(landing.place(&(1024..1025)), Some(2048));
+        assert_eq!(landing.redirect(&(1280..1300)), Some(3328));
+        landing.advance();
+        assert_eq!(landing.redirect(&(1024..1025)), Some(2048));
     }
 
     #[test]
@@ -107,6 +107,6 @@ mod tests {
     #[test]
     fn without_areas_everything_goes_in_place() {
         let landing = Landing::new(0..512, vec![]);
-        assert_eq!((landing.place(&(0..4)), landing.moves().count()), (None, 0));
+        assert_eq!((landing.redirect(&(0..4)), landing.moves().count()), (None, 0));
     }
 }

@@ -144,7 +144,7 @@ impl Session {
     /// arena: libraries load their kernels on the first call, and a launch that cannot run is reported here by name. Then
     /// captures the graphs and zeroes the arena.
     ///
-    /// Plans with collectives over several ranks need communicators. `meet` is a barrier: it is called before the first
+    /// Plans with collectives over several ranks need communicators. `barrier` waits for all ranks. It is called before the first
     /// exchange, when everything else that may fail on this rank has succeeded, because NCCL would wait for ever for a rank
     /// that failed. It is called again after NCCL allocated a resource; a rank whose allocation failed reports
     /// `RuntimeError::Wire`.
@@ -153,9 +153,9 @@ impl Session {
         device: &Device,
         options: Options,
         communicators: Option<Arc<Communicators>>,
-        meet: &dyn Fn() -> Result<(), RuntimeError>,
+        barrier: &dyn Fn() -> Result<(), RuntimeError>,
     ) -> Result<Session, RuntimeError> {
-        Session::open(plans, device, options, communicators, meet, None)
+        Session::open(plans, device, options, communicators, barrier, None)
     }
 
     /// One of several simulated ranks: a kernel that takes the time given by `times` replaces every exchange. The results are
@@ -174,7 +174,7 @@ impl Session {
         device: &Device,
         options: Options,
         communicators: Option<Arc<Communicators>>,
-        meet: &dyn Fn() -> Result<(), RuntimeError>,
+        barrier: &dyn Fn() -> Result<(), RuntimeError>,
         stand_in: Option<&stand_in::Times<'_>>,
     ) -> Result<Session, RuntimeError> {
         let system = |why: CudaError| RuntimeError::Resources(why.to_string());
@@ -259,14 +259,14 @@ impl Session {
         let (mut wire_bytes, mut windows) = (0, None);
         if let Some(communicators) = &communicators {
             stream.synchronize().map_err(system)?;
-            meet()?;
+            barrier()?;
             let (before, _) = driver.memory().map_err(system)?;
             if windowed.is_some() {
                 // SAFETY: the session drops the windows before the arena.
                 let registered = unsafe { Windows::register(communicators, arena.address(), arena.bytes()) };
                 windows = Some(registered.map_err(|why| RuntimeError::Wire(why.to_string()))?);
                 // Either all ranks have a window, or all learn which of them has none.
-                meet()?;
+                barrier()?;
             }
             first_exchanges(plans, &works, &stream)?;
             let (after, _) = driver.memory().map_err(system)?;
@@ -435,7 +435,7 @@ impl Session {
                 self.traffic.get_mut().before(&self.arena, &self.written[*index], stream).map_err(late)?;
                 let compute = &computes[which];
                 let times: Vec<usize> = compute.iter().map(|i| repeats[which][*i].unwrap_or(1)).collect();
-                for range in timing::handfuls(&times) {
+                for range in timing::batches(&times) {
                     let works = compute[range.clone()].iter().map(|i| &*self.works[*index][*i]);
                     let works: Vec<_> = works.zip(times[range.clone()].iter().copied()).collect();
                     let failed = |(i, why)| named(&plan.launches[compute[range.start + i]])(why);
@@ -587,7 +587,7 @@ impl Session {
         let Some(clock) = self.wire_stream.clock() else { return Ok(None) };
         self.bind()?;
         let (memory, offsets) = clock.sums();
-        let posted = self.traffic.borrow_mut().post_beside(memory, &offsets, self.stream.get());
+        let posted = self.traffic.borrow_mut().post_from(memory, &offsets, self.stream.get());
         posted.map(Some).map_err(late)
     }
 
@@ -612,11 +612,11 @@ impl Session {
         if views.iter().all(View::is_dense) {
             let ranges = views.iter().map(|view| view.offset..view.offset + view.span_bytes()).collect();
             let begun = self.traffic.get_mut().begin_copy(&self.arena, ranges, self.stream.get());
-            if let Some(coming) = begun.map_err(late)? {
-                return Ok(Copying::coming(coming));
+            if let Some(pending) = begun.map_err(late)? {
+                return Ok(Copying::pending(pending));
             }
         }
-        Ok(Copying::here(views.iter().map(|view| self.read(view)).collect::<Result<_, _>>()?))
+        Ok(Copying::on_host(views.iter().map(|view| self.read(view)).collect::<Result<_, _>>()?))
     }
 
     pub fn fill(&mut self, byte: u8) -> Result<(), RuntimeError> {

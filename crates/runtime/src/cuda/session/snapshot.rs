@@ -8,14 +8,14 @@ use crate::cuda::driver::device::Device;
 use crate::cuda::driver::{Event, PinnedMemory};
 
 /// A pool of pinned memory for reuse. Allocating pinned memory for a large model takes as long as copying it several times.
-pub struct Shelf {
+pub struct PinnedPool {
     device: Device,
     free: Mutex<Vec<PinnedMemory>>,
 }
 
-impl Shelf {
-    pub fn new(device: &Device) -> Arc<Shelf> {
-        Arc::new(Shelf { device: device.clone(), free: Mutex::default() })
+impl PinnedPool {
+    pub fn new(device: &Device) -> Arc<PinnedPool> {
+        Arc::new(PinnedPool { device: device.clone(), free: Mutex::default() })
     }
 
     /// Memory of at least `bytes` bytes.
@@ -32,7 +32,7 @@ impl Shelf {
     }
 }
 
-impl Drop for Shelf {
+impl Drop for PinnedPool {
     fn drop(&mut self) {
         // The last copy may be dropped on a thread without a current context, and freeing needs one.
         let _ = self.device.bind();
@@ -41,53 +41,53 @@ impl Drop for Shelf {
 }
 
 /// A pending copy. It may be finished on a thread other than the session's.
-pub struct Coming {
+pub struct PendingCopy {
     memory: Option<PinnedMemory>,
     parts: Vec<Range<usize>>,
     done: Arc<Event>,
-    shelf: Arc<Shelf>,
+    pool: Arc<PinnedPool>,
 }
 
-impl Coming {
+impl PendingCopy {
     /// `done` is recorded after the copies of `parts` into `memory`, which came from `pool`.
     pub(super) fn new(
         memory: PinnedMemory,
         parts: Vec<Range<usize>>,
         done: Arc<Event>,
-        shelf: Arc<Shelf>,
-    ) -> Coming {
-        Coming { memory: Some(memory), parts, done, shelf }
+        pool: Arc<PinnedPool>,
+    ) -> PendingCopy {
+        PendingCopy { memory: Some(memory), parts, done, pool }
     }
 
     /// Waits until every byte has arrived.
-    pub fn finish(mut self) -> Result<Come, CudaError> {
-        self.shelf.device.bind()?;
+    pub fn finish(mut self) -> Result<FinishedCopy, CudaError> {
+        self.pool.device.bind()?;
         self.done.synchronize()?;
         let memory = self.memory.take();
-        Ok(Come { memory, parts: std::mem::take(&mut self.parts), shelf: Arc::clone(&self.shelf) })
+        Ok(FinishedCopy { memory, parts: std::mem::take(&mut self.parts), pool: Arc::clone(&self.pool) })
     }
 }
 
-impl Drop for Coming {
+impl Drop for PendingCopy {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
             // The device may still be writing. A failed device writes no more, so errors are ignored.
-            let _ = self.shelf.device.bind();
+            let _ = self.pool.device.bind();
             let _ = self.done.synchronize();
-            self.shelf.give_back(memory);
+            self.pool.give_back(memory);
         }
     }
 }
 
 /// A finished copy, whose memory returns to the pool when dropped.
-pub struct Come {
+pub struct FinishedCopy {
     /// `None` only during drop.
     memory: Option<PinnedMemory>,
     parts: Vec<Range<usize>>,
-    shelf: Arc<Shelf>,
+    pool: Arc<PinnedPool>,
 }
 
-impl Come {
+impl FinishedCopy {
     pub fn count(&self) -> usize {
         self.parts.len()
     }
@@ -100,13 +100,13 @@ impl Come {
     }
 }
 
-impl Drop for Come {
+impl Drop for FinishedCopy {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            self.shelf.give_back(memory);
+            self.pool.give_back(memory);
         }
     }
 }
 
 // SAFETY: `tensor` only reads memory that nothing writes while it is borrowed.
-unsafe impl Sync for Come {}
+unsafe impl Sync for FinishedCopy {}

@@ -69,17 +69,17 @@ fn place(head: usize, bytes: usize, ring_bytes: usize) -> usize {
 }
 
 /// A double buffer for reads: one pinned piece is unpacked while the other fills.
-pub struct Outlet {
+pub struct ReadBuffers {
     pieces: [(PinnedMemory, Event); 2],
 }
 
-impl Outlet {
+impl ReadBuffers {
     /// Sized to read `most` bytes at once, up to a limit.
-    pub fn new(driver: &'static Driver, most: usize) -> Result<Outlet, CudaError> {
+    pub fn new(driver: &'static Driver, most: usize) -> Result<ReadBuffers, CudaError> {
         let piece = || {
             Ok::<_, CudaError>((PinnedMemory::new(driver, most.min(READ_BYTES))?, Event::untimed(driver)?))
         };
-        Ok(Outlet { pieces: [piece()?, piece()?] })
+        Ok(ReadBuffers { pieces: [piece()?, piece()?] })
     }
 
     /// Reads bytes of device memory after all work on the stream.

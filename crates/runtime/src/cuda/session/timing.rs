@@ -50,7 +50,7 @@ impl Timer {
     pub fn new(driver: &'static Driver, function: Function, stream: Stream) -> Result<Timer, CudaError> {
         let marks = (0..=BEHIND_SPIN).map(|_| Event::new(driver)).collect::<Result<_, _>>()?;
         let mut timer = Timer { function, stream, marks, spin: FIRST_SPIN, empty_seconds: 0.0 };
-        let nothing: Vec<(&dyn Work, usize)> = vec![(&Nothing, 1); EMPTY_PAIRS];
+        let nothing: Vec<(&dyn Work, usize)> = vec![(&EmptyWork, 1); EMPTY_PAIRS];
         let mut pairs = vec![];
         // The first spin also loads the kernel.
         for _ in 0..3 {
@@ -113,16 +113,16 @@ pub fn exchanges(
     Ok(seconds.chunks(works.len()).map(<[f64]>::to_vec).collect())
 }
 
-struct Nothing;
+struct EmptyWork;
 
-impl Work for Nothing {
+impl Work for EmptyWork {
     fn enqueue(&self, _: Stream) -> Result<(), CudaError> {
         Ok(())
     }
 }
 
 /// Splits launches, given the repetitions of each, into batches that fit behind one spin.
-pub fn handfuls(repeats: &[usize]) -> Vec<std::ops::Range<usize>> {
+pub fn batches(repeats: &[usize]) -> Vec<std::ops::Range<usize>> {
     let (mut ranges, mut begin, mut count) = (vec![], 0, 0);
     for (i, repeats) in repeats.iter().enumerate() {
         if count + repeats > BEHIND_SPIN && i > begin {
@@ -142,12 +142,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handfuls_hold_every_launch_once_and_few_enough() {
-        assert!(handfuls(&[]).is_empty());
+    fn batches_hold_every_launch_once_within_the_limit() {
+        assert!(batches(&[]).is_empty());
         let plain = vec![1; 300];
-        assert_eq!(handfuls(&plain), [0..128, 128..256, 256..300]);
+        assert_eq!(batches(&plain), [0..128, 128..256, 256..300]);
         let mixed: Vec<usize> = (0..500).map(|i| if i % 3 == 0 { REPEATS } else { 1 }).collect();
-        let cut = handfuls(&mixed);
+        let cut = batches(&mixed);
         assert_eq!(cut.iter().cloned().flatten().collect::<Vec<_>>(), (0..500).collect::<Vec<_>>());
         assert!(cut.iter().all(|range| mixed[range.clone()].iter().sum::<usize>() <= BEHIND_SPIN));
     }

@@ -18,8 +18,8 @@ use flatout_ir::PlanSet;
 use flatout_ir::graph::Class;
 
 use super::landing::Landing;
-use super::snapshot::{Coming, Shelf};
-use super::staging::{Mailbox, Outlet, Ring};
+use super::snapshot::{PendingCopy, PinnedPool};
+use super::staging::{Mailbox, ReadBuffers, Ring};
 use crate::cuda::context::{CudaError, Stream};
 use crate::cuda::driver::device::Device;
 use crate::cuda::driver::{DeviceMemory, Driver, Event, OwnedStream};
@@ -33,12 +33,12 @@ const ALIGN: usize = 256;
 /// Fields are dropped in declaration order: whatever uses a stream before the stream.
 pub struct Traffic {
     ring: Ring,
-    outlet: Outlet,
+    read_buffers: ReadBuffers,
     mailbox: Mailbox,
     landing: Landing,
     /// One event per landing area, recorded when its content has been copied into place.
     landed: Vec<Event>,
-    readings: Vec<Reading>,
+    pending_reads: Vec<PendingRead>,
     /// Events of finished reads, for reuse.
     spare: Vec<Arc<Event>>,
     /// The last point of the compute stream that another stream waited for.
@@ -47,12 +47,12 @@ pub struct Traffic {
     arrived: Event,
     copy_in: OwnedStream,
     copy_out: OwnedStream,
-    shelf: Arc<Shelf>,
+    pool: Arc<PinnedPool>,
     driver: &'static Driver,
 }
 
 /// Ranges of the arena that are being copied out.
-struct Reading {
+struct PendingRead {
     ranges: Vec<Range<usize>>,
     done: Arc<Event>,
 }
@@ -66,17 +66,17 @@ impl Traffic {
         let landed = plans.landings.iter().map(|_| Event::untimed(driver)).collect::<Result<_, _>>()?;
         Ok(Traffic {
             ring: Ring::new(driver, ring_bytes)?,
-            outlet: Outlet::new(driver, plans.arena_bytes)?,
+            read_buffers: ReadBuffers::new(driver, plans.arena_bytes)?,
             mailbox: Mailbox::new(driver)?,
             landing: Landing::new(plans.inputs.clone(), plans.landings.clone()),
             landed,
-            readings: vec![],
+            pending_reads: vec![],
             spare: vec![],
             computed: Event::untimed(driver)?,
             arrived: Event::untimed(driver)?,
             copy_in: OwnedStream::new(driver)?,
             copy_out: OwnedStream::new(driver)?,
-            shelf: Shelf::new(device),
+            pool: PinnedPool::new(device),
             driver,
         })
     }
@@ -91,7 +91,7 @@ impl Traffic {
     ) -> Result<(), CudaError> {
         let range = offset..offset + bytes.len();
         let copy_in = self.copy_in.get();
-        if let Some(at) = self.landing.place(&range) {
+        if let Some(at) = self.landing.redirect(&range) {
             if self.landing.is_empty() {
                 self.landed[self.landing.turn()].hold(copy_in)?;
             }
@@ -101,8 +101,8 @@ impl Traffic {
         }
         self.computed.record(compute)?;
         self.computed.hold(copy_in)?;
-        for reading in self.readings.iter().filter(|r| r.meets(std::slice::from_ref(&range))) {
-            reading.done.hold(copy_in)?;
+        for pending in self.pending_reads.iter().filter(|r| r.overlaps(std::slice::from_ref(&range))) {
+            pending.done.hold(copy_in)?;
         }
         self.ring.write(arena, offset, bytes, copy_in)?;
         self.arrived.record(copy_in)?;
@@ -117,7 +117,7 @@ impl Traffic {
         compute: Stream,
     ) -> Result<(), CudaError> {
         self.land(arena, compute)?;
-        self.wait_for_readings(written, compute)
+        self.wait_for_reads(written, compute)
     }
 
     /// Copies the inputs that have arrived into place.
@@ -129,23 +129,24 @@ impl Traffic {
         self.arrived.hold(compute)?;
         let moves: Vec<(usize, Range<usize>)> = self.landing.moves().collect();
         for (from, to) in &moves {
-            self.wait_for_readings(std::slice::from_ref(to), compute)?;
+            self.wait_for_reads(std::slice::from_ref(to), compute)?;
             arena.copy_within(*from, to.start, to.len(), compute)?;
         }
         self.landed[self.landing.turn()].record(compute)?;
-        self.landing.pass();
+        self.landing.advance();
         Ok(())
     }
 
-    fn wait_for_readings(&mut self, written: &[Range<usize>], compute: Stream) -> Result<(), CudaError> {
-        let (over, still): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.readings).into_iter().partition(|reading| reading.meets(written));
-        self.readings = still;
-        for reading in over {
-            reading.done.hold(compute)?;
+    fn wait_for_reads(&mut self, written: &[Range<usize>], compute: Stream) -> Result<(), CudaError> {
+        let (over, still): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pending_reads)
+            .into_iter()
+            .partition(|pending| pending.overlaps(written));
+        self.pending_reads = still;
+        for pending in over {
+            pending.done.hold(compute)?;
             // If someone still waits for the copy itself, they keep the event.
-            if Arc::strong_count(&reading.done) == 1 {
-                self.spare.push(reading.done);
+            if Arc::strong_count(&pending.done) == 1 {
+                self.spare.push(pending.done);
             }
         }
         Ok(())
@@ -159,8 +160,8 @@ impl Traffic {
         bytes: usize,
         compute: Stream,
     ) -> Result<Vec<u8>, CudaError> {
-        let copy_out = self.behind_compute(arena, compute)?;
-        self.outlet.read(arena, offset, bytes, copy_out)
+        let copy_out = self.copy_out_after_compute(arena, compute)?;
+        self.read_buffers.read(arena, offset, bytes, copy_out)
     }
 
     /// Enqueues copies of single values to the host; returns the index to pass to `collect`.
@@ -170,14 +171,14 @@ impl Traffic {
         offsets: &[usize],
         compute: Stream,
     ) -> Result<usize, CudaError> {
-        let copy_out = self.behind_compute(arena, compute)?;
+        let copy_out = self.copy_out_after_compute(arena, compute)?;
         let place = self.mailbox.post(arena, offsets, copy_out)?;
-        self.reading(offsets.iter().map(|at| *at..at + size_of::<f32>()).collect())?;
+        self.record_read(offsets.iter().map(|at| *at..at + size_of::<f32>()).collect())?;
         Ok(place)
     }
 
     /// As `post`, from memory outside the arena and ordered by the compute stream: later work may overwrite it.
-    pub fn post_beside(
+    pub fn post_from(
         &mut self,
         memory: &DeviceMemory,
         offsets: &[usize],
@@ -198,23 +199,23 @@ impl Traffic {
         arena: &DeviceMemory,
         ranges: Vec<Range<usize>>,
         compute: Stream,
-    ) -> Result<Option<Coming>, CudaError> {
+    ) -> Result<Option<PendingCopy>, CudaError> {
         let mut end = 0;
         let mut parts = Vec::with_capacity(ranges.len());
         for range in &ranges {
             parts.push(end..end + range.len());
             end = (end + range.len()).next_multiple_of(ALIGN);
         }
-        let Ok(memory) = self.shelf.take(end) else { return Ok(None) };
-        let copy_out = self.behind_compute(arena, compute)?;
+        let Ok(memory) = self.pool.take(end) else { return Ok(None) };
+        let copy_out = self.copy_out_after_compute(arena, compute)?;
         let mut pairs = ranges.iter().zip(&parts).filter(|(range, _)| !range.is_empty());
         let sent = pairs
             .try_for_each(|(range, part)| {
                 arena.copy_out(range.start, &memory, part.start, range.len(), copy_out)
             })
-            .and_then(|()| self.reading(ranges));
+            .and_then(|()| self.record_read(ranges));
         match sent {
-            Ok(done) => Ok(Some(Coming::new(memory, parts, done, Arc::clone(&self.shelf)))),
+            Ok(done) => Ok(Some(PendingCopy::new(memory, parts, done, Arc::clone(&self.pool)))),
             Err(why) => {
                 // The memory is freed on return, and copies into it may be pending.
                 let _ = self.copy_out.synchronize();
@@ -230,7 +231,7 @@ impl Traffic {
     }
 
     /// Orders the copy-out stream after all work enqueued so far.
-    fn behind_compute(&mut self, arena: &DeviceMemory, compute: Stream) -> Result<Stream, CudaError> {
+    fn copy_out_after_compute(&mut self, arena: &DeviceMemory, compute: Stream) -> Result<Stream, CudaError> {
         self.land(arena, compute)?;
         self.computed.record(compute)?;
         self.computed.hold(self.copy_out.get())?;
@@ -238,19 +239,19 @@ impl Traffic {
     }
 
     /// Records that the work just enqueued on the copy-out stream reads these ranges.
-    fn reading(&mut self, ranges: Vec<Range<usize>>) -> Result<Arc<Event>, CudaError> {
+    fn record_read(&mut self, ranges: Vec<Range<usize>>) -> Result<Arc<Event>, CudaError> {
         let done = match self.spare.pop() {
             Some(event) => event,
             None => Arc::new(Event::untimed(self.driver)?),
         };
         done.record(self.copy_out.get())?;
-        self.readings.push(Reading { ranges, done: Arc::clone(&done) });
+        self.pending_reads.push(PendingRead { ranges, done: Arc::clone(&done) });
         Ok(done)
     }
 }
 
-impl Reading {
-    fn meets(&self, written: &[Range<usize>]) -> bool {
+impl PendingRead {
+    fn overlaps(&self, written: &[Range<usize>]) -> bool {
         self.ranges.iter().any(|r| written.iter().any(|w| r.start < w.end && w.start < r.end))
     }
 }

@@ -12,8 +12,8 @@ use flatout_ir::{Launch, Op};
 use crate::Session;
 use crate::cuda::{self, AttentionKernel};
 use crate::verify::real::attention::{Problem, decode, equal, packed, trees};
-use crate::verify::real::{Bench, Fill, WIDE, said};
-use crate::verify::{CaseDevice, Way};
+use crate::verify::real::{Bench, Fill, WIDE, message};
+use crate::verify::{CaseDevice, KernelSelection};
 
 /// Number of turns; the median counts.
 const TURNS: usize = 5;
@@ -197,7 +197,7 @@ struct Runner {
 impl Runner {
     fn time(&mut self, calls: usize) -> Result<f64, String> {
         let session = self.session.as_cuda().expect("made on a device");
-        Ok(session.time_ms(0, calls).map_err(said)? / self.copies as f64)
+        Ok(session.time_ms(0, calls).map_err(message)? / self.copies as f64)
     }
 
     fn lap(mut self) -> Lap {
@@ -217,13 +217,13 @@ impl Race {
     /// Times every kernel that serves the problem; one that cannot run reports why.
     pub fn run(&self, device: &cuda::Device) -> Result<Vec<Lap>, String> {
         let mut runners = vec![];
-        for way in self.ways(&self.problem, device)? {
-            runners.push(self.runner(&self.problem, way.attention.name().into(), way, device)?);
+        for selection in self.selections(&self.problem, device)? {
+            runners.push(self.runner(&self.problem, selection.attention.name().into(), selection, device)?);
         }
         if let Some(padded) = &self.padded {
-            let way = Way::attention(AttentionKernel::Cudnn);
-            if self.ways(padded, device)?.contains(&way) {
-                let mut runner = self.runner(padded, PADDED.into(), way, device)?;
+            let selection = KernelSelection::attention(AttentionKernel::Cudnn);
+            if self.selections(padded, device)?.contains(&selection) {
+                let mut runner = self.runner(padded, PADDED.into(), selection, device)?;
                 // Counts the requested work, without what padding adds.
                 (runner.flops, runner.bytes) =
                     (flops(&self.problem, self.grad), bytes(&self.problem, self.grad));
@@ -261,31 +261,31 @@ impl Race {
 
     /// One call, for compiling ahead.
     pub fn launches(&self, device: &cuda::Device) -> Result<Vec<Launch>, String> {
-        let mut bench = Bench::new(CaseDevice::Cuda(device), Way::default());
+        let mut bench = Bench::new(CaseDevice::Cuda(device), KernelSelection::default());
         for problem in [Some(&self.problem), self.padded.as_ref()].into_iter().flatten() {
             lay(problem, self.grad, &mut bench, 1)?;
         }
         Ok(bench.launches)
     }
 
-    fn ways(&self, problem: &Problem, device: &cuda::Device) -> Result<Vec<Way>, String> {
+    fn selections(&self, problem: &Problem, device: &cuda::Device) -> Result<Vec<KernelSelection>, String> {
         let place = CaseDevice::Cuda(device);
-        let mut bench = Bench::new(place, Way::default());
+        let mut bench = Bench::new(place, KernelSelection::default());
         lay(problem, self.grad, &mut bench, 1)?;
-        Ok(place.ways(&bench.launches, cuda::Options::default()))
+        Ok(place.selections(&bench.launches, cuda::Options::default()))
     }
 
     fn runner(
         &self,
         problem: &Problem,
         kernel: String,
-        way: Way,
+        selection: KernelSelection,
         device: &cuda::Device,
     ) -> Result<Runner, String> {
         let (flops, bytes) = (flops(problem, self.grad), bytes(problem, self.grad));
         let cache = device.facts(cuda::Options::default()).l2_bytes as u64;
         let copies = ((CACHES as u64 * cache).div_ceil(bytes) as usize).clamp(1, MOST_COPIES);
-        let mut bench = Bench::new(CaseDevice::Cuda(device), way);
+        let mut bench = Bench::new(CaseDevice::Cuda(device), selection);
         lay(problem, self.grad, &mut bench, copies)?;
         let session = bench.open().map_err(|why| format!("{kernel}: {why}"))?;
         Ok(Runner { kernel, session, copies, calls: 1, flops, bytes, ms: vec![] })
@@ -295,7 +295,7 @@ impl Race {
     fn copy(&self, device: &cuda::Device) -> Result<Runner, String> {
         let wide = 4096;
         let rows = (bytes(&self.problem, self.grad) as usize / (4 * wide)).max(1);
-        let mut bench = Bench::new(CaseDevice::Cuda(device), Way::default());
+        let mut bench = Bench::new(CaseDevice::Cuda(device), KernelSelection::default());
         let from = bench.input(DType::BF16, &[rows, wide], WIDE);
         bench.launch(Op::Reshape { dims: vec![4 * rows, wide / 4] }, &[from])?;
         let bytes = (4 * rows * wide) as u64;
@@ -341,7 +341,7 @@ mod tests {
     fn every_shape_is_one_the_kernels_take() {
         for race in races() {
             for problem in [Some(&race.problem), race.padded.as_ref()].into_iter().flatten() {
-                let mut bench = Bench::new(CaseDevice::Cpu, Way::default());
+                let mut bench = Bench::new(CaseDevice::Cpu, KernelSelection::default());
                 lay(problem, race.grad, &mut bench, 1).unwrap_or_else(|why| panic!("{}: {why}", race.name));
                 bench.check().unwrap_or_else(|why| panic!("{}: {why}", race.name));
             }

@@ -49,20 +49,20 @@ fn sums(size: usize, longest: usize) -> usize {
 
 /// Number of accumulators of dk and dv: one per part if parts are tasks; otherwise per worker, two if units have parts.
 #[derive(Clone, Copy)]
-struct Holders {
+struct Accumulators {
     /// The maximum parts of a unit if parts are tasks, otherwise 1.
     tasks_a_unit: usize,
     of_tasks: usize,
     of_a_worker: usize,
 }
 
-impl Holders {
+impl Accumulators {
     fn new(units: usize, longest_rows: usize) -> Self {
         match parts(longest_rows) {
             most if most > 1 && units < UNITS => {
-                Holders { tasks_a_unit: most, of_tasks: units * most, of_a_worker: 0 }
+                Accumulators { tasks_a_unit: most, of_tasks: units * most, of_a_worker: 0 }
             }
-            most => Holders { tasks_a_unit: 1, of_tasks: 0, of_a_worker: most.min(2) },
+            most => Accumulators { tasks_a_unit: 1, of_tasks: 0, of_a_worker: most.min(2) },
         }
     }
 }
@@ -73,8 +73,8 @@ pub(super) fn workspace(shapes: &Shapes<'_>) -> usize {
     let (longest, units) = extents(k, tokens, kv_heads);
     let queries = &shapes.ins[0].dims;
     let (longest_q, _) = extents(q, queries[0], kv_heads);
-    let holders = Holders::new(units, longest_q * (queries[1] / kv_heads));
-    let held = holders.of_tasks + shapes.cores * holders.of_a_worker;
+    let accumulators = Accumulators::new(units, longest_q * (queries[1] / kv_heads));
+    let held = accumulators.of_tasks + shapes.cores * accumulators.of_a_worker;
     bytes(shapes.cores * floats(size) + held * sums(size, longest))
 }
 
@@ -114,17 +114,17 @@ pub(super) fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
 
     let (longest, units) = extents(k, p.k.dims[0], p.kv_heads);
     let (longest_q, _) = extents(q, p.q.dims[0], p.kv_heads);
-    let holders = Holders::new(units, longest_q * p.group);
+    let accumulators = Accumulators::new(units, longest_q * p.group);
     let (floats, sums) = (floats(p.size), sums(p.size, longest));
     // SAFETY: this is the only call of this launch.
     let memory = unsafe { ctx.workspace() };
-    let of_worker = floats + holders.of_a_worker * sums;
-    let (of_tasks, of_workers) = memory.split_at_mut(holders.of_tasks * sums);
+    let of_worker = floats + accumulators.of_a_worker * sums;
+    let (of_tasks, of_workers) = memory.split_at_mut(accumulators.of_tasks * sums);
     let workers = p.workers(ctx).min(of_workers.len() / of_worker);
     let (of_tasks, of_workers) = (Shared::new(of_tasks), Shared::new(of_workers));
 
-    let by_part = holders.of_tasks > 0;
-    let in_a_unit = holders.tasks_a_unit;
+    let by_part = accumulators.of_tasks > 0;
+    let in_a_unit = accumulators.tasks_a_unit;
     share(ctx, workers, units * in_a_unit, |worker, task| {
         let unit = Unit::new(&backward, task / in_a_unit);
         // SAFETY: a worker runs one task at a time, and the ranges of workers are disjoint.
@@ -138,7 +138,7 @@ pub(super) fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
             return;
         }
         let total = &mut take(&mut scratch, sums)[..unit.sums];
-        let mut other = (holders.of_a_worker > 1).then(|| take(&mut scratch, sums));
+        let mut other = (accumulators.of_a_worker > 1).then(|| take(&mut scratch, sums));
         unit.add_part(0, total, scratch);
         for part in 1..unit.parts {
             let other =
@@ -389,8 +389,8 @@ unsafe fn slopes<V: Vector>(
     }
 }
 
-/// As `slopes`, for capped scores, with the derivative of the cap. A masked score has probability 0, and its derivative is
-/// ignored.
+/// As `slopes`, for capped scores, with the derivative of the cap. A masked score has probability 0, and is clamped to -cap,
+/// where the derivative is 0 too.
 ///
 /// # Safety
 /// As for `slopes`.

@@ -15,16 +15,16 @@ use crate::launch;
 
 /// An input: its type and its elements in row-major order.
 #[derive(Clone)]
-pub(in crate::cpu) struct Given {
+pub(in crate::cpu) struct TestInput {
     pub ty: TensorType,
     pub values: Vec<f64>,
 }
 
-impl Given {
+impl TestInput {
     pub fn new(dtype: DType, dims: &[usize], value: impl FnMut(usize) -> f64) -> Self {
         let ty = TensorType::new(dtype, dims);
         let values = (0..ty.elements()).map(value).map(|x| dtype.round(x)).collect();
-        Given { ty, values }
+        TestInput { ty, values }
     }
 
     /// Numbers in [-1, 1), determined by the seed.
@@ -42,7 +42,7 @@ impl Given {
 
     /// As `self`, with bf16 widened to f32.
     pub fn widened(&self) -> Self {
-        Given { ty: self.ty.with(self.ty.dtype.accumulator()), values: self.values.clone() }
+        TestInput { ty: self.ty.with(self.ty.dtype.accumulator()), values: self.values.clone() }
     }
 
     /// As `self`, with some rows (of the first axis) set to a value.
@@ -50,11 +50,11 @@ impl Given {
         let width = self.ty.elements() / self.ty.dims[0].max(1);
         let values = self.values.iter().enumerate();
         let values = values.map(|(i, x)| if is_set(i / width) { value } else { *x }).collect();
-        Given { ty: self.ty.clone(), values }
+        TestInput { ty: self.ty.clone(), values }
     }
 }
 
-fn graph(op: &Op, ins: &[Given]) -> Graph {
+fn graph(op: &Op, ins: &[TestInput]) -> Graph {
     let b = Builder::new();
     let tensors: Vec<_> =
         ins.iter().enumerate().map(|(i, x)| b.input(&format!("x{i}"), x.ty.dtype, &x.ty.dims)).collect();
@@ -65,7 +65,7 @@ fn graph(op: &Op, ins: &[Given]) -> Graph {
 }
 
 /// The operation's outputs, as defined by its mathematics.
-pub(in crate::cpu) fn expected(op: &Op, ins: &[Given]) -> Vec<Vec<f64>> {
+pub(in crate::cpu) fn expected(op: &Op, ins: &[TestInput]) -> Vec<Vec<f64>> {
     let graph = graph(op, ins);
     let values: Values = ins.iter().enumerate().map(|(i, x)| (format!("x{i}"), x.values.clone())).collect();
     let mut results = oracle::run(&graph, &values).results;
@@ -80,7 +80,7 @@ fn kernel(op: &Op) -> &'static Kernel {
 }
 
 /// The kernel's workspace in bytes for these inputs.
-pub(in crate::cpu) fn workspace(op: &Op, ins: &[Given], cores: usize) -> usize {
+pub(in crate::cpu) fn workspace(op: &Op, ins: &[TestInput], cores: usize) -> usize {
     let graph = graph(op, ins);
     let node = graph.nodes.iter().find(|n| n.op == *op).expect("the graph holds it");
     (kernel(op).row.workspace)(&Shapes::of(&graph, node, cores))
@@ -88,7 +88,7 @@ pub(in crate::cpu) fn workspace(op: &Op, ins: &[Given], cores: usize) -> usize {
 
 /// How a launch differs from one that computes every output into separate memory.
 #[derive(Clone, Copy, Default)]
-pub(in crate::cpu) struct Manner<'a> {
+pub(in crate::cpu) struct LaunchVariant<'a> {
     /// Outputs that are not requested.
     pub unread: &'a [usize],
     /// An (input, output) pair that shares memory.
@@ -98,9 +98,9 @@ pub(in crate::cpu) struct Manner<'a> {
 /// The operation's outputs from its kernel, on a number of threads.
 pub(in crate::cpu) fn launched(
     op: &Op,
-    ins: &[Given],
+    ins: &[TestInput],
     threads: usize,
-    manner: Manner<'_>,
+    variant: LaunchVariant<'_>,
 ) -> Result<Vec<Option<Vec<f64>>>, String> {
     let graph = graph(op, ins);
     let node = graph.nodes.iter().find(|n| n.op == *op).expect("the graph holds it");
@@ -112,8 +112,8 @@ pub(in crate::cpu) fn launched(
     };
     let in_views: Vec<View> = ins.iter().map(|x| place(&x.ty)).collect();
     let out_views: Vec<Option<View>> = (0..node.outs.len())
-        .map(|o| match manner.in_place {
-            _ if manner.unread.contains(&o) => None,
+        .map(|o| match variant.in_place {
+            _ if variant.unread.contains(&o) => None,
             Some((i, out)) if out == o => Some(in_views[i].clone()),
             _ => Some(place(&node.outs[o])),
         })

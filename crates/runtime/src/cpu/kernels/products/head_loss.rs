@@ -423,7 +423,9 @@ vectorised! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::kernels::attention::trial::{Given, Manner, assert_near, expected, launched, workspace};
+    use crate::cpu::kernels::attention::trial::{
+        LaunchVariant, TestInput, assert_near, expected, launched, workspace,
+    };
     use flatout_ir::ops::product::Compute;
 
     const FULL: Compute = Compute::Full;
@@ -440,42 +442,42 @@ mod tests {
 
     impl Case {
         /// x, w, targets (every fifth row has none) and weights (every third is 0, one is negative).
-        fn inputs(&self) -> Vec<Given> {
+        fn inputs(&self) -> Vec<TestInput> {
             let Case { rows, width, vocabulary, dtype, .. } = *self;
             let target = |i: usize| if i % 5 == 3 { -1 } else { (i * 7919 % vocabulary) as i32 };
             let targets: Vec<i32> = (0..rows).map(target).collect();
             vec![
-                Given::noise(dtype, &[rows, width], 1),
-                Given::noise(dtype, &[vocabulary, width], 2),
-                Given::integers(&targets),
-                Given::new(DType::F32, &[rows], |i| if i == 4 { -0.5 } else { (i % 3) as f64 * 0.75 }),
+                TestInput::noise(dtype, &[rows, width], 1),
+                TestInput::noise(dtype, &[vocabulary, width], 2),
+                TestInput::integers(&targets),
+                TestInput::new(DType::F32, &[rows], |i| if i == 4 { -0.5 } else { (i % 3) as f64 * 0.75 }),
             ]
         }
 
-        fn base(&self) -> Given {
-            Given::noise(DType::F32, &[self.vocabulary, self.width], 3)
+        fn base(&self) -> TestInput {
+            TestInput::noise(DType::F32, &[self.vocabulary, self.width], 3)
         }
 
-        fn train_inputs(&self, base: bool) -> Vec<Given> {
+        fn train_inputs(&self, base: bool) -> Vec<TestInput> {
             self.inputs().into_iter().chain(base.then(|| self.base())).collect()
         }
 
-        fn grad_inputs(&self, base: bool) -> Vec<Given> {
+        fn grad_inputs(&self, base: bool) -> Vec<TestInput> {
             let lse = expected(&Op::HeadLoss { compute: FULL, cap: self.cap }, &self.inputs()).swap_remove(2);
             let mut ins = self.inputs();
-            ins[3] = Given::new(DType::F32, &[self.rows], |i| lse[i]);
-            ins.push(Given::noise(DType::F32, &[self.rows], 5).with_rows(0.0, |row| row % 4 == 1));
+            ins[3] = TestInput::new(DType::F32, &[self.rows], |i| lse[i]);
+            ins.push(TestInput::noise(DType::F32, &[self.rows], 5).with_rows(0.0, |row| row % 4 == 1));
             ins.extend(base.then(|| self.base()));
             ins
         }
 
-        fn compare(&self, op: Op, ins: &[Given], names: &[&str], manner: Manner<'_>) {
+        fn compare(&self, op: Op, ins: &[TestInput], names: &[&str], variant: LaunchVariant<'_>) {
             // Only dx is rounded to bf16, which alone is 1.7e-3. The rest is f32 whatever the inputs' type, so it is compared
             // with the mathematics of the same numbers in f32.
             let bound = |name: &str| if self.dtype == DType::BF16 && name == "dx" { 3e-3 } else { 2e-5 };
-            let wide: Vec<Given> = ins.iter().map(Given::widened).collect();
+            let wide: Vec<TestInput> = ins.iter().map(TestInput::widened).collect();
             let want = expected(&op, &wide);
-            let got = launched(&op, ins, 2, manner).unwrap();
+            let got = launched(&op, ins, 2, variant).unwrap();
             for ((name, want), got) in names.iter().zip(&want).zip(&got) {
                 let Some(got) = got else { continue };
                 let Case { rows, width, vocabulary, dtype, .. } = self;
@@ -503,25 +505,25 @@ mod tests {
     #[test]
     fn all_three_forms_are_the_mathematics() {
         for case in cases() {
-            let manner = Manner::default();
+            let variant = LaunchVariant::default();
             case.compare(
                 Op::HeadLoss { compute: FULL, cap: case.cap },
                 &case.inputs(),
                 &["sum", "logp", "lse", "best"],
-                manner,
+                variant,
             );
             for base in [false, true] {
                 case.compare(
                     Op::HeadLossGrad { base, compute: FULL, cap: case.cap },
                     &case.grad_inputs(base),
                     &NAMES[3..],
-                    manner,
+                    variant,
                 );
                 case.compare(
                     Op::HeadLossTrain { base, compute: FULL, cap: case.cap },
                     &case.train_inputs(base),
                     &NAMES,
-                    manner,
+                    variant,
                 );
             }
         }
@@ -533,14 +535,19 @@ mod tests {
             let op = Op::HeadLossTrain { base: true, compute: FULL, cap: case.cap };
             for unread in [&[][..], &[1, 2], &[0, 1, 2], &[3], &[1, 4], &[1, 2, 3, 4]] {
                 let in_place = (!unread.contains(&4)).then_some((4, 4));
-                case.compare(op.clone(), &case.train_inputs(true), &NAMES, Manner { unread, in_place });
+                case.compare(
+                    op.clone(),
+                    &case.train_inputs(true),
+                    &NAMES,
+                    LaunchVariant { unread, in_place },
+                );
             }
-            let manner = Manner { unread: &[0], in_place: Some((5, 1)) };
+            let variant = LaunchVariant { unread: &[0], in_place: Some((5, 1)) };
             case.compare(
                 Op::HeadLossGrad { base: true, compute: FULL, cap: case.cap },
                 &case.grad_inputs(true),
                 &NAMES[3..],
-                manner,
+                variant,
             );
         }
     }
@@ -557,12 +564,12 @@ mod tests {
         let op = Op::HeadLossTrain { base: false, compute: FULL, cap: case.cap };
         let want = expected(&op, &ins);
         ins[0] = ins[0].with_rows(f64::NAN, is_off);
-        let got = launched(&op, &ins, 2, Manner { unread: &[1, 2], in_place: None }).unwrap();
+        let got = launched(&op, &ins, 2, LaunchVariant { unread: &[1, 2], in_place: None }).unwrap();
         for out in [0, 3, 4] {
             assert_near(got[out].as_ref().unwrap(), &want[out], 2e-5, NAMES[out]);
         }
         ins[3] = ins[3].with_rows(0.0, |_| true);
-        let got = launched(&op, &ins, 2, Manner { unread: &[1, 2], in_place: None }).unwrap();
+        let got = launched(&op, &ins, 2, LaunchVariant { unread: &[1, 2], in_place: None }).unwrap();
         for out in [0, 3, 4] {
             assert!(
                 got[out].as_ref().unwrap().iter().all(|x| *x == 0.0),
@@ -580,7 +587,8 @@ mod tests {
             let case = Case { rows, width, vocabulary, dtype, cap: Cap::NONE };
             let op = Op::HeadLossTrain { base: true, compute: FULL, cap: case.cap };
             let bits = |threads: usize| -> Vec<u64> {
-                let outs = launched(&op, &case.train_inputs(true), threads, Manner::default()).unwrap();
+                let outs =
+                    launched(&op, &case.train_inputs(true), threads, LaunchVariant::default()).unwrap();
                 outs.into_iter().flatten().flatten().map(f64::to_bits).collect()
             };
             let one = bits(1);
@@ -594,9 +602,9 @@ mod tests {
     #[test]
     fn logits_of_one_chunk_are_all_the_scratch() {
         let scratch = |rows: usize| {
-            let zeros = |dims: &[usize]| Given::new(DType::F32, dims, |_| 0.0);
+            let zeros = |dims: &[usize]| TestInput::new(DType::F32, dims, |_| 0.0);
             let ins =
-                [zeros(&[rows, 8]), zeros(&[32768, 8]), Given::integers(&vec![0; rows]), zeros(&[rows])];
+                [zeros(&[rows, 8]), zeros(&[32768, 8]), TestInput::integers(&vec![0; rows]), zeros(&[rows])];
             workspace(&Op::HeadLossTrain { base: false, compute: FULL, cap: Cap::NONE }, &ins, 16)
         };
         assert_eq!(scratch(16384), scratch(1024), "more rows are more chunks");
@@ -608,9 +616,10 @@ mod tests {
         let case = Case { rows: 4, width: 2, vocabulary: 5, dtype: DType::F32, cap: Cap::NONE };
         for target in [5, -2] {
             let mut ins = case.inputs();
-            ins[2] = Given::integers(&[0, 1, target, 2]);
-            let error = launched(&Op::HeadLoss { compute: FULL, cap: case.cap }, &ins, 1, Manner::default())
-                .unwrap_err();
+            ins[2] = TestInput::integers(&[0, 1, target, 2]);
+            let error =
+                launched(&Op::HeadLoss { compute: FULL, cap: case.cap }, &ins, 1, LaunchVariant::default())
+                    .unwrap_err();
             assert_eq!(
                 error,
                 format!("row 2 has target {target}; targets are -1 or below the vocabulary of 5")

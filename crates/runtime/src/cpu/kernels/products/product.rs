@@ -162,7 +162,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         scratch = rest;
         let copy = Shared::new(copy);
         if is_input {
-            move_rows(x, copy, Way::Widen, cx);
+            move_rows(x, copy, Conversion::Widen, cx);
         }
         Some(copy)
     };
@@ -202,7 +202,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     if epilogue != Epilogue::None {
         epilogue::finish(epilogue, &out, out_copy, cx);
     } else if let Some(copy) = out_copy {
-        move_rows(&out, copy, Way::Narrow, cx);
+        move_rows(&out, copy, Conversion::Narrow, cx);
     }
     Ok(())
 }
@@ -210,7 +210,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
 /// Copies the base to where the product is accumulated: the f32 copy of the output, or the output.
 fn start_from(base: &Tensor<'_>, out: &Tensor<'_>, copy: Option<Shared>, cx: &Context<'_>) {
     if let Some(copy) = copy {
-        return move_rows(base, copy, Way::Widen, cx);
+        return move_rows(base, copy, Conversion::Widen, cx);
     }
     let (from, to) = (base.rows(), out.rows());
     in_row_tasks(&from, cx, |row, buffer| {
@@ -223,7 +223,7 @@ fn start_from(base: &Tensor<'_>, out: &Tensor<'_>, copy: Option<Shared>, cx: &Co
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
+enum Conversion {
     /// From the tensor to f32.
     Widen,
     /// From f32 to the tensor.
@@ -231,15 +231,15 @@ enum Way {
 }
 
 /// Converts between a tensor and its dense f32 copy.
-fn move_rows(x: &Tensor<'_>, copy: Shared, way: Way, cx: &Context<'_>) {
+fn move_rows(x: &Tensor<'_>, copy: Shared, conversion: Conversion, cx: &Context<'_>) {
     let rows = x.rows();
     in_row_tasks(&rows, cx, |row, _| {
         // SAFETY: a row of either side belongs to one task.
         unsafe {
             let copy = copy.slice(row * rows.width..(row + 1) * rows.width);
-            match way {
-                Way::Widen => rows.load(row, 0, copy),
-                Way::Narrow => rows.store(row, 0, copy),
+            match conversion {
+                Conversion::Widen => rows.load(row, 0, copy),
+                Conversion::Narrow => rows.store(row, 0, copy),
             }
         }
     });

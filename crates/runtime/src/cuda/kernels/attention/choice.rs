@@ -313,7 +313,7 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepare
                 let time = |name: &str| times.iter().find(|t| t.name == name).map(|t| t.ms);
                 let next = candidates.iter().filter(|f| f.name != family.name);
                 let next = next.filter_map(|f| Some((f.name, time(f.name)?)));
-                at.chose(Chosen {
+                at.record_attention(Chosen {
                     grad: p.grad,
                     kernel: family.name,
                     ms: time(family.name),

@@ -176,23 +176,23 @@ impl StridedTensor {
 
 /// Whether a tensor is read or written.
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
-    In,
-    Out,
+enum Access {
+    Read,
+    Write,
 }
 
 /// Replaces a view, which may be a slice of a wider tensor, by a dense tensor: the view itself, or scratch and the copy between
 /// the two, which must run before or after cuDNN.
-fn densely(
+fn as_dense(
     p: &Problem,
     view: &View,
-    way: Way,
+    access: Access,
     scratch: &mut Scratch,
     at: &Prepare<'_>,
 ) -> Result<(StridedTensor, Option<Box<dyn Work>>), CudaError> {
-    let there = StridedTensor::of(view, at);
+    let strided = StridedTensor::of(view, at);
     if view.is_dense() {
-        return Ok((there, None));
+        return Ok((strided, None));
     }
     let (heads, size) = (view.dims[1], view.dims[2]);
     let dense = StridedTensor {
@@ -200,7 +200,7 @@ fn densely(
         token: (heads * size) as i64,
         head: size as i64,
     };
-    let (from, to) = if way == Way::In { (there, dense) } else { (dense, there) };
+    let (from, to) = if access == Access::Read { (strided, dense) } else { (dense, strided) };
     let args = [
         Arg::Ptr(from.at),
         Arg::Ptr(to.at),
@@ -457,7 +457,7 @@ fn prepare_forward(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepared {
     let o = launch.outs[0].as_ref().ok_or_else(|| CudaError::new("attention without its output"))?;
     let mut scratch = Scratch::of(launch, at);
     let [q, k, o] = [&launch.ins[0], &launch.ins[1], o].map(|view| StridedTensor::of(view, at));
-    let (v, bring) = densely(p, &launch.ins[2], Way::In, &mut scratch, at)?;
+    let (v, bring) = as_dense(p, &launch.ins[2], Access::Read, &mut scratch, at)?;
     let places = [q, k, v, o];
     let strides = places.map(|place| place.strides(e.longest));
     let plan = cudnn.plan(&key(p, FORWARD, &strides), |g| forward(g, e, p.scale, p.mask, strides))?;
@@ -492,8 +492,8 @@ fn prepare_backward(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepared 
     let mut scratch = Scratch::of(launch, at);
     let [q, k, o, d_o, dq, dk] =
         [&ins[0], &ins[1], &ins[n], &ins[n + 2], dq, dk].map(|view| StridedTensor::of(view, at));
-    let (v, bring) = densely(p, &ins[2], Way::In, &mut scratch, at)?;
-    let (dv, place) = densely(p, dv, Way::Out, &mut scratch, at)?;
+    let (v, bring) = as_dense(p, &ins[2], Access::Read, &mut scratch, at)?;
+    let (dv, place) = as_dense(p, dv, Access::Write, &mut scratch, at)?;
     let places = [q, k, v, o, d_o, dq, dk, dv];
     let strides = places.map(|place| place.strides(e.longest));
     let plan = cudnn.plan(&key(p, BACKWARD, &strides), |g| backward(g, e, p.scale, p.mask, strides))?;

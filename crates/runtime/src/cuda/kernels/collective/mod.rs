@@ -19,7 +19,7 @@ use flatout_ir::{Axis, Launch, Op, OpKind, View};
 
 use crate::cuda::context::{CudaError, Facts, Kernel, Prepare, Prepared, Source, Stream, Work, sequence};
 use crate::cuda::driver::Driver;
-use crate::cuda::driver::nccl::{Communicator, Passage, Reduction};
+use crate::cuda::driver::nccl::{Communicator, Reduction, Transfer};
 use crate::rows::{FLOATS, kernel_row};
 use tree_sum::{Places, TOGETHER, TreeSum};
 
@@ -143,7 +143,7 @@ fn of_tree(launch: &Launch, _: &Facts) -> Vec<Source> {
 }
 
 /// What all collectives here need from a launch.
-struct Parts<'a, 'b> {
+struct Operands<'a, 'b> {
     launch: &'a Launch,
     p: &'a Prepare<'b>,
     axis: Axis,
@@ -154,9 +154,9 @@ struct Parts<'a, 'b> {
     to: u64,
 }
 
-impl<'a, 'b> Parts<'a, 'b> {
+impl<'a, 'b> Operands<'a, 'b> {
     /// `None` if the output is not read.
-    fn of(launch: &'a Launch, p: &'a Prepare<'b>) -> Result<Option<Parts<'a, 'b>>, CudaError> {
+    fn of(launch: &'a Launch, p: &'a Prepare<'b>) -> Result<Option<Operands<'a, 'b>>, CudaError> {
         let (Some(axis), Some(ways)) = (launch.op.axis(), launch.op.ways()) else {
             unreachable!("the row is for an exchange")
         };
@@ -179,7 +179,7 @@ impl<'a, 'b> Parts<'a, 'b> {
         }
         let Some(out) = &launch.outs[0] else { return Ok(None) };
         let (from, to) = (p.address(&launch.ins[0]), p.address(out));
-        Ok(Some(Parts { launch, p, axis, ways, communicator, from, to }))
+        Ok(Some(Operands { launch, p, axis, ways, communicator, from, to }))
     }
 
     fn elements(&self) -> usize {
@@ -206,11 +206,13 @@ impl<'a, 'b> Parts<'a, 'b> {
     }
 
     /// Transfers to and from the ranks of the group.
-    fn passages(&self, send: Vec<Passage>, receive: Vec<Passage>) -> Box<dyn Work> {
+    fn transfers(&self, send: Vec<Transfer>, receive: Vec<Transfer>) -> Box<dyn Work> {
         match self.communicator {
-            Some(communicator) => Box::new(Passing { communicator: Arc::clone(communicator), send, receive }),
+            Some(communicator) => {
+                Box::new(Transfers { communicator: Arc::clone(communicator), send, receive })
+            }
             None => {
-                let copy = |(from, to): (Passage, Passage)| {
+                let copy = |(from, to): (Transfer, Transfer)| {
                     let (driver, bytes) = (self.p.driver(), from.elements * DType::F32.bytes());
                     Box::new(Copy { driver, from: from.at, to: to.at, bytes }) as Box<dyn Work>
                 };
@@ -226,9 +228,9 @@ fn behind(at: u64, elements: usize) -> u64 {
 }
 
 fn all_gather(launch: &Launch, p: &Prepare<'_>) -> Prepared {
-    let Some(parts) = Parts::of(launch, p)? else { return Ok(sequence(vec![])) };
-    let bytes = parts.elements() * launch.ins[0].dtype.bytes();
-    Ok(parts.call(parts.from, parts.to, Call::AllGather, bytes, bytes))
+    let Some(operands) = Operands::of(launch, p)? else { return Ok(sequence(vec![])) };
+    let bytes = operands.elements() * launch.ins[0].dtype.bytes();
+    Ok(operands.call(operands.from, operands.to, Call::AllGather, bytes, bytes))
 }
 
 /// Refuses to let NCCL choose the order of a sum whose order is fixed.
@@ -244,15 +246,18 @@ fn reduce_scatter(launch: &Launch, p: &Prepare<'_>) -> Prepared {
         unreachable!("the row is for reduce_scatter")
     };
     is_free(order, ways)?;
-    let Some(parts) = Parts::of(launch, p)? else { return Ok(sequence(vec![])) };
-    let own = parts.elements() / ways;
+    let Some(operands) = Operands::of(launch, p)? else { return Ok(sequence(vec![])) };
+    let own = operands.elements() / ways;
     let bytes = own * DType::F32.bytes();
     let Some(sum) = onto_base(launch) else {
-        return Ok(parts.call(parts.from, parts.to, Call::ReduceScatter, own, bytes));
+        return Ok(operands.call(operands.from, operands.to, Call::ReduceScatter, own, bytes));
     };
-    let terms = parts.scratch()?;
-    let at = Places { terms, stride: own, base: parts.base(), out: parts.to };
-    Ok(sequence(vec![parts.call(parts.from, terms, Call::ReduceScatter, own, bytes), sum.work(at, own, p)?]))
+    let terms = operands.scratch()?;
+    let at = Places { terms, stride: own, base: operands.base(), out: operands.to };
+    Ok(sequence(vec![
+        operands.call(operands.from, terms, Call::ReduceScatter, own, bytes),
+        sum.work(at, own, p)?,
+    ]))
 }
 
 fn all_reduce(launch: &Launch, p: &Prepare<'_>) -> Prepared {
@@ -260,27 +265,33 @@ fn all_reduce(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     if by == Combine::Sum {
         is_free(order, ways)?;
     }
-    let Some(parts) = Parts::of(launch, p)? else { return Ok(sequence(vec![])) };
-    let elements = parts.elements();
+    let Some(operands) = Operands::of(launch, p)? else { return Ok(sequence(vec![])) };
+    let elements = operands.elements();
     let by = if by == Combine::Sum { Reduction::Sum } else { Reduction::Max };
-    Ok(parts.call(parts.from, parts.to, Call::AllReduce(by), elements, elements * DType::F32.bytes()))
+    Ok(operands.call(
+        operands.from,
+        operands.to,
+        Call::AllReduce(by),
+        elements,
+        elements * DType::F32.bytes(),
+    ))
 }
 
 fn reduce_scatter_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
-    let Some(parts) = Parts::of(launch, p)? else { return Ok(sequence(vec![])) };
-    let (ways, block) = (parts.ways, parts.elements() / parts.ways);
-    let Exchange::Blocks { longest } = Exchange::of(&launch.op, parts.elements()) else {
+    let Some(operands) = Operands::of(launch, p)? else { return Ok(sequence(vec![])) };
+    let (ways, block) = (operands.ways, operands.elements() / operands.ways);
+    let Exchange::Blocks { longest } = Exchange::of(&launch.op, operands.elements()) else {
         unreachable!("blocks are exchanged as blocks")
     };
-    let (terms, sum) = (parts.scratch()?, added(launch));
+    let (terms, sum) = (operands.scratch()?, added(launch));
     let mut works = vec![];
     for piece in pieces(block, longest) {
         let elements = piece.len();
-        let sent = |rank| Passage { rank, at: behind(parts.from, rank * block + piece.start), elements };
-        let received = |rank| Passage { rank, at: behind(terms, rank * longest), elements };
-        works.push(parts.passages((0..ways).map(sent).collect(), (0..ways).map(received).collect()));
-        let base = parts.base().map(|base| behind(base, piece.start));
-        let at = Places { terms, stride: longest, base, out: behind(parts.to, piece.start) };
+        let sent = |rank| Transfer { rank, at: behind(operands.from, rank * block + piece.start), elements };
+        let received = |rank| Transfer { rank, at: behind(terms, rank * longest), elements };
+        works.push(operands.transfers((0..ways).map(sent).collect(), (0..ways).map(received).collect()));
+        let base = operands.base().map(|base| behind(base, piece.start));
+        let at = Places { terms, stride: longest, base, out: behind(operands.to, piece.start) };
         works.push(sum.work(at, elements, p)?);
     }
     Ok(sequence(works))
@@ -292,18 +303,18 @@ fn all_reduce_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     if by == Combine::Max || ways == 1 {
         return all_reduce(launch, p);
     }
-    let Some(parts) = Parts::of(launch, p)? else { return Ok(sequence(vec![])) };
-    let (all, here) = (parts.elements(), p.coordinate(parts.axis));
-    let (terms, sum) = (parts.scratch()?, added(launch));
+    let Some(operands) = Operands::of(launch, p)? else { return Ok(sequence(vec![])) };
+    let (all, here) = (operands.elements(), p.coordinate(operands.axis));
+    let (terms, sum) = (operands.scratch()?, added(launch));
     let longest = match Exchange::of(&launch.op, all) {
         Exchange::Blocks { longest } => longest,
         // One term per rank, each aligned for vector accesses.
         exchange @ Exchange::Whole => {
             let stride = exchange.stride(all);
-            let sent = |rank| Passage { rank, at: parts.from, elements: all };
-            let received = |rank| Passage { rank, at: behind(terms, rank * stride), elements: all };
-            let gather = parts.passages((0..ways).map(sent).collect(), (0..ways).map(received).collect());
-            let at = Places { terms, stride, base: None, out: parts.to };
+            let sent = |rank| Transfer { rank, at: operands.from, elements: all };
+            let received = |rank| Transfer { rank, at: behind(terms, rank * stride), elements: all };
+            let gather = operands.transfers((0..ways).map(sent).collect(), (0..ways).map(received).collect());
+            let at = Places { terms, stride, base: None, out: operands.to };
             return Ok(sequence(vec![gather, sum.work(at, all, p)?]));
         }
     };
@@ -313,20 +324,20 @@ fn all_reduce_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
             let place = |at: usize| (piece.start + at * longest).min(piece.end);
             place(rank)..place(rank + 1)
         };
-        let passage = |rank: usize, at: u64, of: Range<usize>| Passage { rank, at, elements: of.len() };
+        let transfer = |rank: usize, at: u64, of: Range<usize>| Transfer { rank, at, elements: of.len() };
         let own = block(here);
-        let sent = |rank: usize| passage(rank, behind(parts.from, block(rank).start), block(rank));
-        let received = |rank: usize| passage(rank, behind(terms, rank * longest), own.clone());
-        works.push(parts.passages((0..ways).map(sent).collect(), (0..ways).map(received).collect()));
-        let (base, out) = (None, behind(parts.to, own.start));
+        let sent = |rank: usize| transfer(rank, behind(operands.from, block(rank).start), block(rank));
+        let received = |rank: usize| transfer(rank, behind(terms, rank * longest), own.clone());
+        works.push(operands.transfers((0..ways).map(sent).collect(), (0..ways).map(received).collect()));
+        let (base, out) = (None, behind(operands.to, own.start));
         if !own.is_empty() {
             works.push(sum.work(Places { terms, stride: longest, base, out }, own.len(), p)?);
         }
         // Each rank sends its summed block to all others.
         let others = || (0..ways).filter(|rank| *rank != here);
-        let sent = |rank: usize| passage(rank, out, own.clone());
-        let received = |rank: usize| passage(rank, behind(parts.to, block(rank).start), block(rank));
-        works.push(parts.passages(others().map(sent).collect(), others().map(received).collect()));
+        let sent = |rank: usize| transfer(rank, out, own.clone());
+        let received = |rank: usize| transfer(rank, behind(operands.to, block(rank).start), block(rank));
+        works.push(operands.transfers(others().map(sent).collect(), others().map(received).collect()));
     }
     Ok(sequence(works))
 }
@@ -369,13 +380,13 @@ impl Work for Whole {
 }
 
 /// Point-to-point transfers between ranks.
-struct Passing {
+struct Transfers {
     communicator: Arc<Communicator>,
-    send: Vec<Passage>,
-    receive: Vec<Passage>,
+    send: Vec<Transfer>,
+    receive: Vec<Transfer>,
 }
 
-impl Work for Passing {
+impl Work for Transfers {
     fn enqueue(&self, stream: Stream) -> Result<(), CudaError> {
         // SAFETY: all ranges lie in the arena, which outlives the work on its stream; received ranges are disjoint.
         unsafe { self.communicator.exchange(&self.send, &self.receive, stream) }

@@ -6,7 +6,7 @@ use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::norm::{MOST_PARTIAL, weight_code};
-use super::rope::{Room, Rotation, head_function, heads_of};
+use super::rope::{RegisterBudget, Rotation, head_function, heads_of};
 use crate::cuda::context::{Facts, Kernel};
 use crate::cuda::kernels::reductions::partial_sums::partial_sums;
 use crate::cuda::kernels::stage::{Stage, Stages, Value, at, at_or_nothing, blocks, count32, staged};
@@ -24,8 +24,8 @@ pub const KERNELS: &[Kernel] = &[
 ];
 
 /// The gradient keeps two heads instead of one, plus the sums.
-const FORWARD: Room = Room { words: 32, words_of_all: 48 };
-const BACKWARD: Room = Room { words: 16, words_of_all: 0 };
+const FORWARD: RegisterBudget = RegisterBudget { words: 32, words_of_all: 48 };
+const BACKWARD: RegisterBudget = RegisterBudget { words: 16, words_of_all: 0 };
 /// Blocks of 256 threads per multiprocessor.
 const RESIDENT: usize = 2;
 

@@ -38,7 +38,7 @@ pub(crate) struct Cover {
 
 /// Registers in which a thread may keep heads.
 #[derive(Clone, Copy)]
-pub(crate) struct Room {
+pub(crate) struct RegisterBudget {
     pub words: usize,
     /// The limit for all heads of a token, if the kernel supports heads of two weights in one thread.
     pub words_of_all: usize,
@@ -52,7 +52,7 @@ impl Rotation<'_> {
         name: &'static str,
         views: &[&View],
         first: usize,
-        fits_in: Room,
+        budget: RegisterBudget,
     ) -> (Draft, Cover) {
         let half = self.axis_of_freq.len();
         let heads = views[0].dims[1];
@@ -75,9 +75,9 @@ impl Rotation<'_> {
         let turns = half.div_ceil(vec * lanes);
         let a_head = 2 * vec * turns * views[0].dtype.bytes() / 4;
         let divides = |c: &usize| heads.is_multiple_of(*c) && first.is_multiple_of(*c);
-        let some = [4, 3, 2].into_iter().find(|c| divides(c) && c * a_head <= fits_in.words);
+        let some = [4, 3, 2].into_iter().find(|c| divides(c) && c * a_head <= budget.words);
         // If weights divide the heads unevenly, a thread takes all heads of a token, to read its angles once.
-        let all = (first > 0 && heads * a_head <= fits_in.words_of_all).then_some(heads);
+        let all = (first > 0 && heads * a_head <= budget.words_of_all).then_some(heads);
         let chunk = some.or(all).unwrap_or(1);
         let mut draft = Draft::new(name)
             .define("HEADS", heads)
@@ -162,7 +162,7 @@ fn stages(launch: &Launch) -> Stages {
         return Ok(vec![]);
     }
     let rotation = Rotation { freq, axis_of_freq, pairs, positions, table: table.then(|| &launch.ins[2]) };
-    let (draft, cover) = rotation.draft("rope.cu", &[x, y], 0, Room { words: 32, words_of_all: 0 });
+    let (draft, cover) = rotation.draft("rope.cu", &[x, y], 0, RegisterBudget { words: 32, words_of_all: 0 });
     let source = draft
         .dtype("T_X", x.dtype)
         .flag("INVERSE", inverse)

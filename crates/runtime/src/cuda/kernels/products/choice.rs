@@ -79,15 +79,15 @@ pub(super) fn fastest(
     let facts = p.facts();
     let forms = call.epilogue.forms();
     let own = |form: &ProductConfig| {
-        p.multiplies_by(form.name);
+        p.count_product(form.name);
         whole(call, form, rest, p)
     };
     let library = || {
-        let counted = p.multiplied();
+        let counted = p.product_count();
         let work = prepare_library()?;
         // If the work consists of launches that choose their own kernels, these have been counted.
-        if p.multiplied() == counted {
-            p.multiplies_by(LIBRARY);
+        if p.product_count() == counted {
+            p.count_product(LIBRARY);
         }
         Ok(work)
     };
@@ -132,14 +132,14 @@ fn times(
     }
     let mut times: Vec<KernelTime> = vec![];
     // Products that are only timed are not counted.
-    let counted = p.count_of_products();
+    let counted = p.product_counts();
     let own = forms.iter().map(|form| (form.name, whole(call, form, rest, p)));
     let works = [(LIBRARY, library())].into_iter().chain(own);
     for (name, work) in works {
         let best = times.iter().map(|time| time.ms).fold(f64::INFINITY, f64::min);
         times.push(KernelTime { name: name.into(), ms: timing::median_ms(&*work?, best, p)? });
     }
-    p.set_count_of_products(counted);
+    p.set_product_counts(counted);
     // Stable sort: among equal times cuBLASLt stays first.
     times.sort_by(|a, b| a.ms.total_cmp(&b.ms));
     p.tuned().remember_kernels(&problem, &times);

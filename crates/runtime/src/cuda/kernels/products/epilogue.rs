@@ -15,7 +15,7 @@ use crate::cuda::context::{Arg, CudaError, Prepare, Source, Work, launch as kern
 use crate::cuda::kernels::stage::{blocks, c_type};
 
 /// A launch's epilogue and its tensors.
-pub(super) struct Parts<'a> {
+pub(super) struct EpilogueTensors<'a> {
     pub epilogue: Epilogue,
     /// The tensor that the epilogue reads: the bias, or h.
     reads: Option<&'a View>,
@@ -25,11 +25,11 @@ pub(super) struct Parts<'a> {
     second: Option<&'a View>,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> EpilogueTensors<'a> {
     /// `None` for a plain product.
     pub(super) fn of(launch: &'a Launch) -> Option<Self> {
         let Op::Product { epilogue, .. } = launch.op else { unreachable!("the row is for product") };
-        (epilogue != Epilogue::None).then(|| Parts {
+        (epilogue != Epilogue::None).then(|| EpilogueTensors {
             epilogue,
             reads: epilogue.takes_one().then(|| &launch.ins[2]),
             y: launch.outs[0].as_ref(),

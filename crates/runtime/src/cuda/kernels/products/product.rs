@@ -15,7 +15,7 @@ use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::choice::{self, ProductKernel, Untimed};
-use super::epilogue::Parts;
+use super::epilogue::EpilogueTensors;
 use super::hopper;
 use super::lt::{Fusion, Matrices, Multiply};
 use crate::cuda::context::{
@@ -104,7 +104,7 @@ impl<'a> Cut<'a> {
         let Op::Product { ta, tb, base, compute, .. } = launch.op else {
             unreachable!("the row is for product")
         };
-        let out = Parts::target(launch).filter(|out| out.elements() > 0)?;
+        let out = EpilogueTensors::target(launch).filter(|out| out.elements() > 0)?;
         let (a, b) = (&launch.ins[0], &launch.ins[1]);
         let base = base.then(|| &launch.ins[2]);
         let scales = a.dtype.is_fp8().then(|| [1, 2].map(|back| &launch.ins[launch.ins.len() - back]));
@@ -182,7 +182,11 @@ impl<'a> Cut<'a> {
         let [m, n, k] = self.extents();
         let is_bf16 = [self.a, self.b, self.out].iter().all(|view| view.dtype == DType::BF16);
         let is_large = m * self.count >= 128 && n >= 64 && k >= 64;
-        is_bf16 && is_large && self.base.is_none() && Parts::of(launch).is_none() && self.is_for_library()
+        is_bf16
+            && is_large
+            && self.base.is_none()
+            && EpilogueTensors::of(launch).is_none()
+            && self.is_for_library()
     }
 
     /// Whether a is contiguous along M, and b along N.
@@ -226,7 +230,7 @@ fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
     let own = Cut::of(launch).filter(is_ours);
     let own = own.map(|cut| cut.source());
     let mut sources: Vec<Source> =
-        own.into_iter().chain(Parts::of(launch).map(|parts| parts.source())).collect();
+        own.into_iter().chain(EpilogueTensors::of(launch).map(|parts| parts.source())).collect();
     if let Some(cut) = Cut::of(launch).filter(|cut| cut.is_for_hopper(launch) && is_timed_or_asked(facts)) {
         let epilogue = hopper::Epilogue::Plain;
         let forms = choice::forms(epilogue.forms(), facts);
@@ -241,7 +245,7 @@ fn is_timed_or_asked(facts: &Facts) -> bool {
 }
 
 fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
-    let parts = Parts::of(launch);
+    let parts = EpilogueTensors::of(launch);
     let Some(cut) = Cut::of(launch) else { return Ok(sequence(vec![])) };
     let scratch = launch.workspace.as_ref().map_or((0, 0), |w| (p.address(w), w.span_bytes()));
     let starts = |view: &View| {
@@ -307,7 +311,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
                 )?);
             }
             None => {
-                p.multiplies_by(choice::LIBRARY);
+                p.count_product(choice::LIBRARY);
                 works.push(multiply.prepare(p)?);
                 works.extend(finish(&parts, cut.out, p)?);
             }
@@ -342,7 +346,7 @@ pub(super) fn is_served(launch: &Launch) -> bool {
 
 /// Our epilogue kernel on a plain product. An epilogue applies to a single matrix, so there is one call.
 fn finish(
-    parts: &Option<Parts<'_>>,
+    parts: &Option<EpilogueTensors<'_>>,
     out: &View,
     p: &Prepare<'_>,
 ) -> Result<Option<Box<dyn Work>>, CudaError> {

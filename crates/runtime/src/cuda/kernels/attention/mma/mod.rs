@@ -176,24 +176,24 @@ fn is_short(p: &Problem) -> bool {
 
 /// Inputs of a geometry besides the problem.
 #[derive(Clone, Copy)]
-struct Given {
+struct Constraints {
     chip: Chip,
     /// Whether a segment must give the same bits in any batch, and so the same geometry whatever the lengths.
     equal_bits: bool,
 }
 
-impl Given {
-    fn of(facts: &Facts) -> Option<Given> {
-        Some(Given { chip: Chip::of(facts)?, equal_bits: facts.deterministic })
+impl Constraints {
+    fn of(facts: &Facts) -> Option<Constraints> {
+        Some(Constraints { chip: Chip::of(facts)?, equal_bits: facts.deterministic })
     }
 }
 
-fn geometry(p: &Problem, part: MmaKernel, given: Given) -> Geometry {
-    Geometry::of(part, p.size, p.mask, given.chip, given.equal_bits || is_short(p))
+fn geometry(p: &Problem, part: MmaKernel, constraints: Constraints) -> Geometry {
+    Geometry::of(part, p.size, p.mask, constraints.chip, constraints.equal_bits || is_short(p))
 }
 
-fn heights(p: &Problem, given: Given) -> Heights {
-    let own = |part: MmaKernel| geometry(p, part, given).own();
+fn heights(p: &Problem, constraints: Constraints) -> Heights {
+    let own = |part: MmaKernel| geometry(p, part, constraints).own();
     match p.grad {
         false => Heights { q: Some(own(MmaKernel::Forward)), k: None },
         true => Heights { q: Some(own(MmaKernel::Dq)), k: Some(own(MmaKernel::Dkv)) },
@@ -215,8 +215,8 @@ pub(super) fn workspace(p: &Problem) -> usize {
         return 0;
     }
     let kinds = Chip::ALL.into_iter();
-    let kinds = kinds.flat_map(|chip| [false, true].map(|equal_bits| Given { chip, equal_bits }));
-    let lists = kinds.map(|given| tiles::workspace(p, heights(p, given)));
+    let kinds = kinds.flat_map(|chip| [false, true].map(|equal_bits| Constraints { chip, equal_bits }));
+    let lists = kinds.map(|constraints| tiles::workspace(p, heights(p, constraints)));
     lists.max().unwrap_or(0) + if p.grad { delta::bytes(p) } else { 0 }
 }
 
@@ -226,14 +226,14 @@ fn parts(p: &Problem) -> &'static [MmaKernel] {
 
 /// Dynamic shared memory of a source's kernel.
 pub(super) fn shared_bytes(p: &Problem, facts: &Facts, of: &Source) -> usize {
-    let Some(given) = Given::of(facts) else { return 0 };
-    let is_its = |part: &&MmaKernel| source(p, **part, given) == *of;
-    parts(p).iter().find(is_its).map_or(0, |&part| geometry(p, part, given).shared_bytes(part, p.size))
+    let Some(constraints) = Constraints::of(facts) else { return 0 };
+    let is_its = |part: &&MmaKernel| source(p, **part, constraints) == *of;
+    parts(p).iter().find(is_its).map_or(0, |&part| geometry(p, part, constraints).shared_bytes(part, p.size))
 }
 
 pub(super) fn sources(p: &Problem, facts: &Facts) -> Vec<Source> {
-    let Some(given) = Given::of(facts) else { return vec![] };
-    let kernels = parts(p).iter().map(|&part| source(p, part, given));
+    let Some(constraints) = Constraints::of(facts) else { return vec![] };
+    let kernels = parts(p).iter().map(|&part| source(p, part, constraints));
     kernels.chain(p.grad.then(|| delta::source(p))).chain(tiles::sources(p)).collect()
 }
 
@@ -249,8 +249,8 @@ macro_rules! with_headers {
     };
 }
 
-fn source(p: &Problem, part: MmaKernel, given: Given) -> Source {
-    let g = geometry(p, part, given);
+fn source(p: &Problem, part: MmaKernel, constraints: Constraints) -> Source {
+    let g = geometry(p, part, constraints);
     let (name, code) = match part {
         MmaKernel::Forward => ("attention/mma/forward.cu", with_headers!("forward.cu")),
         MmaKernel::Dq => ("attention/mma/dq.cu", with_headers!("dq.cu")),
@@ -271,7 +271,7 @@ fn source(p: &Problem, part: MmaKernel, given: Given) -> Source {
 }
 
 pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
-    let Some(given) = Given::of(at.facts()) else {
+    let Some(constraints) = Constraints::of(at.facts()) else {
         return Err(CudaError::new("attention on mma.sync needs an sm_80 or later"));
     };
     let mut scratch = Scratch::of(launch, at);
@@ -280,7 +280,7 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
         call.delta = scratch.take(delta::bytes(p))?;
     }
     let mut works: Vec<Box<dyn Work>> = vec![];
-    works.extend(tiles::prepare(p, &mut call, heights(p, given), &mut scratch, at)?);
+    works.extend(tiles::prepare(p, &mut call, heights(p, constraints), &mut scratch, at)?);
     if p.grad {
         works.push(delta::prepare(p, launch, &call, at)?);
     }
@@ -292,8 +292,8 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
             MmaKernel::Dkv => (k_tiles, p.kv_heads, call.dk.at != 0 || call.dv.at != 0),
         };
         if is_wanted {
-            let g = geometry(p, part, given);
-            let function = at.function(&source(p, part, given), part.entry())?;
+            let g = geometry(p, part, constraints);
+            let function = at.function(&source(p, part, constraints), part.entry())?;
             let shared = g.shared_bytes(part, p.size) as u32;
             works.push(launch_blocks(function, [tiles, heads, 1], g.threads(), shared, vec![call.block()])?);
         }
