@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_go_in_and_results_come_out() {
+    fn slots_are_written_and_results_read() {
         let mut session = Session::new(gather("gather"), 2).unwrap();
         session.write_f32("table", &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]).unwrap();
         session.write_i32("index", &[3, -1, 1]).unwrap();
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_holds_what_was_there_when_it_was_asked_for() {
+    fn a_copy_holds_the_state_at_its_request() {
         let mut session = Session::new(gather("gather"), 1).unwrap();
         let first = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
         session.write_f32("table", &first).unwrap();
@@ -636,7 +636,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_sentences_that_say_where() {
+    fn errors_name_their_location() {
         let mut session = Session::new(gather("gather"), 1).unwrap();
         session.write_i32("index", &[3, 4, 1]).unwrap();
         for (error, expected) in [

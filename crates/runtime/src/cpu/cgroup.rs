@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_narrowest_group_around_the_process_counts() {
+    fn the_tightest_enclosing_group_limits() {
         let job = "sys/fs/cgroup/slurm/job";
         let files = [
             ("proc/self/cgroup", "0::/slurm/job\n"),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_version_and_no_limit() {
+    fn version_1_and_no_limit() {
         let first = "sys/fs/cgroup/memory/docker/a";
         let files = [
             ("proc/self/cgroup", "5:devices:/x\n4:cpu,memory:/docker/a\n0::/\n"),

@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_as_exact_as_they_say() {
+    fn functions_meet_their_stated_errors() {
         let sigmoid64 = |x: f64| 1.0 / (1.0 + (-x).exp());
         for (name, error, bound) in [
             ("exp", worst(each_exp, f64::exp, -86.5, 88.7), 1.2e-7),
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_and_nans() {
+    fn limits_and_nans() {
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(-1000.0), 0.0);
         assert_eq!(exp(f32::INFINITY), f32::INFINITY);

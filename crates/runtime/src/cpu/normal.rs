@@ -114,7 +114,7 @@ mod tests {
     use flatout_ir::random;
 
     #[test]
-    fn numbers_are_those_of_the_counter() {
+    fn numbers_match_the_reference() {
         for (seed, stream, pair, count) in
             [(1, 77, 0, 100_000), (u64::MAX, 1 << 40, u32::MAX as u64 - 9, 67), (3, 5, 8, 1)]
         {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_right_to_the_last_digits() {
+    fn functions_are_accurate_to_the_last_digits() {
         let close = |a: f64, b: f64| (a - b).abs() <= 4e-16 * (1.0 + b.abs());
         for i in 1..=4000 {
             let x = i as f64 / 4000.0;

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_lies_at_a_multiple_of_64_with_its_words_in_order() {
+    fn blocks_are_aligned_to_64_bytes_and_keep_word_order() {
         let words: Vec<u64> = (1..=42).collect();
         let block = Block::of_words(&words);
         assert_eq!((block.bytes(), block.as_ptr() as usize % 64), (336, 0));

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_driver_would_refuse_is_named() {
+    fn invalid_tensors_are_reported() {
         // [tokens 100, heads 4, size 64] of a fused buffer, boxes of 64 tokens of one head.
         let good = Tensor {
             at: 4096,

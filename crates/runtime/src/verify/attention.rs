@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_off_every_edge() {
+    fn unaligned_lengths() {
         agree(lengths);
     }
 

@@ -147,7 +147,7 @@ fn plans_of_ranks_without_their_wire_are_refused() {
 
 /// If a neighbour is gone, a rank fails with a sentence that names the launch and the rank.
 #[test]
-fn a_rank_that_is_gone_is_named() {
+fn a_lost_rank_is_named() {
     let mesh = Mesh::new(1, 2);
     let options = Options { mesh, ..Options::default() };
     let program = Program { role: Role::Eval, graph: graph(&mesh, 6) };

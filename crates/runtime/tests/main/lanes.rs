@@ -327,7 +327,7 @@ fn ranks_that_are_no_power_of_two_stay_close() {
 
 /// Micro-batches of a lane are summed in order, whatever ranks the lanes are on; without lanes the grouping differs.
 #[test]
-fn lanes_are_what_keeps_the_bits() {
+fn lanes_keep_the_bits() {
     let moments = Moments::F32;
     let two_rows = |mesh: Mesh| on_ranks(&options(mesh, 8, moments), 32, 2);
     assert_eq!(two_rows(Mesh::new(1, 4)).parts_from(&two_rows(Mesh::ONE)), None);

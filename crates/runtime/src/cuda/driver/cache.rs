@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_are_compiled_once_and_again_after_damage() {
+    fn kernels_are_recompiled_only_after_corruption() {
         let folder = std::env::temp_dir().join(format!("flatout-kernels-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
         let cache = Cache { store: Store::at(folder.clone()) };
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_changes_a_cubin_changes_its_name() {
+    fn the_key_covers_every_input_of_the_compiler() {
         let source = |code: &'static str, defines: &[(&str, &str)]| Source {
             name: "x.cu",
             code: code.into(),

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changes_numbers_is_told_from_what_writes_logs() {
+    fn logging_variables_are_kept() {
         for (name, does) in [
             ("NVIDIA_TF32_OVERRIDE", true),
             ("CUBLAS_WORKSPACE_CONFIG", true),

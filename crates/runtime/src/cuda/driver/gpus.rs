@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_gpus() {
+    fn lines_parse_to_gpus() {
         let gpu = find("rtx3090").unwrap();
         assert_eq!((gpu.rates.bf16_flops, gpu.rates.memory_bytes), (71e12, 0.936e12));
         assert_eq!((gpu.rates.tf32_flops, gpu.rates.fp8_flops), (Some(35.6e12), None));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_gpu_is_named_with_its_line() {
+    fn malformed_lines_are_reported() {
         assert_eq!(read("# x\n\na sm_80 1 2 - many - 3").unwrap_err(), "line 3: `many` is no bf16");
         assert_eq!(read("a sm_80 1 - 2 3 4 5").unwrap_err(), "line 1: `-` is no f32");
         assert_eq!(read("a sm_80 1 2 3").unwrap_err(), "line 1: `` is no bf16");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_on_paper_is_a_target() {
+    fn data_sheets_give_targets() {
         let target = target(find("rtx3090").unwrap(), false);
         assert_eq!(target.name, "rtx3090");
         assert!(target.kernels.iter().any(|row| !row.deterministic));

@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_comes_first_and_a_named_path_before_all() {
+    fn the_newest_is_preferred_after_an_explicit_path() {
         let root = tree(
             "order",
             &[
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_does_not_open_says_why_and_the_next_is_tried() {
+    fn files_that_fail_to_open_are_reported_and_skipped() {
         let root = tree("broken", &["libnvrtc.so.13.0.1", "libnvrtc.so.12.9.1", "libnvrtc.so.99.0.0"]);
         let mut candidates = find(LibraryKind::Nvrtc, &Places(vec![(Origin::System, root.clone(), 0)]));
         assert!(choose(&mut candidates, Some(13)).is_none());
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_that_installs_fits_the_driver() {
+    fn the_install_command_matches_the_driver() {
         assert_eq!(LibraryKind::CublasLt.install(Some(12)), "pip install nvidia-cublas-cu12");
         assert_eq!(LibraryKind::CublasLt.install(Some(13)), "pip install \"nvidia-cublas>=13,<14\"");
         assert_eq!(LibraryKind::Nvrtc.install(Some(12)), "pip install nvidia-cuda-nvrtc-cu12");
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wheel_tells_the_version_of_nccl_and_its_absence_is_one_sentence() {
+    fn nccl_gets_its_version_from_the_wheel_and_reports_absence() {
         let root = tree(
             "nccl",
             &[

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_no_links_are_named() {
+    fn malformed_lines_are_reported() {
         let refused = |text: &'static str| read(text).err().unwrap();
         assert_eq!(refused("# x\n\nnvlink4 360 3.4"), "line 3: 3 words and not 4 or more");
         assert_eq!(refused("nvlink4 fast 3.4 0.6"), "line 1: `fast` is no number above 0");

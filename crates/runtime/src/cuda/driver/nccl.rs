@@ -527,7 +527,7 @@ mod tests {
 
     /// Field offsets of `ncclConfig_t` in nccl.h of 2.27.
     #[test]
-    fn the_config_lies_as_the_header_has_it() {
+    fn config_layout_matches_the_header() {
         assert_eq!(size_of::<Config>(), 72);
         assert_eq!(std::mem::offset_of!(Config, blocking), 16);
         assert_eq!(std::mem::offset_of!(Config, net_name), 32);

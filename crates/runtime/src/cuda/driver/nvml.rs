@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_is_held_down_says_why_once() {
+    fn throttle_reasons_are_listed_once() {
         let throttled = |reasons| Reading { reasons, ..Reading::default() }.throttled();
         assert!(throttled(0x1 | 0x2 | 0x10 | 0x100).is_empty(), "idle and chosen clocks are no throttling");
         assert_eq!(throttled(0x4 | 0x20 | 0x40), ["power", "heat"]);

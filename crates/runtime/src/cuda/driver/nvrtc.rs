@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_assemblers_report_is_read() {
+    fn ptxas_reports_are_parsed() {
         let log = "ptxas info    : 0 bytes gmem\n\
                    ptxas info    : Compiling entry function 'rms_norm' for 'sm_90a'\n\
                    ptxas info    : Function properties for rms_norm\n    \
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn architectures_have_the_compilers_names() {
+    fn architecture_names_match_nvrtc() {
         let named = |major, minor| arch(&Facts { major, minor, ..Facts::on_paper("sm_80") });
         assert_eq!(
             [named(8, 0), named(8, 9), named(9, 0), named(10, 0), named(12, 0)],

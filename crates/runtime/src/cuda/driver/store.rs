@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_come_back_and_damage_counts_as_missing() {
+    fn corrupt_entries_count_as_missing() {
         let folder = folder("damage");
         let store = Store::at(folder.clone());
         assert_eq!(store.get("k"), None);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_write_the_same_entries_never_show_half_of_one() {
+    fn concurrent_writers_never_expose_partial_entries() {
         const ENTRIES: usize = 3;
         let name = |entry: usize| format!("entry-{entry}");
         if let Some(folder) = std::env::var_os(CHILD) {
@@ -167,7 +167,7 @@ mod tests {
             return;
         }
         let folder = folder("processes");
-        let test = "processes_that_write_the_same_entries_never_show_half_of_one";
+        let test = "concurrent_writers_never_expose_partial_entries";
         let mut writers: Vec<Child> =
             (0..2).map(|_| child(&mut Command::new(this_program()), test, &folder)).collect();
         let store = Store::at(folder.clone());
@@ -193,7 +193,7 @@ mod tests {
 
     /// Simulates a full disk by a process with a file size limit: every write fails after the file was created.
     #[test]
-    fn a_full_disk_costs_a_note_and_leaves_nothing() {
+    fn a_full_disk_gives_a_note_and_no_entry() {
         if let Some(folder) = std::env::var_os(CHILD) {
             let store = Store::at(PathBuf::from(&folder));
             let note = store.put("k", b"content").unwrap_err();
@@ -206,14 +206,14 @@ mod tests {
         let limited = r#"trap "" XFSZ; ulimit -f 0; exec "$0" "$@""#;
         let mut command = Command::new("sh");
         let command = command.args(["-c", limited]).arg(this_program());
-        let done = child(command, "a_full_disk_costs_a_note_and_leaves_nothing", &folder);
+        let done = child(command, "a_full_disk_gives_a_note_and_no_entry", &folder);
         let done = done.wait_with_output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
-    fn a_folder_that_cannot_be_made_costs_a_note() {
+    fn an_unwritable_folder_gives_a_note() {
         let file = folder("file");
         std::fs::write(&file, "in the way").unwrap();
         let note = Store::at(file.join("part")).put("k", b"content").unwrap_err();

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn axes_join_where_they_step_evenly() {
+    fn axes_with_compatible_strides_are_merged() {
         assert_eq!(Walk::new(&[4, 1, 6], &[6, 99, 1]).axes, [(24, 1)]);
         assert_eq!(Walk::new(&[5, 2, 3], &[18, 3, 1]).axes, [(5, 18), (6, 1)]);
         assert_eq!(Walk::new(&[4, 6], &[0, 0]).axes, [(24, 0)]);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_outermost_extent_is_no_part_of_the_source() {
+    fn sources_do_not_depend_on_the_outermost_extent() {
         let at = |rows| Walk::of(&view(0, &[rows, 5], &[8, 1])).function("at", "u32");
         assert_eq!(at(3), at(7));
         assert!(at(3).contains("at += (i64)(e % 5u) * 1;\n    e /= 5u;\n    at += (i64)e * 8;"), "{}", at(3));

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_that_have_wrapped_around_still_tell_the_time_between() {
+    fn differences_of_sums_survive_wrap_around() {
         let at = |ran: u32, waited: u32| Sums::of([ran, waited].map(f32::from_bits));
         let times = |ran, waited| PlanTimes {
             ran: Duration::from_micros(ran),

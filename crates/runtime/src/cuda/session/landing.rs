@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inputs_land_beside_their_place_and_areas_take_turns() {
+    fn inputs_are_redirected_to_the_areas_in_turn() {
         let mut landing = Landing::new(1024..2048, vec![2048, 3072]);
         assert_eq!(landing.redirect(&(1280..1300)), Some(2304));
         assert_eq!(landing.redirect(&(0..16)), None, "a weight");
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_one_copy_in_any_order() {
+    fn adjacent_writes_merge_in_any_order() {
         let slots = [1024..1100, 1280..1284, 1536..1700, 1792..2048];
         for order in [[0, 1, 2, 3], [3, 1, 0, 2], [2, 0, 3, 1]] {
             let mut landing = Landing::new(1024..2048, vec![4096]);

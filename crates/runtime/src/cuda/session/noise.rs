@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_word_is_a_number_of_its_kind() {
+    fn every_word_is_in_range() {
         for (noise, low, high, signed) in [
             (Noise::WIDE, 1.0 / 128.0, 2.0, true),
             (Noise::SMALL, 1.0 / 16.0, 0.125, true),

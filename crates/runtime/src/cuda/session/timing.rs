@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn only_short_launches_that_may_run_again_do() {
+    fn only_short_repeatable_launches_are_repeated() {
         assert_eq!([repeats(5e-6, true), repeats(5e-6, false), repeats(5e-5, true)], [REPEATS, 1, 1]);
     }
 }

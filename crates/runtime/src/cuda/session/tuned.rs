@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn times_come_back_only_for_the_same_product_gpu_library_and_effort() {
+    fn times_are_keyed_by_product_gpu_library_and_candidates() {
         let folder = folder("same");
         let on = |on: &str, candidates| Tuned::new(Store::at(folder.clone()), on.into(), candidates);
         let first = on("h200, driver 580, cuBLASLt 130100", 8);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_and_a_name_that_meets_another_are_timed_again() {
+    fn corruption_and_key_collisions_count_as_misses() {
         let folder = folder("damage");
         let tuned = Tuned::new(Store::at(folder.clone()), "gpu".into(), 8);
         tuned.remember("a x b", &[timing(1.0)]);
@@ -183,7 +183,7 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
     }
     #[test]
-    fn kernels_come_back_fastest_first_and_stay_where_nothing_is_kept() {
+    fn kernel_times_are_sorted_and_survive_without_a_disk() {
         let folder = folder("kernels");
         let on = |on: &str| Tuned::new(Store::at(folder.clone()), on.into(), 8);
         let times: Vec<KernelTime> =

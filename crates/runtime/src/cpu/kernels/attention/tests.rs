@@ -256,7 +256,7 @@ fn bits_do_not_depend_on_threads() {
 }
 
 #[test]
-fn outputs_nobody_reads_change_nothing_else() {
+fn unrequested_outputs_do_not_affect_others() {
     let case = Case::new(CAUSAL, SideSegments::Even(2, 45), SideSegments::Even(2, 45));
     let (forward, backward) = case.ops();
     let all = launched(&forward, &case.inputs(0.0), 2, LaunchVariant::default()).unwrap();
@@ -319,7 +319,7 @@ fn scratch_is_linear_in_the_tokens() {
 }
 
 #[test]
-fn bad_segments_are_refused_in_words() {
+fn invalid_segments_are_refused_with_a_message() {
     for (q, k, why) in [
         (
             uneven(20, &[(0, 12), (11, 9)]),

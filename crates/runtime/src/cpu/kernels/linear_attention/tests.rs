@@ -171,7 +171,7 @@ fn heads_sizes_and_types() {
 }
 
 #[test]
-fn queries_are_turned_as_they_are_read() {
+fn queries_are_rotated_as_they_are_read() {
     for rotary in [Rotary::Angles(100.0.into()), Rotary::Table(100.0.into())] {
         for &mask in LinearMask::ALL {
             for (q, sizes) in [
@@ -189,7 +189,7 @@ fn queries_are_turned_as_they_are_read() {
 
 /// The same bits as a separate rotation and plain linear attention, except for the gradient, which is rounded once.
 #[test]
-fn turned_scores_have_the_bits_of_a_rotation_before_them() {
+fn fused_rotation_has_the_bits_of_a_separate_one() {
     use flatout_ir::Op;
     use flatout_ir::ops::rope::Pairs;
     let turned = Case {

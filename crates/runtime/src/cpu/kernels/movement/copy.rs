@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_joins_what_steps_evenly() {
+    fn a_walk_merges_axes_with_compatible_strides() {
         let dense = Walk::new(&view(&[4, 6], &[6, 1]), &view(&[2, 12], &[12, 1])).unwrap();
         assert_eq!(dense, Walk { dims: vec![24], from: vec![1], to: vec![1] });
         // Heads of a fused buffer: [T, H, K] by strides to [T, H K].

@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn all_three_forms_are_the_mathematics() {
+    fn all_three_operations_match_the_mathematics() {
         for case in cases() {
             let variant = LaunchVariant::default();
             case.compare(
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_of_one_chunk_are_all_the_scratch() {
+    fn workspace_holds_the_logits_of_one_chunk() {
         let scratch = |rows: usize| {
             let zeros = |dims: &[usize]| TestInput::new(DType::F32, dims, |_| 0.0);
             let ins =
@@ -612,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_outside_the_vocabulary_is_refused_in_words() {
+    fn a_target_outside_the_vocabulary_is_refused_with_a_message() {
         let case = Case { rows: 4, width: 2, vocabulary: 5, dtype: DType::F32, cap: Cap::NONE };
         for target in [5, -2] {
             let mut ins = case.inputs();

@@ -47,7 +47,7 @@ fn bridges_join_pairs_and_the_slowest_path_counts() {
 }
 
 #[test]
-fn pcie_is_direct_below_switches_alone() {
+fn pcie_is_direct_only_below_switches() {
     let gpus = || (0..2).map(|at| gpu(at, nvlink_of(8, 9), vec![], PCIE4)).collect();
     let path = |peers, level| machine(gpus(), |_, _| told(peers, false, level)).path(0, 1);
     assert_eq!(path(true, 10).to_string(), "PCIe4 x16 direct");
@@ -68,7 +68,7 @@ fn pcie_is_direct_below_switches_alone() {
 }
 
 #[test]
-fn what_nvml_does_not_tell_is_unknown() {
+fn unreported_facts_are_unknown() {
     let gpus = || (0..2).map(|at| gpu(at, nvlink_of(9, 0), vec![End::Unknown; 18], PCIE5)).collect();
     // Remote ends are hidden, but the GPUs report that they reach each other over NVLink.
     let all = machine(gpus(), |_, _| told(true, true, 40));
@@ -86,7 +86,7 @@ fn what_nvml_does_not_tell_is_unknown() {
 }
 
 #[test]
-fn structs_lie_as_the_header_has_them() {
+fn struct_layouts_match_the_header() {
     assert_eq!(size_of::<PciInfo>(), 68);
     assert_eq!(std::mem::offset_of!(PciInfo, domain), 16);
     assert_eq!(std::mem::offset_of!(PciInfo, address), 36);

@@ -175,7 +175,7 @@ mod tests {
 
     /// 8 tensors of 3 words, 10 addresses, 2 strides, 11 integers and a float: the size of the struct in C.
     #[test]
-    fn a_call_has_the_bytes_of_the_struct() {
+    fn call_layout_matches_the_struct() {
         let rows = Rows { at: 1, token: 2, head: 3 };
         let call = Call { q: rows, dv: rows, lse: 4, interval_row: 5, tq: 6, scale: 1.0, ..Call::default() };
         let block = call.block();

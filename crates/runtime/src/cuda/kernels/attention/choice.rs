@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_has_a_kernel_and_cudnn_only_what_it_takes() {
+    fn every_problem_has_a_kernel_and_cudnn_gets_only_supported_ones() {
         let bf16 = DType::BF16;
         assert!(names(&launch(bf16, 64, 128, 0, uniform(128)), &hopper()).contains(&"cudnn"));
         for (what, other) in [

@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_sequences_in_bf16_are_for_cudnn() {
+    fn cudnn_serves_equal_sequences_in_bf16() {
         let good = problem(4, 12, 4, 197, 64);
         assert!(has_shapes(&good));
         assert!(has_shapes(&Problem { mask: Mask::Window { back: 100, ahead: 0 }, ..good }));
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_of_a_fused_buffer_is_seen_by_its_strides() {
+    fn a_slice_of_a_fused_buffer_is_described_by_its_strides() {
         let view = View { offset: 0, dtype: DType::BF16, dims: vec![20, 4, 64], strides: vec![512, 64, 1] };
         assert_eq!(strides(&view, 10), [5120, 64, 512, 1]);
     }

@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_proven_is_taken() {
+    fn only_tested_configurations_are_served() {
         let good = packed(328, 512, 65536, 12, 4);
         let hopper = Facts { cudnn: Some(91900), ..Facts::on_paper("sm_90a") };
         assert!(serves(&good, &hopper));
@@ -577,7 +577,7 @@ mod tests {
 
     /// The workspace grows with the tokens, not with segments times the longest.
     #[test]
-    fn scratch_follows_the_tokens() {
+    fn workspace_grows_with_the_tokens_alone() {
         let p = packed(328, 512, 65536, 12, 4);
         let row = 65536 * 12 * 64;
         let all = 4 * row + 2 * 2 * row + 2 * 2 * row / 3;

@@ -350,7 +350,7 @@ mod tests {
 
     /// A launched kernel always writes its output, so none may be launched for an absent one.
     #[test]
-    fn only_outputs_that_somebody_reads_are_launched() {
+    fn only_requested_outputs_are_launched() {
         let none: [&str; 0] = [];
         for (dtype, len, forward, dr, dv) in [
             (

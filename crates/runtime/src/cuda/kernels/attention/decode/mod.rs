@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn few_queries_in_bf16_are_served_and_nothing_else() {
+    fn only_few_queries_in_bf16_are_served() {
         let facts = Facts::on_paper("sm_80");
         let step = problem(64, 1, 8192, [32, 8], 128);
         assert!(serves(&step, &facts));

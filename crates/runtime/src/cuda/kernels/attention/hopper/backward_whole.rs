@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_behind_a_tile_are_cut_off_where_they_are_few() {
+    fn a_few_rows_after_the_last_tile_get_a_narrow_tile() {
         let cuts = [1, 64, 65, 72, 73, 128, 197, 201, 256, 257, 264].map(|rows| {
             let cut = Cut::of(rows);
             assert!(rows <= ROWS * cut.tiles + if cut.has_last { MOST_LAST } else { 0 }, "{rows}: {cut:?}");

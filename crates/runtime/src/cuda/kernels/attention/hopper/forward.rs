@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_written_is_served() {
+    fn only_supported_problems_are_served() {
         let hopper = Facts::on_paper("sm_90a");
         let p = problem(64, 128, [4, 2], Mask::Causal);
         assert!(serves(&p, &hopper) && workspace(&p) == ALIGN);

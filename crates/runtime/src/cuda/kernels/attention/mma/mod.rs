@@ -347,7 +347,7 @@ mod tests {
     /// The sources rely on whole pairs of warps, multiples of 16 walked rows, and columns in multiples of 16 for each warp of a
     /// pair.
     #[test]
-    fn geometries_are_what_the_sources_take() {
+    fn geometries_meet_the_sources_conditions() {
         each(|part, size, _, g| {
             assert!(g.warps.is_multiple_of(g.split) && g.walk.is_multiple_of(16), "{g:?}");
             assert!(g.split == 1 || (part == MmaKernel::Dkv && !g.kept), "{g:?}");

@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_copy_engine_cannot_move_is_not_served() {
+    fn operands_that_tma_cannot_load_are_not_served() {
         assert!(call().is_served());
         assert_eq!(call().extents(), [300, 136, 72]);
         assert_eq!(call().layout(), [false, false]);
