@@ -53,7 +53,7 @@ impl Ranks {
         self.mesh.coordinate(self.rank(), axis)
     }
 
-    /// The number of this rank; 0 where there is no wire.
+    /// This rank's number; 0 without a wire.
     pub fn rank(&self) -> usize {
         self.wire.as_ref().map_or(0, |wire| wire.rank())
     }

@@ -5,7 +5,7 @@ pub mod collective;
 pub mod linear_attention;
 
 pub mod elementwise {
-    //! Elementwise functions, alone, in fused regions and beside what they are fused with.
+    //! Elementwise functions, alone, in fused regions and fused with other operations.
 
     pub mod dequantize;
     pub mod dropout;
@@ -15,7 +15,7 @@ pub mod elementwise {
 }
 
 pub mod movement {
-    //! Data movement on the CPU: copies, rows by index, parts of images.
+    //! Data movement on the CPU: copies, indexed rows, image crops.
 
     pub mod copy;
     pub mod index;
@@ -39,7 +39,7 @@ pub mod optimizers {
 }
 
 pub mod products {
-    //! Matrix products on the CPU, their epilogues, and the product into the loss.
+    //! Matrix products on the CPU, their epilogues, and the fused output head and loss.
 
     mod epilogue;
     pub mod head_loss;
@@ -47,7 +47,7 @@ pub mod products {
 }
 
 pub mod reductions {
-    //! Reductions along one axis on the CPU, and tokens drawn from rows of logits.
+    //! Reductions along one axis on the CPU, and sampling of tokens from logits.
 
     pub mod reduce;
     pub mod sample;

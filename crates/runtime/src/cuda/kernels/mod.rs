@@ -8,7 +8,7 @@ mod stage;
 mod timing;
 
 pub mod elementwise {
-    //! Elementwise functions, alone, in fused regions and beside what they are fused with.
+    //! Elementwise functions, alone, in fused regions and fused with other operations.
 
     pub mod bundle;
     pub mod dequantize;
@@ -20,7 +20,7 @@ pub mod elementwise {
 }
 
 pub mod movement {
-    //! Data movement on the GPU: copies, rows by index, parts of images.
+    //! Data movement on the GPU: copies, indexed rows, image crops.
 
     pub mod copy;
     pub mod index;
@@ -45,7 +45,7 @@ pub mod optimizers {
 }
 
 pub mod products {
-    //! Matrix products on the GPU: through cuBLASLt or kernels of ours, with epilogues, through adapters, and into the loss.
+    //! Matrix products on the GPU: cuBLASLt and our kernels, epilogues, adapters, and the fused output head and loss.
 
     pub mod activated_product;
     pub mod choice;
@@ -59,7 +59,7 @@ pub mod products {
 }
 
 pub mod reductions {
-    //! Reductions along one axis on the GPU, the sums of partial sums, and tokens drawn from rows of logits.
+    //! Reductions along one axis on the GPU, sums of partial sums, and sampling of tokens from logits.
 
     pub mod partial_sums;
     pub mod reduce;

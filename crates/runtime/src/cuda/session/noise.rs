@@ -49,7 +49,7 @@ const BLOCKS: u32 = 2048;
 /// Fills whole words of device memory, in stream order.
 ///
 /// # Safety
-/// `words` words from `at` lie in memory of this device that stays allocated until the stream reaches the call.
+/// `words` words from `at` lie in memory of this device that stays allocated until the stream has executed the call.
 pub unsafe fn fill(
     function: &Function,
     at: u64,

@@ -295,7 +295,7 @@ impl Head<'_, '_> {
         -(0..count).filter(|&i| self.counts(rows.start + i)).map(weighted).sum::<f64>()
     }
 
-    /// One row's statistics, and its logits turned into their gradient where that is wanted.
+    /// Computes one row's statistics, and replaces its logits by their gradient if that is requested.
     fn row(&self, row: usize, logits: &mut [f32], [logp, lse, best]: [&mut f32; 3]) {
         let counts = self.counts(row);
         let target = usize::try_from(self.target[row]).ok();
@@ -304,14 +304,14 @@ impl Head<'_, '_> {
             return logits.fill(0.0);
         }
         let factor = self.factor[row];
-        // The slope of each capped logit.
+        // The derivative of the cap at each logit.
         let slopes = self.cap.map(|cap| {
             let mut slopes = vec![0.0; logits.len()];
             keep_within(cap, logits, &mut slopes);
             slopes
         });
         if let Some(known) = &self.known_lse {
-            // SAFETY: an element of an f32 input, which nobody writes during the launch.
+            // SAFETY: an element of an f32 input, which nothing writes during the launch.
             let known = unsafe { *known.at(row * known.strides[0]).cast::<f32>() };
             exponentials(logits, known);
             multiply_by(logits, factor);
@@ -352,13 +352,13 @@ impl Head<'_, '_> {
             return Matrix { start: of.at(rows.start * pitch).cast(), row: pitch, column: 1 };
         }
         self.in_tasks(0..rows.len(), width, |i| {
-            // SAFETY: row i of scratch belongs to one task, and nobody writes the tensor.
+            // SAFETY: row i of scratch belongs to one task, and nothing writes the tensor.
             unsafe { of.rows().load(rows.start + i, 0, scratch.slice(i * width..(i + 1) * width)) };
         });
         dense(scratch, rows.len() * width, width)
     }
 
-    /// Rows in tasks of about 8192 elements' work, on all cores.
+    /// Runs `each` for rows on all cores, in tasks of about 8192 elements of work.
     fn in_tasks(&self, rows: Range<usize>, work: usize, each: impl Fn(usize) + Sync + Send) {
         let per_task = (8192 / work.max(1)).max(1);
         self.cx.parallel(rows.len().div_ceil(per_task), 8 * per_task * work, |task| {

@@ -5,7 +5,6 @@
 //! registers, the stripes are added through shared memory, and piece i of a sum goes to partial[i, columns], which
 //! `partial_sums` adds up. The order of additions depends on shapes alone: deterministic. Moves each tensor once, and the
 //! pieces out and in.
-//! element is added where depends on shapes alone: deterministic. Bytes: each tensor once, and the pieces out and in.
 
 use std::fmt::Write;
 

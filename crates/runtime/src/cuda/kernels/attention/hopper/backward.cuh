@@ -45,7 +45,7 @@ struct Outline {
 };
 __device__ __forceinline__ Outline* outlines(const Call& call) { return (Outline*)(counter(call, 0) + 4); }
 
-// Computes the outlines of two runs of queries from `first`, by a warp. Queries past the last count as unmasked.
+// Computes the outlines of two runs of queries from `first`, by a warp. Queries past the last do not affect them.
 __device__ __forceinline__ void outline_runs(const Call& call, int first) {
     const int none = 0x7fffffff, query = first + threadIdx.x % 32;
     int4 some = make_int4(none, -none, none, -none), all = make_int4(-none, none, -none, none);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void outline_runs(const Call& call, int first) {
 
 #endif
 
-// Flags of a walked tile for the 64 rows of a warpgroup: MET if any pair is unmasked, MASKED if any pair is masked.
+// Flags of a walked tile for the 64 rows of a warpgroup: MET if a pair may be unmasked, MASKED if one may be masked.
 #define MET(part) (1 << (part))
 #define MASKED(part) (8 << (part))
 #define ANY_MET (MET(0) | MET(1) | MET(2))
