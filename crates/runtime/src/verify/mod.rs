@@ -155,7 +155,7 @@ fn check_selection(
     let again = again.iter().map(|&threads| TrialLayout::Dense { threads });
     for form in again.chain(trial.forms()).filter(|form| selection.takes(trial, *form, place, captured)) {
         let got = trial.run(form, place, captured)?;
-        if !row.deterministic || chooses_anew(case, form, place) {
+        if !row.deterministic || may_change_kernel(case, form, place) {
             worst = worst.max(judge_form(&format!("{form:?}"), &got)?);
             continue;
         }
@@ -273,7 +273,7 @@ impl CaseDevice<'_> {
 /// product's epilogue, which the choice of an algorithm depends on; 8-bit products round a separate bf16 base differently from
 /// one in place, and only the latter gives the oracle's bits. A norm with quantisation has the access width that the codes
 /// along rows allow, so without the codes its lanes sum different elements.
-fn chooses_anew(case: &Case, form: TrialLayout, place: CaseDevice<'_>) -> bool {
+fn may_change_kernel(case: &Case, form: TrialLayout, place: CaseDevice<'_>) -> bool {
     let anew = match (&case.op, form) {
         (Op::Product { epilogue, .. }, TrialLayout::Without { .. }) => epilogue.has_gelu(),
         (Op::ActivatedProduct { act: Act::Gelu, .. }, TrialLayout::Without { .. }) => true,

@@ -79,11 +79,11 @@ pub fn probe() -> &'static Probe {
         let found = library::libraries();
         let missing = LibraryKind::ALL.into_iter().filter(|kind| found.get(*kind).is_none()).collect();
         let cuda_major = found.cuda_major;
-        Probe { gpu: look(found), candidates: &found.candidates, missing, cuda_major, cleared }
+        Probe { gpu: detect_gpu(found), candidates: &found.candidates, missing, cuda_major, cleared }
     })
 }
 
-fn look(found: &'static Libraries) -> Gpu {
+fn detect_gpu(found: &'static Libraries) -> Gpu {
     let Some(file) = found.get(LibraryKind::Driver) else {
         return Gpu::None("there is no NVIDIA driver".into());
     };
@@ -338,12 +338,12 @@ impl Device {
 pub fn target(device: &Device, deterministic: bool) -> Target {
     let Inner { identity, rates, free_bytes, context_bytes, .. } = &*device.0;
     let name = short_name(&identity.model, identity.memory_bytes);
-    let target = described(name, *free_bytes, context_bytes + MODULE_BYTES, *rates, deterministic);
+    let target = describe_target(name, *free_bytes, context_bytes + MODULE_BYTES, *rates, deterministic);
     Target { missing: attention::missing(&device.0.facts), ..target }
 }
 
 /// The compilation target of a GPU, whether present or from a data sheet.
-pub(crate) fn described(
+pub(crate) fn describe_target(
     name: String,
     memory_bytes: u64,
     driver_bytes: u64,

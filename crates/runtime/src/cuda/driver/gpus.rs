@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use flatout_ir::target::{Rates, Target};
 
-use super::device::described;
+use super::device::describe_target;
 use crate::cuda::context::Facts;
 use crate::cuda::kernels::attention::choice as attention;
 
@@ -111,7 +111,7 @@ pub fn absent(name: &str) -> Option<&'static str> {
 /// The compilation target of the GPU with all of its memory free. The choices of its libraries are unknown, so workspaces are
 /// counted at their upper bounds, as everywhere.
 pub fn target(gpu: &Gpu, deterministic: bool) -> Target {
-    let target = described(gpu.name.into(), gpu.memory_bytes, DRIVER_BYTES, gpu.rates, deterministic);
+    let target = describe_target(gpu.name.into(), gpu.memory_bytes, DRIVER_BYTES, gpu.rates, deterministic);
     Target { missing: attention::missing(&facts(gpu)), ..target }
 }
 

@@ -45,12 +45,12 @@ impl Store {
             .and_then(|()| std::fs::rename(&own, folder.join(name)));
         written.map_err(|why| {
             let _ = std::fs::remove_file(&own);
-            unkept(folder, &why)
+            cannot_store(folder, &why)
         })
     }
 }
 
-fn unkept(folder: &Path, why: &std::io::Error) -> String {
+fn cannot_store(folder: &Path, why: &std::io::Error) -> String {
     format!("nothing is kept in {}: {why}", folder.display())
 }
 

@@ -95,8 +95,8 @@ impl Tuned {
     /// The times stored for a problem, one line per candidate.
     fn lines(&self, problem: &str) -> Option<Vec<String>> {
         let text = String::from_utf8(self.store.get(&self.name(problem))?).ok()?;
-        let (whose, lines) = text.split_once('\n')?;
-        (whose == problem).then(|| lines.lines().map(String::from).collect())
+        let (key, lines) = text.split_once('\n')?;
+        (key == problem).then(|| lines.lines().map(String::from).collect())
     }
 
     fn keep(&self, problem: &str, lines: Vec<String>) {
@@ -199,10 +199,10 @@ mod tests {
         assert_eq!(on("h200").recall_kernels("causal"), None);
         std::fs::remove_dir_all(&folder).unwrap();
         std::fs::write(&folder, "in the way").unwrap();
-        let unkept = on("h200");
-        unkept.remember_kernels("causal", &times);
-        assert_eq!(unkept.recall_kernels("causal"), Some(times));
-        assert!(unkept.tuning().note.is_some());
+        let unstored = on("h200");
+        unstored.remember_kernels("causal", &times);
+        assert_eq!(unstored.recall_kernels("causal"), Some(times));
+        assert!(unstored.tuning().note.is_some());
         std::fs::remove_file(folder).unwrap();
     }
 }

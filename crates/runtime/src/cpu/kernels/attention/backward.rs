@@ -18,7 +18,7 @@ use flatout_ir::{Launch, Op};
 use super::mask::{LANES, Sees};
 use super::tile::{Product, Vector, dispatch, exp2};
 use super::{
-    Block, KEYS, Problem, bytes, extents, fill, keep_within, key_shape, padded, share, take, tiles, to_lanes,
+    Block, KEYS, Problem, bytes, extents, fill, key_shape, padded, share, soft_cap, take, tiles, to_lanes,
 };
 use crate::cpu::context::Context;
 use crate::cpu::kernels::reductions::reduce::Shared;
@@ -301,10 +301,10 @@ unsafe fn differentiate_with<V: Vector>(
             of_keys(v, v_row, do_lanes, ds).run::<V>();
         }
         if let Some(cap) = p.cap {
-            keep_within(cap, &mut probabilities[..count * LANES]);
+            soft_cap(cap, &mut probabilities[..count * LANES]);
         }
         if sees == Sees::Some {
-            block.visible.hide(&keys, probabilities);
+            block.visible.mask_scores(&keys, probabilities);
         }
         // SAFETY: both hold `count` keys; the caller guarantees V's instructions.
         unsafe {

@@ -5,9 +5,7 @@ use flatout_ir::target::Shapes;
 
 use super::mask::{LANES, Sees};
 use super::tile::{Product, Vector, dispatch, exp2};
-use super::{
-    Block, KEYS, Problem, bytes, fill, keep_within, key_shape, padded, share, take, tiles, to_lanes,
-};
+use super::{Block, KEYS, Problem, bytes, fill, key_shape, padded, share, soft_cap, take, tiles, to_lanes};
 use crate::cpu::context::Context;
 use crate::cpu::kernels::reductions::reduce::Shared;
 use crate::cpu::math;
@@ -118,10 +116,10 @@ unsafe fn attend_with<V: Vector>(forward: &Forward<'_>, block: &Block<'_>, mut s
         // SAFETY: `count` keys of `size`, q in `size` lanes, and scores for KEYS keys.
         unsafe { product.run::<V>() };
         if let Some(cap) = p.cap {
-            keep_within(cap, &mut scores[..count * LANES]);
+            soft_cap(cap, &mut scores[..count * LANES]);
         }
         if sees == Sees::Some {
-            block.visible.hide(&keys, scores);
+            block.visible.mask_scores(&keys, scores);
         }
         // SAFETY: the caller guarantees V's instructions.
         let factor = unsafe { exponentials::<V>(&mut scores[..count * LANES], &mut top, &mut total) };

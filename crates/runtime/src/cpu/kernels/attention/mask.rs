@@ -187,7 +187,7 @@ impl Visible {
 
     /// Sets masked scores to -inf in scores [keys, LANES].
     #[inline(always)]
-    pub fn hide(&self, keys: &Range<usize>, scores: &mut [f32]) {
+    pub fn mask_scores(&self, keys: &Range<usize>, scores: &mut [f32]) {
         for (key, scores) in keys.clone().zip(scores.as_chunks_mut::<LANES>().0) {
             let key = key as i32;
             for (lane, score) in scores.iter_mut().enumerate() {

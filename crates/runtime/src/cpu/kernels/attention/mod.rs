@@ -233,7 +233,7 @@ impl Block<'_> {
 }
 
 /// Soft-caps scores: s = cap tanh(s / cap).
-fn keep_within(cap: f32, scores: &mut [f32]) {
+fn soft_cap(cap: f32, scores: &mut [f32]) {
     scores.iter_mut().for_each(|s| *s = cap * math::tanh(*s / cap));
 }
 

@@ -19,7 +19,7 @@ const BLOCKS: usize = 16;
 
 vectorised! {
     /// Drops elements of a token.
-    fn drop_some(draw: RowDraw, below: u16, keep: f32, x: &mut [f32]) {
+    fn apply_dropout(draw: RowDraw, below: u16, keep: f32, x: &mut [f32]) {
         for (i, x) in x.chunks_mut(8 * BLOCKS).enumerate() {
             let mut words = [[0_u32; 4]; BLOCKS];
             for (b, block) in words.iter_mut().enumerate() {
@@ -58,10 +58,10 @@ impl Draws {
     }
 
     /// Drops elements of a token, given all of its elements.
-    pub(super) fn drop_some(&self, t: usize, token: &mut [f32]) {
+    pub(super) fn apply_dropout(&self, t: usize, token: &mut [f32]) {
         let [seed, high, step] = [self.rng[0], self.rng[1], self.rng[2]];
         let draw = RowDraw::new([seed, high, step], self.key, self.samples[2 * t], self.samples[2 * t + 1]);
-        drop_some(draw, self.below, self.keep, token);
+        apply_dropout(draw, self.below, self.keep, token);
     }
 }
 
@@ -87,7 +87,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
                 for (line, part) in token.chunks_exact_mut(width).enumerate() {
                     x.load(place(line).0, place(line).1, part);
                 }
-                draws.drop_some(t, &mut token);
+                draws.apply_dropout(t, &mut token);
                 for (line, part) in token.chunks_exact(width).enumerate() {
                     to.store(place(line).0, place(line).1, part);
                 }

@@ -154,9 +154,9 @@ fn run_dropped(launch: &Launch, act: Act, p: f32, cx: &Context<'_>) -> Result<()
                 }
                 y.copy_from_slice(a);
                 forward(act, y, b);
-                draws.drop_some(t, y);
+                draws.apply_dropout(t, y);
                 if is_grad {
-                    draws.drop_some(t, d);
+                    draws.apply_dropout(t, d);
                     backward(act, a, b, d);
                 }
                 let values: &[&[f32]] = if is_grad { &[a, b, y] } else { &[y] };

@@ -307,7 +307,7 @@ impl Head<'_, '_> {
         // The derivative of the cap at each logit.
         let slopes = self.cap.map(|cap| {
             let mut slopes = vec![0.0; logits.len()];
-            keep_within(cap, logits, &mut slopes);
+            soft_cap(cap, logits, &mut slopes);
             slopes
         });
         if let Some(known) = &self.known_lse {
@@ -407,7 +407,7 @@ vectorised! {
     }
 
     /// Replaces x by cap tanh(x / cap) and writes the derivatives.
-    fn keep_within(cap: f32, x: &mut [f32], slopes: &mut [f32]) {
+    fn soft_cap(cap: f32, x: &mut [f32], slopes: &mut [f32]) {
         for (x, slope) in x.iter_mut().zip(slopes) {
             let t = math::tanh(*x / cap);
             *x = cap * t;

@@ -87,14 +87,14 @@ pub(crate) fn max_across(row: &[f32], so_far: &mut [f32]) {
 }
 
 /// The result of an empty fold.
-fn nothing(by: Fold) -> f32 {
+fn identity(by: Fold) -> f32 {
     if by == Fold::Max { f32::NEG_INFINITY } else { 0.0 }
 }
 
 /// Folds the pieces' results in order.
 fn join(by: Fold, pieces: impl Iterator<Item = f32>) -> f32 {
     match by {
-        Fold::Max => pieces.fold(nothing(by), f32::max),
+        Fold::Max => pieces.fold(identity(by), f32::max),
         _ => pieces.map(|x| x as f64).sum::<f64>() as f32,
     }
 }
@@ -144,7 +144,7 @@ fn across(axis: usize, by: Fold, x: &Tensor<'_>, out: &Tensor<'_>, partial: &mut
         // SAFETY: the input is only read; the task's entries are exclusive.
         unsafe {
             let so_far = all.slice(task * inner..(task + 1) * inner);
-            so_far.fill(nothing(by));
+            so_far.fill(identity(by));
             for a in chunk(group, GROUP, n) {
                 for m in 0..middle {
                     let x = rows.get((o * n + a) * middle + m, &mut buffer);

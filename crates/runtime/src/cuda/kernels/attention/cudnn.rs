@@ -301,7 +301,7 @@ pub(super) fn dense([_, b, c, d]: Dims) -> Dims {
 }
 
 /// Swaps the last two axes; applied to dims and strides, this is a transpose.
-pub(super) fn swapped([a, b, c, d]: Dims) -> Dims {
+pub(super) fn transposed_axes([a, b, c, d]: Dims) -> Dims {
     [a, b, d, c]
 }
 

@@ -14,7 +14,7 @@ use flatout_ir::types::DType;
 use flatout_ir::{Launch, View};
 
 use super::Problem;
-use super::cudnn::{Data, Dims, Graph, Pointwise, Reduce, T, dense, swapped};
+use super::cudnn::{Data, Dims, Graph, Pointwise, Reduce, T, dense, transposed_axes};
 use super::scratch::{ALIGN, Scratch};
 use crate::cuda::context::{
     Arg, CudaError, Facts, Prepare, Prepared, Source, Work, launch as kernel_launch, sequence,
@@ -203,7 +203,7 @@ impl Shape {
 
 /// Masks the keys that a query does not attend to. A window of `back` keys before the query's own is the causal mask together
 /// with column + back + 1 > row.
-pub(super) fn hide(g: &mut Graph, mask: Mask, scores: T) -> Result<T, CudaError> {
+pub(super) fn apply_mask(g: &mut Graph, mask: Mask, scores: T) -> Result<T, CudaError> {
     if mask == Mask::Full {
         return Ok(scores);
     }
@@ -224,7 +224,7 @@ pub(super) fn hide(g: &mut Graph, mask: Mask, scores: T) -> Result<T, CudaError>
 fn forward(g: &mut Graph, s: &Shape, [q, k, v, o]: [Dims; 4]) -> Result<(), CudaError> {
     let (queries, keys, scores, rows) = (s.queries(), s.keys(), s.scores(), s.rows());
     let q = g.real(Q, queries, q, Data::Bf16)?;
-    let k = g.real(K, swapped(keys), swapped(k), Data::Bf16)?;
+    let k = g.real(K, transposed_axes(keys), transposed_axes(k), Data::Bf16)?;
     let v = g.real(V, keys, v, Data::Bf16)?;
     let o = g.real(O, queries, o, Data::Bf16)?;
     let stats = g.real(STATS, rows, dense(rows), Data::Float)?;
@@ -233,7 +233,7 @@ fn forward(g: &mut Graph, s: &Shape, [q, k, v, o]: [Dims; 4]) -> Result<(), Cuda
     g.matmul(q, k, products)?;
     let scale = g.scalar(s.scale)?;
     let x = g.binary(Pointwise::Mul, products, scale, Data::Float)?;
-    let x = hide(g, s.mask, x)?;
+    let x = apply_mask(g, s.mask, x)?;
     let top = g.hidden(rows, dense(rows), Data::Float)?;
     g.reduce(Reduce::Max, x, top)?;
     let below = g.binary(Pointwise::Sub, x, top, Data::Float)?;
@@ -271,8 +271,8 @@ fn backward(g: &mut Graph, s: &Shape, at: &Strides, deterministic: bool) -> Resu
     let [batch, head, ..] = dense(scores);
     let transposed = [batch, head, 1, s.e.tokens as i64];
     let q = g.real(Q, queries, at.q, Data::Bf16)?;
-    let k = g.real(K, swapped(keys), swapped(at.k), Data::Bf16)?;
-    let v = g.real(V, swapped(keys), swapped(at.v), Data::Bf16)?;
+    let k = g.real(K, transposed_axes(keys), transposed_axes(at.k), Data::Bf16)?;
+    let v = g.real(V, transposed_axes(keys), transposed_axes(at.v), Data::Bf16)?;
     let o = g.real(O, queries, at.o, Data::Bf16)?;
     let d_o = g.real(D_O, queries, at.d_o, Data::Bf16)?;
     let stats = g.real(STATS, rows, dense(rows), Data::Float)?;
@@ -294,7 +294,7 @@ fn backward(g: &mut Graph, s: &Shape, at: &Strides, deterministic: bool) -> Resu
     g.matmul(q, k, products)?;
     let x = g.binary(Pointwise::Mul, products, scale, Data::Float)?;
     let x = g.binary(Pointwise::Sub, x, stats, Data::Float)?;
-    let x = hide(g, s.mask, x)?;
+    let x = apply_mask(g, s.mask, x)?;
     let p = g.unary(Pointwise::Exp, x)?;
 
     // Gradients of query heads that share a key head are summed.

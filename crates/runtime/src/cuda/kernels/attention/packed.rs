@@ -22,8 +22,8 @@ use flatout_ir::{Launch, View};
 
 use super::Problem;
 use super::call::Call;
-use super::cudnn::{Data, Dims, Graph, Pointwise, Reduce, T, dense, swapped};
-use super::dense::{D_O, DK, DQ, DQ_SUM, DV, K, LEAST_TOKENS, O, Q, STATS, SUM, V, hide};
+use super::cudnn::{Data, Dims, Graph, Pointwise, Reduce, T, dense, transposed_axes};
+use super::dense::{D_O, DK, DQ, DQ_SUM, DV, K, LEAST_TOKENS, O, Q, STATS, SUM, V, apply_mask};
 use super::scratch::{ALIGN, Scratch};
 use super::tiles::{self, Heights};
 use crate::cuda::argument::{Block, launch_blocks};
@@ -289,7 +289,7 @@ fn forward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 4]) -> 
     let mut b = Packed::new(g, e)?;
     let [q, k, v, o] = at;
     let q = b.tensor(Q, queries, q)?;
-    let k = b.tensor(K, swapped(keys), swapped(k))?;
+    let k = b.tensor(K, transposed_axes(keys), transposed_axes(k))?;
     let v = b.tensor(V, keys, v)?;
     let o = b.tensor(O, queries, o)?;
     let offsets = b.offsets(STATS)?;
@@ -299,7 +299,7 @@ fn forward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 4]) -> 
     let scale = b.g.scalar(scale)?;
     let x = b.g.binary(Pointwise::Mul, products, scale, Data::Float)?;
     let x = b.within(x)?;
-    let x = hide(b.g, mask, x)?;
+    let x = apply_mask(b.g, mask, x)?;
     let top = b.g.hidden(rows, dense(rows), Data::Float)?;
     b.g.reduce(Reduce::Max, x, top)?;
     let below = b.g.binary(Pointwise::Sub, x, top, Data::Float)?;
@@ -321,8 +321,8 @@ fn backward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 8]) ->
     let mut b = Packed::new(g, e)?;
     let [q_at, k_at, v_at, o_at, do_at, dq_at, dk_at, dv_at] = at;
     let q = b.tensor(Q, queries, q_at)?;
-    let k = b.tensor(K, swapped(keys), swapped(k_at))?;
-    let v = b.tensor(V, swapped(keys), swapped(v_at))?;
+    let k = b.tensor(K, transposed_axes(keys), transposed_axes(k_at))?;
+    let v = b.tensor(V, transposed_axes(keys), transposed_axes(v_at))?;
     let o = b.tensor(O, queries, o_at)?;
     let d_o = b.tensor(D_O, queries, do_at)?;
     let of_rows = b.offsets(STATS)?;
@@ -354,7 +354,7 @@ fn backward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 8]) ->
     let x = b.g.binary(Pointwise::Mul, products, scale, Data::Float)?;
     let x = b.within(x)?;
     let x = b.g.binary(Pointwise::Sub, x, stats, Data::Float)?;
-    let x = hide(b.g, mask, x)?;
+    let x = apply_mask(b.g, mask, x)?;
     let p = b.g.unary(Pointwise::Exp, x)?;
     let pt = b.g.hidden(scores, transposed, Data::Bf16)?;
     b.g.reshape(p, pt)?;

@@ -39,19 +39,19 @@ pub const KERNELS: &[Kernel] = &[
     },
     Kernel {
         row: KernelRow {
-            workspace: before_base,
+            workspace: sum_workspace,
             deterministic: false,
             ..kernel_row("cuda.reduce_scatter", OpKind::ReduceScatter, F32, Layout::Dense)
         },
-        sources: |launch, _| Vec::from_iter(onto_base(launch).map(TreeSum::source)),
+        sources: |launch, _| Vec::from_iter(base_sum(launch).map(TreeSum::source)),
         prepare: reduce_scatter,
     },
     Kernel {
         row: KernelRow {
-            workspace: of_terms,
+            workspace: terms_workspace,
             ..kernel_row("cuda.reduce_scatter_tree", OpKind::ReduceScatter, F32, Layout::Dense)
         },
-        sources: of_tree,
+        sources: tree_sources,
         prepare: reduce_scatter_tree,
     },
     Kernel {
@@ -64,10 +64,10 @@ pub const KERNELS: &[Kernel] = &[
     },
     Kernel {
         row: KernelRow {
-            workspace: of_terms,
+            workspace: terms_workspace,
             ..kernel_row("cuda.all_reduce_tree", OpKind::AllReduce, F32, Layout::Dense)
         },
-        sources: of_tree,
+        sources: tree_sources,
         prepare: all_reduce_tree,
     },
 ];
@@ -106,7 +106,7 @@ impl Exchange {
 }
 
 /// Scratch for the terms that are exchanged at once; 0 for reductions that do not depend on an order, which NCCL does.
-fn of_terms(shapes: &Shapes<'_>) -> usize {
+fn terms_workspace(shapes: &Shapes<'_>) -> usize {
     let (op, elements) = (&shapes.node.op, shapes.ins[0].elements());
     match op {
         Op::AllReduce { by: Combine::Max, .. } | Op::AllReduce { ways: 1, .. } => 0,
@@ -115,7 +115,7 @@ fn of_terms(shapes: &Shapes<'_>) -> usize {
 }
 
 /// Scratch for NCCL's sum if a base is added to it.
-fn before_base(shapes: &Shapes<'_>) -> usize {
+fn sum_workspace(shapes: &Shapes<'_>) -> usize {
     match shapes.node.op {
         Op::ReduceScatter { base: true, .. } => shapes.outs[0].bytes(),
         _ => 0,
@@ -123,22 +123,23 @@ fn before_base(shapes: &Shapes<'_>) -> usize {
 }
 
 /// The addition of a base after a sum by NCCL.
-fn onto_base(launch: &Launch) -> Option<TreeSum> {
-    matches!(launch.op, Op::ReduceScatter { base: true, .. }).then(|| TreeSum { ways: 1, ..added(launch) })
+fn base_sum(launch: &Launch) -> Option<TreeSum> {
+    matches!(launch.op, Op::ReduceScatter { base: true, .. })
+        .then(|| TreeSum { ways: 1, ..launch_sum(launch) })
 }
 
 /// The sum of a launch's terms.
-fn added(launch: &Launch) -> TreeSum {
+fn launch_sum(launch: &Launch) -> TreeSum {
     let has_base = matches!(launch.op, Op::ReduceScatter { base: true, .. });
     let views = launch.ins[1..].iter().chain(launch.outs.iter().flatten());
     let is_aligned = |view: &View| view.offset.is_multiple_of(TOGETHER * DType::F32.bytes());
     TreeSum { ways: launch.op.ways().unwrap_or(1), has_base, is_aligned: views.clone().all(is_aligned) }
 }
 
-fn of_tree(launch: &Launch, _: &Facts) -> Vec<Source> {
+fn tree_sources(launch: &Launch, _: &Facts) -> Vec<Source> {
     match launch.op {
         Op::AllReduce { by: Combine::Max, .. } | Op::AllReduce { ways: 1, .. } => vec![],
-        _ => vec![added(launch).source()],
+        _ => vec![launch_sum(launch).source()],
     }
 }
 
@@ -223,7 +224,7 @@ impl<'a, 'b> Operands<'a, 'b> {
 }
 
 /// The address `elements` f32 elements after another.
-fn behind(at: u64, elements: usize) -> u64 {
+fn element_address(at: u64, elements: usize) -> u64 {
     at + (elements * DType::F32.bytes()) as u64
 }
 
@@ -234,7 +235,7 @@ fn all_gather(launch: &Launch, p: &Prepare<'_>) -> Prepared {
 }
 
 /// Refuses to let NCCL choose the order of a sum whose order is fixed.
-fn is_free(order: Order, ways: usize) -> Result<(), CudaError> {
+fn check_free_order(order: Order, ways: usize) -> Result<(), CudaError> {
     match order == Order::Tree && ways > 1 {
         true => Err(CudaError::new("the sum has the order of a tree, which NCCL does not keep")),
         false => Ok(()),
@@ -245,11 +246,11 @@ fn reduce_scatter(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     let Op::ReduceScatter { ways, order, .. } = launch.op else {
         unreachable!("the row is for reduce_scatter")
     };
-    is_free(order, ways)?;
+    check_free_order(order, ways)?;
     let Some(operands) = Operands::of(launch, p)? else { return Ok(sequence(vec![])) };
     let own = operands.elements() / ways;
     let bytes = own * DType::F32.bytes();
-    let Some(sum) = onto_base(launch) else {
+    let Some(sum) = base_sum(launch) else {
         return Ok(operands.call(operands.from, operands.to, Call::ReduceScatter, own, bytes));
     };
     let terms = operands.scratch()?;
@@ -263,7 +264,7 @@ fn reduce_scatter(launch: &Launch, p: &Prepare<'_>) -> Prepared {
 fn all_reduce(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     let Op::AllReduce { ways, by, order, .. } = launch.op else { unreachable!("the row is for all_reduce") };
     if by == Combine::Sum {
-        is_free(order, ways)?;
+        check_free_order(order, ways)?;
     }
     let Some(operands) = Operands::of(launch, p)? else { return Ok(sequence(vec![])) };
     let elements = operands.elements();
@@ -283,15 +284,19 @@ fn reduce_scatter_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     let Exchange::Blocks { longest } = Exchange::of(&launch.op, operands.elements()) else {
         unreachable!("blocks are exchanged as blocks")
     };
-    let (terms, sum) = (operands.scratch()?, added(launch));
+    let (terms, sum) = (operands.scratch()?, launch_sum(launch));
     let mut works = vec![];
     for piece in pieces(block, longest) {
         let elements = piece.len();
-        let sent = |rank| Transfer { rank, at: behind(operands.from, rank * block + piece.start), elements };
-        let received = |rank| Transfer { rank, at: behind(terms, rank * longest), elements };
+        let sent = |rank| Transfer {
+            rank,
+            at: element_address(operands.from, rank * block + piece.start),
+            elements,
+        };
+        let received = |rank| Transfer { rank, at: element_address(terms, rank * longest), elements };
         works.push(operands.transfers((0..ways).map(sent).collect(), (0..ways).map(received).collect()));
-        let base = operands.base().map(|base| behind(base, piece.start));
-        let at = Places { terms, stride: longest, base, out: behind(operands.to, piece.start) };
+        let base = operands.base().map(|base| element_address(base, piece.start));
+        let at = Places { terms, stride: longest, base, out: element_address(operands.to, piece.start) };
         works.push(sum.work(at, elements, p)?);
     }
     Ok(sequence(works))
@@ -305,14 +310,14 @@ fn all_reduce_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     }
     let Some(operands) = Operands::of(launch, p)? else { return Ok(sequence(vec![])) };
     let (all, here) = (operands.elements(), p.coordinate(operands.axis));
-    let (terms, sum) = (operands.scratch()?, added(launch));
+    let (terms, sum) = (operands.scratch()?, launch_sum(launch));
     let longest = match Exchange::of(&launch.op, all) {
         Exchange::Blocks { longest } => longest,
         // One term per rank, each aligned for vector accesses.
         exchange @ Exchange::Whole => {
             let stride = exchange.stride(all);
             let sent = |rank| Transfer { rank, at: operands.from, elements: all };
-            let received = |rank| Transfer { rank, at: behind(terms, rank * stride), elements: all };
+            let received = |rank| Transfer { rank, at: element_address(terms, rank * stride), elements: all };
             let gather = operands.transfers((0..ways).map(sent).collect(), (0..ways).map(received).collect());
             let at = Places { terms, stride, base: None, out: operands.to };
             return Ok(sequence(vec![gather, sum.work(at, all, p)?]));
@@ -326,17 +331,19 @@ fn all_reduce_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
         };
         let transfer = |rank: usize, at: u64, of: Range<usize>| Transfer { rank, at, elements: of.len() };
         let own = block(here);
-        let sent = |rank: usize| transfer(rank, behind(operands.from, block(rank).start), block(rank));
-        let received = |rank: usize| transfer(rank, behind(terms, rank * longest), own.clone());
+        let sent =
+            |rank: usize| transfer(rank, element_address(operands.from, block(rank).start), block(rank));
+        let received = |rank: usize| transfer(rank, element_address(terms, rank * longest), own.clone());
         works.push(operands.transfers((0..ways).map(sent).collect(), (0..ways).map(received).collect()));
-        let (base, out) = (None, behind(operands.to, own.start));
+        let (base, out) = (None, element_address(operands.to, own.start));
         if !own.is_empty() {
             works.push(sum.work(Places { terms, stride: longest, base, out }, own.len(), p)?);
         }
         // Each rank sends its summed block to all others.
         let others = || (0..ways).filter(|rank| *rank != here);
         let sent = |rank: usize| transfer(rank, out, own.clone());
-        let received = |rank: usize| transfer(rank, behind(operands.to, block(rank).start), block(rank));
+        let received =
+            |rank: usize| transfer(rank, element_address(operands.to, block(rank).start), block(rank));
         works.push(operands.transfers(others().map(sent).collect(), others().map(received).collect()));
     }
     Ok(sequence(works))

@@ -198,7 +198,7 @@ impl At<'_> {
     }
 
     /// The last arguments of kernels that rotate: positions, table, number of table rows.
-    fn turn_args(&self) -> Vec<Arg> {
+    fn rotation_args(&self) -> Vec<Arg> {
         let Some(rotation) = self.rotation() else { return vec![] };
         let rows = rotation.table.map_or(0, |table| table.dims[0]);
         vec![self.pointer(Some(rotation.positions)), self.pointer(rotation.table), count(rows)]

@@ -62,7 +62,7 @@ pub(super) fn step(at: &At<'_>, sum: &WeightedSum, out: &View) -> Step {
     let (tiles, slices) = (own.div_ceil(TILE), width.div_ceil(slice));
     let mut args = args(at, sum, out, tiles);
     args.extend([inner, width, slices].map(count));
-    args.extend(at.turn_args());
+    args.extend(at.rotation_args());
     if at.accumulate(sum) != Accumulate::Nothing {
         let read = [at.base(), Some(&at.launch.ins[0])];
         args.extend(read.map(|view| at.pointer(view)));

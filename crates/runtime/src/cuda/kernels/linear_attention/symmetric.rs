@@ -129,7 +129,7 @@ pub(super) fn steps(at: &At<'_>, facts: &Facts) -> Vec<Step> {
         };
     let shared = shared_bytes(p);
     let mut shares = vec![count(p.heads / p.v_heads), Arg::F32(p.attend.scale)];
-    shares.extend(at.turn_args());
+    shares.extend(at.rotation_args());
     let tensors = tensors(at);
     if !p.is_grad {
         let forward = |_| step("symmetric_forward", p.heads, shared, &tensors, None, &shares);

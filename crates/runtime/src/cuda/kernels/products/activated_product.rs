@@ -70,7 +70,7 @@ impl<'a> Problem<'a> {
     }
 
     /// The activation's value and the sum, for a gradient.
-    fn beside(&self) -> [Option<&'a View>; 2] {
+    fn value_and_sum(&self) -> [Option<&'a View>; 2] {
         let Op::ActivatedProductGrad { again, sum, .. } = self.launch.op else { return [None; 2] };
         [again.then_some(1), sum_at(again, sum)].map(|at| at.and_then(|at| self.out(at)))
     }
@@ -97,7 +97,7 @@ impl<'a> Problem<'a> {
             }
             _ => {
                 let dh = matrices(self.out(0)?, false)?;
-                let [again, _] = self.beside();
+                let [again, _] = self.value_and_sum();
                 let partial = self.launch.workspace.as_ref().map_or(0, &address);
                 ([Some(dh), None, wanted(again)?], Some(matrices(&ins[2], false)?), 0, partial)
             }
@@ -121,24 +121,28 @@ impl<'a> Problem<'a> {
     }
 
     /// A launch of another operation in place of this one.
-    fn instead(&self, op: Op, ins: Vec<View>, outs: Vec<Option<View>>) -> Launch {
+    fn replacement(&self, op: Op, ins: Vec<View>, outs: Vec<Option<View>>) -> Launch {
         Launch { op, ins, outs, ..self.launch.clone() }
     }
 
     fn product(&self, epilogue: LibraryEpilogue, ins: Vec<View>, outs: Vec<Option<View>>) -> Launch {
         let (out, compute) = (self.launch.ins[0].dtype, Compute::Full);
-        self.instead(Op::Product { ta: false, tb: self.tb, out, base: false, compute, epilogue }, ins, outs)
+        self.replacement(
+            Op::Product { ta: false, tb: self.tb, out, base: false, compute, epilogue },
+            ins,
+            outs,
+        )
     }
 
     /// The separate launches: cuBLASLt's product and other kernels.
-    fn apart(&self) -> Vec<Launch> {
+    fn separate_launches(&self) -> Vec<Launch> {
         match self.launch.op {
-            Op::ActivatedProduct { bias, .. } => self.forward_apart(bias),
-            _ => self.backward_apart(),
+            Op::ActivatedProduct { bias, .. } => self.forward_launches(bias),
+            _ => self.backward_launches(),
         }
     }
 
-    fn forward_apart(&self, bias: bool) -> Vec<Launch> {
+    fn forward_launches(&self, bias: bool) -> Vec<Launch> {
         let ins = self.launch.ins.clone();
         let [h, value] = [0, 1].map(|out| self.out(out).cloned());
         if self.act == Act::Gelu {
@@ -150,21 +154,21 @@ impl<'a> Problem<'a> {
         let Some(to) = h.or(value.clone()) else { return vec![] };
         let product = self.product(epilogue, ins, vec![Some(to.clone())]);
         let map = Op::Map { f: self.act.elementwise() };
-        let activate = value.map(|value| self.instead(map, vec![to], vec![Some(value)]));
+        let activate = value.map(|value| self.replacement(map, vec![to], vec![Some(value)]));
         [product].into_iter().chain(activate).collect()
     }
 
-    fn backward_apart(&self) -> Vec<Launch> {
+    fn backward_launches(&self) -> Vec<Launch> {
         let h = self.launch.ins[2].clone();
-        let [again, sum] = self.beside().map(Option::<&View>::cloned);
+        let [again, sum] = self.value_and_sum().map(Option::<&View>::cloned);
         let dh = self.out(0).cloned().expect("the pass joins no gradient that is only summed");
         if self.act == Act::Gelu {
             let product =
                 self.product(LibraryEpilogue::GeluGrad, self.launch.ins.clone(), vec![Some(dh.clone())]);
             let map = Op::Map { f: self.act.elementwise() };
-            let again = again.map(|again| self.instead(map, vec![h], vec![Some(again)]));
+            let again = again.map(|again| self.replacement(map, vec![h], vec![Some(again)]));
             let fold = Op::Reduce { axis: 0, by: Fold::Sum };
-            let sum = sum.map(|sum| self.instead(fold, vec![dh], vec![Some(sum)]));
+            let sum = sum.map(|sum| self.replacement(fold, vec![dh], vec![Some(sum)]));
             return [product].into_iter().chain(again).chain(sum).collect();
         }
         let ins = self.launch.ins[..2].to_vec();
@@ -173,11 +177,12 @@ impl<'a> Problem<'a> {
         let body = activated_product::region(self.act, again.is_some(), sum.is_some(), &ty);
         let outs =
             [Some(dh.clone())].into_iter().chain([again, sum].into_iter().filter(Option::is_some)).collect();
-        vec![product, self.instead(Op::Region { body: Box::new(body) }, vec![dh, h], outs)]
+        vec![product, self.replacement(Op::Region { body: Box::new(body) }, vec![dh, h], outs)]
     }
 
     fn library(&self, p: &Prepare<'_>) -> Prepared {
-        let works = self.apart().into_iter().map(|launch| (kernel_of(&launch).prepare)(&launch, p));
+        let works =
+            self.separate_launches().into_iter().map(|launch| (kernel_of(&launch).prepare)(&launch, p));
         Ok(sequence(works.collect::<Result<_, CudaError>>()?))
     }
 
@@ -189,7 +194,7 @@ impl<'a> Problem<'a> {
 
     fn sums(&self, scratch: usize) -> stage::Stages {
         let [rows, columns] = [0, 1].map(|axis| self.launch.ins[2].dims[axis]);
-        match self.beside() {
+        match self.value_and_sum() {
             [_, Some(sum)] => partial_sums(scratch, rows.div_ceil(SUMMED), columns, &[sum]),
             _ => Ok(vec![]),
         }
@@ -218,9 +223,9 @@ pub(super) fn is_served(launch: &Launch) -> bool {
 
 fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
     let Some(problem) = Problem::of(launch) else { return vec![] };
-    let apart = problem.apart();
+    let launches = problem.separate_launches();
     let mut sources: Vec<Source> =
-        apart.iter().flat_map(|launch| (kernel_of(launch).sources)(launch, facts)).collect();
+        launches.iter().flat_map(|launch| (kernel_of(launch).sources)(launch, facts)).collect();
     let own = choice::forms(problem.epilogue.forms(), facts);
     sources.extend(own.iter().map(|form| form.source(problem.layout(), problem.epilogue)));
     if !own.is_empty() && !matches!(problem.epilogue, Epilogue::Activated { .. }) {

@@ -80,7 +80,7 @@ pub(super) fn fastest(
     let forms = call.epilogue.forms();
     let own = |form: &ProductConfig| {
         p.count_product(form.name);
-        whole(call, form, rest, p)
+        own_work(call, form, rest, p)
     };
     let library = || {
         let counted = p.product_count();
@@ -107,7 +107,7 @@ pub(super) fn fastest(
     }
 }
 
-fn whole(call: &Call, form: &ProductConfig, rest: Rest<'_>, p: &Prepare<'_>) -> Prepared {
+fn own_work(call: &Call, form: &ProductConfig, rest: Rest<'_>, p: &Prepare<'_>) -> Prepared {
     let first = call.prepare(form, p)?;
     Ok(match rest()? {
         Some(rest) => sequence(vec![first, rest]),
@@ -133,7 +133,7 @@ fn times(
     let mut times: Vec<KernelTime> = vec![];
     // Products that are only timed are not counted.
     let counted = p.product_counts();
-    let own = forms.iter().map(|form| (form.name, whole(call, form, rest, p)));
+    let own = forms.iter().map(|form| (form.name, own_work(call, form, rest, p)));
     let works = [(LIBRARY, library())].into_iter().chain(own);
     for (name, work) in works {
         let best = times.iter().map(|time| time.ms).fold(f64::INFINITY, f64::min);

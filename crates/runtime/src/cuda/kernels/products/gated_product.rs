@@ -73,7 +73,7 @@ impl<'a> Problem<'a> {
     }
 
     /// A buffer for the product of all rows, if there is one.
-    fn place(&self) -> Option<&'a View> {
+    fn buffer(&self) -> Option<&'a View> {
         if self.is_grad { self.out(2) } else { self.out(0) }
     }
 
@@ -81,8 +81,8 @@ impl<'a> Problem<'a> {
     fn parts(&self) -> Vec<ProductRows> {
         let rows = self.a.dims[0];
         let columns = if self.is_grad { self.half } else { 2 * self.half };
-        if let Some(place) = self.place() {
-            return vec![self.part(0, rows, place.clone())];
+        if let Some(buffer) = self.buffer() {
+            return vec![self.part(0, rows, buffer.clone())];
         }
         let scratch = self.launch.workspace.as_ref();
         let space = scratch.map_or(0, |scratch| scratch.span_bytes() / 2);
@@ -164,7 +164,7 @@ impl<'a> Problem<'a> {
 
     fn library(&self, p: &Prepare<'_>) -> Prepared {
         let scratch = self.launch.workspace.as_ref().map_or((0, 0), |w| (p.address(w), w.span_bytes()));
-        let workspace = match self.place() {
+        let workspace = match self.buffer() {
             Some(_) => scratch,
             None => (scratch.0 + (scratch.1 / 2) as u64, scratch.1 - scratch.1 / 2),
         };

@@ -231,7 +231,7 @@ fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
     let own = own.map(|cut| cut.source());
     let mut sources: Vec<Source> =
         own.into_iter().chain(EpilogueTensors::of(launch).map(|parts| parts.source())).collect();
-    if let Some(cut) = Cut::of(launch).filter(|cut| cut.is_for_hopper(launch) && is_timed_or_asked(facts)) {
+    if let Some(cut) = Cut::of(launch).filter(|cut| cut.is_for_hopper(launch) && may_use_own_kernel(facts)) {
         let epilogue = hopper::Epilogue::Plain;
         let forms = choice::forms(epilogue.forms(), facts);
         sources.extend(forms.iter().map(|form| form.source(cut.hopper_layout(), epilogue)));
@@ -240,7 +240,7 @@ fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
 }
 
 /// Whether a plain product may run on our kernel: because it was measured to be faster, or is requested.
-fn is_timed_or_asked(facts: &Facts) -> bool {
+fn may_use_own_kernel(facts: &Facts) -> bool {
     facts.autotune || facts.product == ProductKernel::Wgmma
 }
 
