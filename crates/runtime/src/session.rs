@@ -97,8 +97,8 @@ impl Session {
         Session::among(plans, threads, None)
     }
 
-    /// As `new`, for one of several ranks connected by a wire. Plans with collectives need a wire; all ranks must run these
-    /// plans in the same order.
+    /// As `new`, for one of several ranks connected by a wire, which collectives need; all ranks must run these plans in the
+    /// same order.
     pub fn among(
         plans: PlanSet,
         threads: usize,
@@ -194,8 +194,7 @@ impl Session {
         self.as_cuda().is_some_and(cuda::session::Session::replays_graphs)
     }
 
-    /// Runs the plan of a role. On a GPU this returns once the work is enqueued; a failure on the device is reported by the
-    /// next call that reads.
+    /// Runs the plan of a role. On a GPU this only enqueues; a failure on the device is reported by the next call that reads.
     pub fn run(&mut self, role: Role) -> Result<(), RuntimeError> {
         self.run_plan(self.index(role)?)
     }
@@ -213,9 +212,8 @@ impl Session {
         }
     }
 
-    /// Runs the plan of a role with launch `i` repeated `times[i]` times, in the plan's order. For measurements only, as
-    /// accumulators and counters advance. Launches that are not repeatable run at most once. Requires a session without other
-    /// ranks.
+    /// Runs the plan of a role with launch `i` repeated `times[i]` times, in the plan's order; launches that are not repeatable
+    /// at most once. For measurements only, as accumulators and counters advance. Requires a session without other ranks.
     pub fn run_repeated(&mut self, role: Role, times: &[usize]) -> Result<(), RuntimeError> {
         let index = self.index(role)?;
         let plan = &self.plans.plans[index];
@@ -348,8 +346,7 @@ impl Session {
     }
 
     /// Copies ranges of slots as they are after all work requested so far. On a GPU the copy overlaps the plans that run next,
-    /// and a plan that writes any of these elements waits for it on the device; on the CPU the copy is made before this
-    /// returns.
+    /// and a plan that writes any of these elements waits for it on the device; on the CPU it is made before this returns.
     pub fn begin_copy<P: AsRef<str>>(
         &mut self,
         ranges: &[(P, Range<usize>)],

@@ -56,10 +56,9 @@ fn detect() -> Level {
     Level::Baseline
 }
 
-/// Compiles functions for AVX-512, AVX2 and the baseline; a call dispatches to the widest that the machine supports, at the
-/// cost of one load and a branch. Functions that the body calls must be `#[inline(always)]` to be compiled with it, and a
-/// closure with `mul_add` must be small or called once: one that is not inlined loses the instructions and becomes ten times
-/// slower.
+/// Compiles functions for AVX-512, AVX2 and the baseline; a call dispatches to the widest supported, at the cost of one load
+/// and a branch. Functions that the body calls must be `#[inline(always)]` to be compiled with it, and a closure with `mul_add`
+/// small or called once: one that is not inlined loses the instructions and becomes ten times slower.
 ///
 /// ```text
 /// vectorised! {

@@ -20,8 +20,7 @@ use crate::rows::EVERY_TYPE;
 use context::Context;
 use math::Level;
 
-/// A kernel: its capabilities, and the function that runs it. An error is one sentence without the launch's name and shapes,
-/// which the session adds.
+/// A kernel: its capabilities, and its function. An error is a sentence to which the session adds the launch's name and shapes.
 pub struct Kernel {
     pub row: KernelRow,
     pub run: Run,
@@ -52,8 +51,7 @@ pub fn target(threads: usize) -> Target {
 }
 
 /// Roofline constants, for predictions only. Measured on one Zen 4 core: products 110 GFLOP/s with AVX-512, 16 GB/s from and to
-/// memory. AVX2 has half the lanes; bf16 is widened to f32 first and gains nothing; memory is assumed to be saturated by four
-/// cores.
+/// memory. AVX2 has half the lanes; bf16 is widened to f32 and gains nothing; four cores are assumed to saturate memory.
 fn rates(cores: usize) -> Rates {
     let a_core = match math::level() {
         Level::Avx512 => 110e9,

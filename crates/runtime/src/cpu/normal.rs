@@ -82,8 +82,7 @@ fn ln(x: f64) -> f64 {
     k.mul_add(LN2[0], 2.0_f64.mul_add(s, small))
 }
 
-/// Sine and cosine of an angle in turns, from 0 to 1: reduced to within an eighth of a turn of the nearest quarter, then by
-/// series.
+/// Sine and cosine of an angle in turns, from 0 to 1: by series, within an eighth of a turn of the nearest quarter.
 #[inline(always)]
 fn sin_cos(turns: f64) -> (f64, f64) {
     /// 1.5 * 2^52: adding it rounds to an integer, which then occupies the low bits.

@@ -56,8 +56,8 @@ impl std::error::Error for CudaError {}
 
 /// A kernel: its capabilities, the sources it compiles, and how a launch becomes work on a stream.
 pub struct Kernel {
-    /// The name begins with `cuda.`. `deterministic` is set if it holds always; with `Facts::deterministic` every kernel must
-    /// be.
+    /// The name begins with `cuda.`. `deterministic` is set if it always holds; with `Facts::deterministic` it holds for every
+    /// kernel.
     pub row: KernelRow,
     /// Sources that a launch needs, compiled in parallel before `prepare`; empty for library calls.
     pub sources: fn(&Launch, &Facts) -> Vec<Source>,

@@ -1,5 +1,4 @@
-//! Verification cases for attention: masks, heads, sizes, lengths that are not multiples of any tile, and all patterns of
-//! segments.
+//! Verification cases for attention: masks, heads, sizes, unaligned lengths and all patterns of segments.
 //!
 //! Both directions; everything outside the segments is NaN.
 

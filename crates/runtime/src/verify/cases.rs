@@ -173,8 +173,7 @@ fn bytes(dims: &[usize]) -> Input {
     tensor(DType::U8, dims, Data::Values((0..count).map(|i| (i * 37 % 256) as f64).collect()))
 }
 
-/// Bytes converted to numbers, alone and before further operations: exact in every type but bf16, which has eight significant
-/// bits.
+/// Bytes converted to numbers, alone and before further operations: exact in every type but bf16, with eight significant bits.
 fn pixels(table: &mut Table) {
     for to in [DType::F32, DType::BF16, I32] {
         table.add(Op::Map { f: E::Cast(to) }, vec![bytes(&[9, 131])]);
@@ -299,8 +298,7 @@ fn dequantizing_region(table: &mut Table, codes: DType, wide: DType) {
 }
 
 /// Ranks that do and do not fill a product of 16 terms, rows and columns that do and do not fill a tile, drop probabilities on
-/// both sides of a half, and shapes that the fast kernels do not support. The oracle rounds kept elements, which the kernels do
-/// not.
+/// both sides of a half, and shapes for the slow kernel. The oracle rounds kept elements, which the kernels do not.
 fn thin_products(table: &mut Table) {
     let (bf16, out) = (DType::BF16, |form| if form == Thin::Weight { DType::F32 } else { DType::BF16 });
     for (m, rank, width, p) in

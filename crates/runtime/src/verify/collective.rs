@@ -1,5 +1,4 @@
-//! Verifies sums over ranks on one GPU: the kernel that adds their terms, to the bit, and the exchanges of a single rank with
-//! itself.
+//! Verifies sums over ranks on one GPU: the kernel that adds terms, to the bit, and the exchanges of a rank with itself.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};

@@ -228,8 +228,7 @@ pub(super) fn activations(table: &mut Table) {
     }
 }
 
-/// Tokens that must equal the oracle's, for every sampling mode, with vocabularies that one block covers in one and in many
-/// iterations.
+/// Tokens that must equal the oracle's, for every sampling mode, with vocabularies of one and of many iterations per block.
 pub(super) fn samples(table: &mut Table) {
     for (vocab, spread) in [(5, 3.0), (1000, 4.0), (50_257, 8.0), (151_936, 12.0)] {
         let ways = [

@@ -99,8 +99,7 @@ pub fn check(case: &Case) -> Result<f64, String> {
     Prepared::new(case, &CaseDevice::Cpu.target()).check_on(CaseDevice::Cpu).remove(0).1
 }
 
-/// A case with the kernel that runs it and the oracle's results. Preparing takes only host time, so several are prepared in
-/// parallel.
+/// A case with its kernel and the oracle's results. Preparing takes only host time, so several are prepared in parallel.
 pub struct Prepared<'a>(Result<(Trial<'a>, Vec<Vec<f64>>), String>);
 
 impl<'a> Prepared<'a> {
@@ -113,8 +112,8 @@ impl<'a> Prepared<'a> {
     }
 
     /// Runs the case in every form, once for every kernel that serves it; returns each kernel's name with the worst relative
-    /// error or what is wrong. A deterministic kernel must give the same bits in all forms that compute the same; others must
-    /// stay within the bound.
+    /// error or what is wrong. A deterministic kernel must give equal bits in all forms that compute the same; others stay
+    /// within the bound.
     pub fn check_on(&self, place: CaseDevice<'_>) -> Vec<(String, Result<f64, String>)> {
         let (trial, wanted) = match &self.0 {
             Ok(prepared) => prepared,
@@ -480,8 +479,7 @@ mod tests {
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
     }
 
-    /// How threads share the rows of a norm on a GPU must not depend on the requested outputs, which would change the bits of
-    /// the others.
+    /// How threads share the rows of a norm on a GPU must not depend on the requested outputs, which would change others' bits.
     #[test]
     fn norms_without_an_output_share_rows_alike() {
         let facts = Facts::on_paper("sm_90a");

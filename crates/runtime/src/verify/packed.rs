@@ -1,7 +1,6 @@
 //! Verifies packing: the bits of separate calls, and one captured graph for any segments.
 //!
-//! A packed call must give the bits of one call per segment, and one captured graph must serve any segments that the host
-//! writes.
+//! A packed call must give the bits of one call per segment, and one captured graph must serve any segments.
 
 use std::ops::Range;
 

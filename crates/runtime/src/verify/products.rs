@@ -93,7 +93,7 @@ fn gated(table: &mut Table) {
     }
 }
 
-/// Products followed by activations, and by their derivatives: with a bias in either type and without, and either layout of the
+/// Products followed by activations, and by their derivatives: with either type of bias and without, either layout of the
 /// weight.
 fn activated(table: &mut Table) {
     let bf16 = DType::BF16;

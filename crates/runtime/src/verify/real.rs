@@ -3,9 +3,8 @@
 //! Tiles, rows and heads of the output are compared with the oracle on just the inputs that they depend on.
 //!
 //! Small cases cannot reveal an index that overflows, a grid that is too small or a sum that misses its last block. If an
-//! output depends on all rows (a weight's gradient), the incoming gradient is zero except in a few rows spread over the whole
-//! tensor, so the oracle needs only those. Everything runs on either backend: the sampling itself is tested on the CPU at small
-//! sizes.
+//! output depends on all rows (a weight's gradient), the incoming gradient is zero except in a few rows spread over the tensor,
+//! so the oracle needs only those. Everything runs on either backend: the sampling is tested on the CPU at small sizes.
 
 pub(super) mod attention;
 

@@ -262,8 +262,7 @@ fn every_number_of_ranks_has_the_bits_of_one() {
     same_bits(&[[1, 4]], Moments::BF16, equal);
 }
 
-/// The bits are also the same if gradients are added over ranks in every micro-batch (one per lane), and if weights are gathered
-/// in it.
+/// The bits also stay the same if gradients are added over ranks in every micro-batch, and if weights are gathered in it.
 #[test]
 fn ranks_in_step_have_the_bits_of_one() {
     for (moments, precision, meshes) in [

@@ -129,8 +129,7 @@ fn all_reduce(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         let block = |i: usize| (piece + i * longest).min(end)..(piece + (i + 1) * longest).min(end);
         let own = block(here).len();
         {
-            // SAFETY: the row guarantees dense f32; the slice's lifetime ends before the output, which may be the same memory,
-            // is written.
+            // SAFETY: the row guarantees dense f32; the slice is dropped before the output, which may overlap it, is written.
             let x = unsafe { cx.input(0).f32s() }.expect("a dense input");
             gather_terms(axis, x, own, (0..ways).map(block), scratch, cx)?;
         }

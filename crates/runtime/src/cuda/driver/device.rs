@@ -25,8 +25,8 @@ use crate::rows::EVERY_TYPE;
 
 /// The oldest supported driver: CUDA 12.8. Tested with 13.0.
 const OLDEST_DRIVER: u32 = 12080;
-/// Bytes the driver allocates besides the context: modules, graphs and cuDNN's kernels. An upper bound for plans; the session
-/// measures.
+/// Bytes the driver allocates besides the context: modules, graphs, cuDNN's kernels. An upper bound for plans; sessions
+/// measure.
 const MODULE_BYTES: u64 = 512 << 20;
 /// Double-buffered inputs: one area is being filled while the other is copied into place.
 const LANDINGS: usize = 2;
@@ -69,9 +69,8 @@ pub struct Probe {
     pub cleared: Vec<String>,
 }
 
-/// Detects the first GPU: clears the environment and opens the libraries, but creates no context. The result of the first call
-/// is cached. Call it before threads start, so that variables that change results can be cleared; later, such variables make
-/// the GPU unusable.
+/// Detects the first GPU: clears the environment and opens the libraries, but creates no context. The first result is cached.
+/// Call it before threads start, when variables that change results can be cleared; later, they make the GPU unusable.
 pub fn probe() -> &'static Probe {
     static ANSWER: OnceLock<Probe> = OnceLock::new();
     ANSWER.get_or_init(|| {

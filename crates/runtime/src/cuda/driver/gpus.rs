@@ -97,8 +97,7 @@ const WITHOUT_LINE: &[&str] = &[
     "rtxa6000",
 ];
 
-/// Why a known GPU has no row: the end of a sentence that begins with its name. `None` for an unknown name, which may be a
-/// typo.
+/// Why a known GPU has no row: the end of a sentence that begins with its name. `None` for unknown names, such as typos.
 pub fn absent(name: &str) -> Option<&'static str> {
     let name = name.to_ascii_lowercase().replace(['_', ' '], "");
     let has = |names: &[&str]| names.contains(&&name[..]);

@@ -17,8 +17,7 @@ pub struct Module {
 impl Module {
     pub fn load(driver: &'static Driver, cubin: &[u8]) -> Result<Module, CudaError> {
         let mut raw = null_mut();
-        // SAFETY: writes one handle; the cubin is complete, as it comes from the compiler or from the cache with a verified
-        // checksum.
+        // SAFETY: writes one handle; the cubin is complete, from the compiler or with a verified checksum from the cache.
         let status = unsafe { (driver.module_load)(&mut raw, cubin.as_ptr().cast()) };
         driver.ok(status, "cuModuleLoadData")?;
         Ok(Module { driver, raw })

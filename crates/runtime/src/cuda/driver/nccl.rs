@@ -1,8 +1,7 @@
 //! NCCL, which moves tensors between GPUs: entry points and the communicators of a rank.
 //!
-//! Written against nccl.h of 2.27 and 2.28. Communicators are created before the arena is allocated, so that their memory is
-//! accounted for, and each is used by one stream at a time. Once every plan is captured, the host calls nothing here but
-//! `failure`.
+//! Written against nccl.h of 2.27 and 2.28. Communicators are created before the arena, so that their memory is accounted for,
+//! and each is used by one stream at a time. Once every plan is captured, the host only calls `failure` here.
 
 mod window;
 
@@ -70,8 +69,7 @@ const NCCL_CTA_POLICY_ZERO: c_int = 2;
 const ZERO_CTAS_SINCE: Version = Version([2, 28, 0]);
 
 impl Config {
-    /// The configuration of a communicator with blocking calls. With a window, copy engines may perform transfers that need no
-    /// addition.
+    /// The configuration for blocking calls. With a window, copy engines may perform transfers that need no addition.
     fn blocking(nccl: Version, has_window: bool) -> Config {
         let unset = NCCL_CONFIG_UNDEF_INT;
         let takes_none = has_window && nccl >= ZERO_CTAS_SINCE;
@@ -211,8 +209,7 @@ pub struct Communicator {
     ranks: usize,
 }
 
-// SAFETY: NCCL may be called from any thread. Only the session's thread enqueues, and the error state may be queried
-// concurrently.
+// SAFETY: any thread may call NCCL. Only the session's thread enqueues, and the error state may be queried concurrently.
 unsafe impl Send for Communicator {}
 // SAFETY: as above.
 unsafe impl Sync for Communicator {}

@@ -54,8 +54,7 @@ fn cannot_store(folder: &Path, why: &std::io::Error) -> String {
     format!("nothing is kept in {}: {why}", folder.display())
 }
 
-/// The file name for a key of several texts. Each is prefixed with its length, so that different lists never collide by
-/// concatenation.
+/// The file name for a key of several texts, each prefixed with its length so that different lists never collide.
 pub fn name<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hash = Fnv::default();
     for text in texts {

@@ -96,8 +96,7 @@ pub struct Event {
     raw: Handle,
 }
 
-// SAFETY: the driver's calls are thread-safe, and an event is a handle that may be used on any thread where its context is
-// current.
+// SAFETY: the driver's calls are thread-safe, and an event may be used on any thread where its context is current.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
@@ -120,8 +119,7 @@ impl Event {
         Ok(Event { driver, raw })
     }
 
-    /// Makes later work on `stream` wait on the device for the most recent record, if any. Recording again does not affect
-    /// waits already enqueued.
+    /// Makes later work on `stream` wait on the device for the most recent record, if any. Later records do not move the wait.
     pub fn hold(&self, stream: Stream) -> Result<(), CudaError> {
         // SAFETY: both are alive; the flags are the header's default.
         self.driver.ok(unsafe { (self.driver.stream_wait)(stream.0, self.raw, 0) }, "cuStreamWaitEvent")

@@ -33,8 +33,7 @@ __device__ __forceinline__ u32 kept(u32 c, u32 token, u32 sample, u32 step, u32 
     return bits;
 }
 
-// The words for rounding the moments of elements 4 i to 4 i + 3 in one update: low halves for the first moments, high halves
-// for the second.
+// The words that round the moments of elements 4 i to 4 i + 3 in one update: low halves the first moments, high the second.
 __device__ __forceinline__ uint4 rounding(u64 i, u32 updates) {
     return philox(make_uint4((u32)i, (u32)(i >> 32), updates, 0u), 0x6d6f6d65u, 0x6e747321u);
 }

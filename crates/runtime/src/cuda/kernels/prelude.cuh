@@ -1,6 +1,6 @@
 // Shared by all kernels: element types, vectors of them, sums over threads, activations. Arithmetic is f32; bf16 is rounded to
-// nearest even. Pointers may alias exactly (in place), so nothing is __restrict__: a thread reads all its elements before it
-// writes any.
+// nearest even. Pointers may alias exactly (in place), so nothing is __restrict__: a thread reads all it needs before it
+// writes.
 
 typedef unsigned char u8;
 typedef unsigned short u16;

@@ -1,7 +1,6 @@
 //! A stage: one launch of one of our kernels before addresses are known.
 //!
-//! It has a source, a grid and arguments. Most operations are a short list of stages, from which both their sources and their
-//! work are derived.
+//! It has a source, a grid and arguments. Most operations are a short list of stages, which give both sources and work.
 
 use flatout_ir::View;
 use flatout_ir::types::DType;

@@ -216,8 +216,7 @@ __device__ __forceinline__ void quad_transpose(u32 (&a)[4], int c) {
     }
 }
 
-// Writes the first (i = 0) or second of the thread's rows of an accumulator [64, 2 COUNT], scaled by a factor, 16 bytes per
-// lane.
+// Writes the first (i = 0) or second of the thread's rows of an accumulator [64, 2 COUNT], scaled, 16 bytes per lane.
 template <int COUNT>
 __device__ __forceinline__ void write_row(bf16* to, bool is_there, int i, const float (&sum)[COUNT], float factor) {
     const int lane = threadIdx.x % 32;

@@ -1,5 +1,4 @@
-// Accumulates on the device how long spans between two points of a stream take, such as a plan or a launch's wait for an
-// exchange.
+// Accumulates on the device how long spans of a stream take, such as a plan or a launch's wait for an exchange.
 //
 // clock: for span s, u64 word s is its start, u64 word 2 + s the summed nanoseconds of all ended spans, and u32 half s of word
 // 4 the same in microseconds (wraps around after 71 minutes, so the reader takes differences). One thread per launch; stream

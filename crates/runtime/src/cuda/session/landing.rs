@@ -1,9 +1,9 @@
 //! Landing areas: staging copies of the inputs, so that the host can write while a plan still reads the previous ones.
 //!
 //! The areas lie next to the inputs in the arena and are used round-robin. The host writes into the current area while a plan
-//! may still be reading the inputs; before the next plan, what was written is copied into the inputs on the plans' own stream,
-//! and the next area becomes current. So the addresses that plans read stay fixed, and an area is only overwritten after it was
-//! copied from.
+//! may still be reading the inputs; before the next plan, the writes are copied into the inputs on the plans' own stream, and
+//! the next area becomes current. So the addresses that plans read stay fixed, and an area is only overwritten after it was
+//! copied.
 
 use std::ops::Range;
 

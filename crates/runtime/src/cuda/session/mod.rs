@@ -144,10 +144,9 @@ impl Session {
     /// arena: libraries load their kernels on the first call, and a launch that cannot run is reported here by name. Then
     /// captures the graphs and zeroes the arena.
     ///
-    /// Plans with collectives over several ranks need communicators. `barrier` waits for all ranks. It is called before the first
-    /// exchange, when everything else that may fail on this rank has succeeded, because NCCL would wait for ever for a rank
-    /// that failed. It is called again after NCCL allocated a resource; a rank whose allocation failed reports
-    /// `RuntimeError::Wire`.
+    /// Plans with collectives over several ranks need communicators. `barrier` waits for all ranks. It is called before the
+    /// first exchange, when everything else that may fail here has succeeded, because NCCL would wait for ever for a failed
+    /// rank. It is called again after NCCL allocated a resource; a rank whose allocation failed reports `RuntimeError::Wire`.
     pub fn new(
         plans: &PlanSet,
         device: &Device,
@@ -349,8 +348,7 @@ impl Session {
         self.communicators.as_ref().map_or(0, |communicators| communicators.rank())
     }
 
-    /// Time spent opening the session: compiling or loading kernels, choosing algorithms of products, first run and capture of
-    /// every plan.
+    /// Time spent opening the session: loading kernels, choosing algorithms of products, first run and capture of every plan.
     pub fn laps(&self) -> &Laps {
         &self.laps
     }
@@ -639,8 +637,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // The objects dropped next belong to this context and may still be in use. Errors of a device that has failed are of no
-        // use here.
+        // The objects dropped next belong to this context and may still be in use. Errors of a failed device are of no use
+        // here.
         let _ = self.device.bind();
         let _ = self.stream.synchronize();
         let _ = self.wire_stream.synchronize();

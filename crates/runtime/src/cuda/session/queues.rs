@@ -64,8 +64,7 @@ impl WireStream {
         }
     }
 
-    /// Enqueues a plan, each launch on its stream. Later work on `compute` waits for all of it. An error comes with the launch
-    /// that caused it.
+    /// Enqueues a plan, each launch on its stream. Later work on `compute` waits for all of it. An error names its launch.
     pub fn enqueue<'p>(
         &self,
         plan: &'p Plan,
@@ -75,8 +74,7 @@ impl WireStream {
         let wire = self.stream.get();
         let Some(first) = plan.launches.first() else { return Ok(()) };
         self.begin(Span::Plan, compute).map_err(|why| (first, why))?;
-        // Launch indices of the exchanges so far; and whether the wire stream is already ordered after all compute launches so
-        // far.
+        // Launch indices of the exchanges so far; whether the wire stream is ordered after all compute launches so far.
         let (mut exchanges, mut is_behind): (Vec<usize>, bool) = (vec![], false);
         for (at, (launch, work)) in plan.launches.iter().zip(works).enumerate() {
             let met = |why: CudaError| (launch, why);

@@ -94,8 +94,7 @@ impl FinishedCopy {
 
     pub fn tensor(&self, i: usize) -> &[u8] {
         let memory = self.memory.as_ref().expect("given back only when dropped");
-        // SAFETY: `PendingCopy::finish` waited for the copies into this memory, and nothing else is copied there until it is
-        // back in the pool.
+        // SAFETY: `PendingCopy::finish` waited for the copies, and none goes to this memory until it is back in the pool.
         unsafe { &memory.as_slice()[self.parts[i].clone()] }
     }
 }

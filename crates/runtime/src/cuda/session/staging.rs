@@ -10,8 +10,7 @@ const ALIGN: usize = 256;
 /// Reads are split into pieces of this size, two in flight at a time.
 const READ_BYTES: usize = 4 << 20;
 
-/// A ring for writes. A piece is free again once the stream has copied it, so a writer only waits for what it wrote a whole
-/// ring ago.
+/// A ring for writes. A piece is free once the stream has copied it: a writer only waits for what it wrote a whole ring ago.
 pub struct Ring {
     driver: &'static Driver,
     memory: PinnedMemory,

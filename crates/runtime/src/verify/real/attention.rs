@@ -296,8 +296,8 @@ impl Problem {
     }
 }
 
-/// The relative L2 error. Elements below 0.01 count as if they were that large, because gradients of a token that attends only
-/// to itself cancel to 0.
+/// The relative L2 error. Elements below 0.01 count as that large: gradients of a token that attends only to itself cancel to
+/// 0.
 fn distance(got: &[f64], want: &[f64]) -> f64 {
     let off: f64 = got.iter().zip(want).map(|(got, want)| (got - want) * (got - want)).sum();
     let size: f64 = want.iter().map(|want| (want * want).max(1e-4)).sum();

@@ -148,8 +148,7 @@ fn bytes(problem: &Problem, grad: bool) -> u64 {
     2 * problem.size as u64 * (q_tensors * of_q + k_tensors * of_k) + 4 * of_q
 }
 
-/// The approximate lse of rows of noise: the logarithm of the number of keys a query attends to, plus half the scores'
-/// variance.
+/// The approximate lse of rows of noise: the logarithm of the number of keys attended to, plus half the scores' variance.
 fn statistics(problem: &Problem) -> Vec<f64> {
     const HALF_VARIANCE: f64 = 0.076;
     let mut lse = vec![0.0; problem.tokens * problem.heads];

@@ -167,8 +167,8 @@ unsafe fn attend_with<V: Vector>(forward: &Forward<'_>, block: &Block<'_>, mut s
     }
 }
 
-/// Turns scores [keys, LANES] into 2^(score - top) and updates `top` and `total`. Returns the factor for earlier sums if `top`
-/// changed in any row.
+/// Turns scores [keys, LANES] into 2^(score - top) and updates `top` and `total`. Returns the factor for earlier sums if a
+/// `top` changed.
 ///
 /// # Safety
 /// The machine has V's instructions.

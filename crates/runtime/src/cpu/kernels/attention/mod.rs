@@ -8,9 +8,8 @@
 //! maximum and sum per row; the backward pass recomputes probabilities from lse. bf16 is widened as it is read and rounded as
 //! it is written; all arithmetic is f32.
 //!
-//! The workspace is a few tiles per core, and in the backward pass also f32 accumulators of dk and dv: linear in the tokens.
-//! The rows of a task and the order of every sum depend on the shapes and the segments, so bits do not depend on the number of
-//! threads.
+//! The workspace is a few tiles per core, and for the backward pass f32 accumulators of dk and dv: linear in the tokens. The
+//! rows of a task and the order of every sum depend on shapes and segments, so bits do not depend on the number of threads.
 //!
 //! | GFLOP/s on one Zen 4 core, f32, q, k and v in one fused buffer, causal pairs only | forward | backward |
 //! |---|---|---|

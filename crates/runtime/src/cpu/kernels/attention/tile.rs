@@ -9,8 +9,7 @@
 /// Vector registers of f32, and the operations that the kernels need.
 ///
 /// # Safety
-/// Every method requires the instructions of its implementation; `load` and `store` require `WIDTH` readable or writable
-/// elements at the pointer.
+/// Every method requires its implementation's instructions; `load` and `store` also `WIDTH` accessible elements at the pointer.
 pub(super) trait Vector: Copy {
     const WIDTH: usize;
     /// Rows of a product's register tile, which is two vectors wide.
@@ -54,8 +53,7 @@ pub(super) unsafe fn exp2<V: Vector>(x: V) -> V {
     }
 }
 
-/// Operands of a product. `a_row` and `a_col` are A's strides, `b_row` and `c_row` the row strides of B and C; n is a multiple
-/// of 16.
+/// Operands of a product. `a_row` and `a_col` are A's strides, `b_row` and `c_row` row strides; n is a multiple of 16.
 pub(super) struct Product {
     pub m: usize,
     pub n: usize,
@@ -73,7 +71,7 @@ pub(super) struct Product {
 
 impl Product {
     /// # Safety
-    /// The pointers hold m x k, k x n and m x n elements at their strides, C overlaps neither A nor B, and the machine has V's
+    /// The pointers hold m x k, k x n and m x n elements at their strides, C overlaps no input, and the machine has V's
     /// instructions.
     #[inline(always)]
     pub unsafe fn run<V: Vector>(&self) {

@@ -1,7 +1,6 @@
 //! Test harness: runs one launch against the oracle under worse conditions than any plan creates.
 //!
-//! Every float tensor has gaps between its rows; outputs, gaps and workspace start as NaN, and the bytes of the gaps must be
-//! unchanged afterwards.
+//! Every float tensor has gaps between its rows; outputs, gaps and workspace start as NaN, and the gaps must stay unchanged.
 
 use flatout_ir::oracle::{self, Values};
 use flatout_ir::target::Shapes;

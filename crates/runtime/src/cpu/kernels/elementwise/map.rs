@@ -199,8 +199,7 @@ impl Tiles {
         Tiles { axes, width, rows, rows_a_tile, tiles_a_row }
     }
 
-    /// Tiles of operands with two axes that are never merged, so that a whole number of consecutive tiles is `reduce::GROUP`
-    /// rows.
+    /// Tiles of operands with two axes that are never merged, so that consecutive tiles add up to `reduce::GROUP` rows.
     fn by_rows(views: &[&View]) -> Self {
         let axis = |a: usize| (views[0].dims[a], views.iter().map(|v| v.strides[a]).collect());
         let (axes, width) = (vec![axis(0), axis(1)], views[0].dims[1]);

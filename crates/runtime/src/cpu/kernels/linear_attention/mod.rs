@@ -48,8 +48,7 @@ pub const KERNELS: &[Kernel] = &[
     kernel("linear_attention_grad", OpKind::LinearAttentionGrad),
 ];
 
-/// Floats of scratch per worker: two tiles of weights, the result, widened copies of a, b and x, and a token's cosines and
-/// sines.
+/// Floats of scratch per worker: two tiles of weights, the result, widened a, b and x, and a token's cosines and sines.
 fn floats(inner: usize, width: usize) -> usize {
     2 * TILE * TILE + 2 * TILE * width + 2 * TILE * inner + inner.max(width)
 }

@@ -1,7 +1,7 @@
 //! Rotary positions: computes each token's cosines and sines once, then rotates the pairs of every head.
 //!
-//! With a table they are looked up; positions outside it, and all positions without a table, are computed in f64. Moves x once
-//! in, once out.
+//! With a table they are looked up; positions outside it, and all without a table, are computed in f64. Moves x once in, once
+//! out.
 
 use std::borrow::Cow;
 

@@ -2,8 +2,7 @@
 //!
 //! A chunk's logits are computed on all cores, its rows become losses and then, in place, d logits = c (softmax - onehot) with
 //! c the row's weight (or minus d logp, if given); two more products give dx and add to dw. Chunks are processed in order, so
-//! dw is summed in a fixed order whatever the number of threads. bf16 is widened as it is read, the head's weight one block at
-//! a time.
+//! dw is summed in a fixed order for any number of threads. bf16 is widened as it is read, the head's weight by blocks.
 //!
 //! A row without a target or with weight 0 has no gradient, and its logits are used only if its logp or lse is requested; a
 //! chunk of such rows costs nothing.

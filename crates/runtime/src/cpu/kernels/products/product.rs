@@ -189,8 +189,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
 
     let count = out_stack.starts.len();
     let multiply_one = |i: usize, threads: usize| {
-        // SAFETY: operands and output lie in the arena or the workspace; the output overlaps no operand, and its
-        // matrices are disjoint.
+        // SAFETY: all lie in the arena or the workspace; the output overlaps no operand, and its matrices are disjoint.
         unsafe { multiply([m, n, k], out_stack.at(i), base, a_stack.at(i), b_stack.at(i), threads) }
     };
     if count >= cx.threads && m * n * k < SERIAL_MULTIPLICATIONS {

@@ -1,8 +1,7 @@
 //! Reductions along one axis, and the sum of other kernels' partial sums.
 //!
-//! Sums run over pieces of fixed size (`RUN` elements along a row, `GROUP` rows across), each in sixteen or more f32 lanes; the
-//! pieces are added in f64, in order. So the bits depend on shapes alone, and the error of a sum over n elements is that of a
-//! piece.
+//! Sums run over pieces of fixed size (`RUN` elements along a row, `GROUP` rows across) in sixteen or more f32 lanes; the
+//! pieces are added in f64, in order. So bits depend on shapes alone, and the error of a sum is that of a piece.
 
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::target::{KernelRow, Layout, Shapes};

@@ -1,5 +1,4 @@
-//! Tests paths and links on recorded machines: eight H100s with NVSwitch, pairs joined by bridges, GPUs on two sockets, and a
-//! virtual machine.
+//! Tests paths and links on recorded machines: H100s with NVSwitch, pairs with bridges, GPUs on two sockets, a virtual machine.
 
 use super::*;
 

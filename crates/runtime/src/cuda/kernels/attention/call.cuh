@@ -34,8 +34,8 @@ struct Segment {
     int q0, q1, k0, k1;
 };
 
-// Loads a pair of segments, clamped to the tensors: starts and lengths to at least 0, lengths to at most the longest, ends to
-// the number of tokens.
+// Loads a pair of segments, clamped to the tensors: starts and lengths below 0 to 0, lengths to the longest, ends to the last
+// token.
 __device__ __forceinline__ Segment segment(const Call& call, int s) {
     Segment g;
     g.q0 = Q_RAGGED ? max(call.q_start[s], 0) : s * call.q_longest;

@@ -143,8 +143,7 @@ impl Call {
     }
 }
 
-/// Address and row stride of the gradient of lse as arguments; zeros if there is none. The kernel that computes delta subtracts
-/// it.
+/// Address and row stride of the gradient of lse as arguments; zeros without one. The kernel that computes delta subtracts it.
 pub(super) fn d_lse(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> [Block; 2] {
     let view = p.d_lse.then(|| &launch.ins[p.inputs() + 3]);
     let (address, row) = view.map_or((0, 0), |view| (at.address(view), view.strides[0] as i64));

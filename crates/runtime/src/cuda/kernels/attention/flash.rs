@@ -1,7 +1,6 @@
 //! Our attention kernel without tensor cores, the fallback for shapes and types that no other family serves.
 //!
-//! It supports f32, ragged segments, look-ahead windows, two intervals, odd head sizes and GPUs without cuDNN. Deterministic in
-//! both directions.
+//! It supports f32, ragged segments, look-ahead windows, two intervals, odd head sizes and GPUs without cuDNN. Deterministic.
 
 use std::borrow::Cow;
 

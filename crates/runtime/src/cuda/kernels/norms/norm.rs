@@ -25,8 +25,7 @@ pub const KERNELS: &[Kernel] = &[
 
 /// Maximum number of partial rows of dw, of db and of the sum of dx: one per block, which limits the number of blocks.
 pub(crate) const MOST_PARTIAL: usize = 1024;
-/// Elements of a row per thread. Forward: x. Backward: h, dy and dh in their types, gains and sums of dw in f32; more would
-/// spill.
+/// Elements of a row per thread. Forward: x. Backward: h, dy, dh in their types, gains and sums of dw in f32; more would spill.
 pub(crate) const FORWARD_ELEMENTS: usize = 32;
 const BACKWARD_ELEMENTS: usize = 24;
 const BACKWARD_ELEMENTS_LEAST: usize = 16;

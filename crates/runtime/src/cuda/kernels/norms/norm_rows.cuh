@@ -1,5 +1,4 @@
-// Rows of D in the registers of LANES threads, VECS vectors of VEC elements each, ROWS rows per block: how threads share a row,
-// and the gains of a norm.
+// Rows of D in the registers of LANES threads, VECS vectors of VEC elements each, ROWS rows per block; and the gains of a norm.
 //
 // Defines: D, VEC, VECS, LANES, ROWS; T_W and WEIGHT (0: none, 1: w, 2: 1 + w).
 

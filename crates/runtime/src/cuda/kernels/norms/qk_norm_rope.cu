@@ -104,8 +104,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
     int lane = threadIdx.x % LANES;
     float low_g[TURNS][VEC], high_g[TURNS][VEC], low_sums[TURNS][VEC] = {}, high_sums[TURNS][VEC] = {};
     u32 first = blockIdx.x * HEADS_A_BLOCK, step = gridDim.x * HEADS_A_BLOCK, own = threadIdx.x / LANES * CHUNK;
-    // A thread has the same heads of each of its tokens: the stride is a whole number of tokens, or there is only one
-    // iteration.
+    // A thread has the same heads of each of its tokens: the stride is whole tokens, or there is only one iteration.
     const int second = nth(first + own);
 #pragma unroll
     for (int i = 0; i < TURNS; i++) {

@@ -17,11 +17,10 @@ use crate::rows::kernel_row;
 pub const KERNELS: &[Kernel] =
     &[staged!(kernel_row("cuda.adamw8", OpKind::AdamW8, &[DType::F32], Layout::Dense), stages)];
 
-/// Thread blocks per multiprocessor, as guaranteed by the kernel's launch bounds, if all blocks of elements are complete: 48
-/// registers per thread.
+/// Thread blocks per multiprocessor, as the launch bounds guarantee, if all blocks of elements are complete: 48 registers a
+/// thread.
 const RESIDENT: u32 = 5;
-/// As above if the last block is short, elements are counted in 64 bits, or a rank has a share, each of which takes more
-/// registers.
+/// As above if the last block is short, elements are counted in 64 bits, or a rank has a share: each takes more registers.
 const RESIDENT_ELSE: u32 = 4;
 /// Maximum thread blocks per multiprocessor, counting several waves. On an H200 these reach 94% of a copy's bandwidth, and five
 /// with a grid-stride loop 90%: those end together, and the last of them run alone.

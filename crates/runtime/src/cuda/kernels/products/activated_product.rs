@@ -75,8 +75,8 @@ impl<'a> Problem<'a> {
         [again.then_some(1), sum_at(again, sum)].map(|at| at.and_then(|at| self.out(at)))
     }
 
-    /// The arguments of our kernel; `None` if an output that it always computes is not requested, or operands are not matrices
-    /// of rows.
+    /// The arguments of our kernel; `None` if an output that it always computes is not requested, or operands have no dense
+    /// rows.
     fn call(&self, address: impl Fn(&View) -> u64) -> Option<hopper::Call> {
         let matrices = |view: &View, transposed: bool| {
             expressible(view, address(view), 0, transposed).filter(|m| m.is_transposed == transposed)

@@ -1,9 +1,8 @@
 //! Products followed by a gated activation, or by its gradient: one kernel of ours where it is fastest, otherwise a product and
 //! the activation's kernel, one after the other.
 //!
-//! The second kernel reads the product from memory. Forward, that is gate and up, if they are kept; backward, it is the buffer
-//! of the activation's value, if that is requested. Without such a buffer, rows go through the workspace, as many at a time as
-//! it holds.
+//! The second kernel reads the product from memory. Forward, that is gate and up, if kept; backward, the buffer of the
+//! activation's value, if requested. Without such a buffer, rows go through the workspace, as many at a time as it holds.
 
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::product::Compute;
@@ -125,8 +124,8 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// The arguments of our kernel; `None` if an output that it always computes is not requested, or operands are not matrices
-    /// of rows.
+    /// The arguments of our kernel; `None` if an output that it always computes is not requested, or operands have no dense
+    /// rows.
     fn call(&self, address: impl Fn(&View) -> u64) -> Option<hopper::Call> {
         let matrices = |view: &View, transposed| matrices(view, address(view), transposed);
         let part = |view: &View, start: usize| matrices(&columns(view, start, self.half), false);

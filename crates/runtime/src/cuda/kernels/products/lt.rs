@@ -3,8 +3,7 @@
 //! Constants are those of cublasLt.h, cublas_api.h (13.8, equal in 12.8) and library_types.h. cuBLASLt is column-major; callers
 //! pass row-major matrices, so the transposed product of the transposed operands is computed.
 //!
-//! Split-K algorithms are only allowed if partial sums are kept in the compute type and added in a separate step, so equal
-//! inputs give equal bits.
+//! Split-K is only allowed with partial sums in the compute type, added in a separate step, so equal inputs give equal bits.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -162,8 +161,7 @@ fn ok(status: c_int, call: &str) -> Result<(), CudaError> {
     if status == 0 { Ok(()) } else { Err(CudaError::status(format!("{call} failed"), status)) }
 }
 
-/// Row-major matrices in device memory: `rows` rows of `columns` elements, with row stride `pitch` and matrix stride `step`, in
-/// elements.
+/// Row-major matrices in device memory: `rows` by `columns`, with row stride `pitch` and matrix stride `step`, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Matrices {
     pub at: u64,

@@ -1,5 +1,4 @@
-//! Matrix products: cuBLASLt where it can express the operands, unless a kernel of ours is faster, and otherwise a plain kernel
-//! of ours.
+//! Matrix products: cuBLASLt where it can express the operands and none of our kernels is faster, otherwise our plain kernel.
 //!
 //! An operand is a stack of matrices: the last two axes, over the leading ones. cuBLASLt supports matrices with dense rows or
 //! columns at a constant distance; leading axes that are not evenly strided become several calls. It multiplies bf16 to bf16 or

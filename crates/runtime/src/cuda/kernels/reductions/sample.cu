@@ -131,8 +131,7 @@ __device__ Bin fill(Histogram& h, const Row& row, int level, u32 key) {
     return own;
 }
 
-// The first bin at which the running total, starting from `before`, reaches `wanted`: its index, the total before it, and its
-// content.
+// The first bin at which the running total from `before` reaches `wanted`: its index, the total before it, and its content.
 struct Step {
     Bin before, in;
     u32 bin;
@@ -197,9 +196,8 @@ __device__ Found search(Bin first, Histogram& h, const Row& row, bool by_mass, u
     return {mass, key, (u32)of_key};
 }
 
-// The `nth` token with a key, counted from 1 in order of token numbers. Few tokens share a key: they are listed as they are
-// found, and the one with `nth` - 1 smaller numbers is taken. If there are more than the list holds, stretches are counted in
-// order.
+// The `nth` token with a key, counted from 1 by token number. Few tokens share a key: they are listed as found, and the one
+// with `nth` - 1 smaller numbers is taken. If there are more than the list holds, stretches are counted in order.
 __device__ int token_of(Histogram& h, const Row& row, u32 key, u32 nth) {
     __shared__ int token;
     __shared__ u32 found;

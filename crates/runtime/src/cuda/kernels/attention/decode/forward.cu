@@ -11,7 +11,7 @@
 //
 //   scratch: o [segments, row tiles, key heads, splits, rows, SIZE], then lse, in units of log 2, [.., rows]
 //
-// and `decode_merge` combines them. Blocks of splits past the segment's last key exit at once, so the grid may be sized for a
+// and `decode_merge` combines them. Blocks of splits past the segment's last key exit at once, so the grid may cover a
 // capacity.
 //
 // Both products are mma.sync with keys or head elements as the 16 rows (M) and query rows as the 8 columns (N). Keys go from
@@ -255,8 +255,7 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
     }
 }
 
-// o = sum exp2(lse_i - lse) o_i over the splits that have keys. One thread block per query and head. Grid: heads, queries of a
-// segment, segments.
+// o = sum exp2(lse_i - lse) o_i over the splits that have keys. One block per query and head. Grid: heads, queries, segments.
 #define MERGERS 256
 #define QUARTERS (SIZE / 4)
 #define SLOTS (MERGERS / QUARTERS)

@@ -26,8 +26,7 @@ struct Splits {
     int tiles;  // tiles of ROWS rows
 };
 
-// The work of a thread block. Grid: key heads, splits with tiles innermost, segments; neighbouring blocks read neighbouring
-// memory.
+// The work of a thread block. Grid: key heads, splits with tiles innermost, segments; neighbours read neighbouring memory.
 struct Share {
     int kv_head, split, tile, segment;
 };

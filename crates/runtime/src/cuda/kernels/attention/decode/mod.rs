@@ -64,8 +64,7 @@ const STEP_KEYS: usize = 64;
 const ENOUGH_BLOCKS: usize = 4096;
 /// Fixed cost of a block, in keys.
 const BLOCK_COST: usize = 64;
-/// Split length under `deterministic`, independent of batch and GPU, so that a sequence gives the same bits alone and in a
-/// batch.
+/// Split length under `deterministic`, independent of batch and GPU: a sequence has the same bits alone and in a batch.
 const EQUAL_KEYS: usize = 512;
 
 /// Maximum keys per split. The backward pass writes as much as it reads, and shorter blocks mix both better.

@@ -109,9 +109,8 @@ template <int HEIGHT> __device__ __forceinline__ Task next_task(const Call& call
             task.first = tile.first;
             task.head = i % heads;
         } else {
-            // Tiles come in sections of segments and heads whose walked tensors fit in L2 together; within a section, one tile
-            // of every head first. With a causal mask the first keys and the last queries have the most pairs: heavy tiles
-            // first.
+            // Tiles come in sections of segments and heads whose walked tensors fit in L2 together; in a section, one tile of
+            // every head first. With a causal mask the first keys and the last queries have the most pairs: heavy tiles first.
             const int longest = of_keys ? call.k_longest : call.q_longest;
             const int each = (longest + HEIGHT - 1) / HEIGHT;
             const int s = i / (each * section), n = min(section, call.segments * heads - s * section);

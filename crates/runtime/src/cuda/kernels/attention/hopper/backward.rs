@@ -61,8 +61,7 @@ impl BackwardConfig {
         }
     }
 
-    /// Processes the query heads of a key head side by side, one per warpgroup, if they divide evenly; a tile is then 64 tokens
-    /// high.
+    /// Processes the query heads of a key head side by side, one per warpgroup, if they divide; a tile is then 64 tokens high.
     fn queries(p: &Problem) -> BackwardConfig {
         let side_by_side = |n: usize| if (p.heads / p.kv_heads).is_multiple_of(n) { n } else { 1 };
         let form = BackwardConfig {
@@ -171,8 +170,7 @@ pub(in super::super) fn workspace(p: &Problem) -> usize {
     (statistics_bytes(p) + tiles::workspace(p, heights(p))).max(backward_fused::workspace(p))
 }
 
-/// The source that computes row statistics. If dq `is_summed`, in the layout of `backward_fused`, and with kernels that clear
-/// and round its sums.
+/// The source that computes row statistics. If dq `is_summed`, also clears and rounds its sums, as `backward_fused` needs.
 pub(super) fn rows_source(p: &Problem, is_summed: bool) -> Source {
     let own = [("SIZE", p.size), ("SUMMED", is_summed as usize), ("GROUPS", 1), ("HEADS", 1)];
     let defines = own.map(|(name, value)| (name.into(), value.to_string()));

@@ -177,8 +177,7 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
 
 // Operands in registers.
 
-// Offset in a panel of 64 rows of the thread's rows of the warpgroup's matrices; exclusive or with 32 steps to the next 16
-// columns.
+// Offset of the thread's rows in a panel of 64 rows; exclusive or with 32 steps to the next 16 columns.
 __device__ __forceinline__ u32 place_in_panel() {
     const int r = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
     return r * 128 + ((threadIdx.x % 32 / 16) ^ (r % 8)) * 16;
@@ -197,8 +196,7 @@ __device__ __forceinline__ void load_rows(u32 (&a)[STEPS][4], const u8* panel, i
     }
 }
 
-// Loads the transpose of a panel's first 16 KEPT rows as A operand: the panel's columns become rows. Zeros from row `rows` of
-// the panel.
+// Loads the transpose of a panel's first 16 KEPT rows as A operand: columns become rows. Zeros from row `rows` of the panel.
 __device__ __forceinline__ void load_turned(u32 (&a)[KEPT][4], const u8* panel, int rows) {
     const int lane = threadIdx.x % 32, r = lane / 16 * 8 + lane % 8;
     const u32 at = shared_address(panel) + r * 128 + ((threadIdx.x % 128 / 32 * 2 + lane / 8 % 2) ^ (r % 8)) * 16;

@@ -1,7 +1,6 @@
 //! The backward pass on Hopper for long sequences and small heads: dq, dk and dv in one walk.
 //!
-//! dq is accumulated in device memory with atomic adds. Three launches: row statistics and cleared sums, the walk, and rounding
-//! of the sums.
+//! dq is accumulated in device memory with atomic adds. Three launches: row statistics and cleared sums, the walk, rounding.
 
 use std::borrow::Cow;
 

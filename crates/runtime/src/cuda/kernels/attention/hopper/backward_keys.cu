@@ -14,9 +14,8 @@
 // of walked and owned tiles), REGISTERS and FEEDER_REGISTERS (per thread, after redistribution).
 
 #define PAIR (SIZE > 128)
-// Whether dp starts when p is packed, and ds uses p as packed; otherwise the accumulators do not fit in registers and the
-// assembler serialises the products. 16 heads on 8 of 128 over 16 x 2048, causal: 0.96 ms instead of 1.22; dk's error is 3.0e-3
-// instead of 2.5e-3.
+// Whether dp starts when p is packed, and ds uses p as packed; otherwise the accumulators do not fit in registers, and products
+// are serialised. 16 heads on 8 of 128, 16 x 2048, causal: 0.96 ms instead of 1.22; dk's error 3.0e-3 instead of 2.5e-3.
 #define LATE (SIZE > 112 && !PAIR)
 // Whether dv is waited for before ds is computed: register pressure leaves no room for both.
 #define LEAN (SIZE > 64 && !PAIR && !LATE)
@@ -190,8 +189,7 @@ __device__ __forceinline__ void slope(float (&dp)[WALK / 2], int j, const float4
 
 #if !PAIR
 
-// Processes a warpgroup's 64 keys of a tile. The task and the tile descriptors stay in shared memory, because registers are
-// full.
+// Processes a warpgroup's 64 keys of a tile. Task and tile descriptors stay in shared memory, because registers are full.
 __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task, int part, u8* k_tile,
                                               Ring<STAGES>& walk, int& turn) {
     u8* own = k_tile + part * 8192;

@@ -20,8 +20,7 @@
 //
 // Shared memory: (64 GROUPS + 2 STAGES WALK) 128 ceil(SIZE / 64) + 1024 bytes. Registers: LESS and MORE per thread of producer
 // and consumers; no spills in the configurations that forward.rs selects.
-// The sums of a row have a fixed order that counts from its segment's start: deterministic, and equal for packed and separate
-// sequences.
+// The sums of a row have a fixed order that counts from its segment's start: deterministic, equal packed and separately.
 //
 // On an H200, TFLOP/s beside cuDNN 9.19 in the same process (harness over torch 2.11, medians of interleaved runs):
 // (batch, heads, key heads, tokens, SIZE) = (32, 12, 4, 2048, 64) causal 430 and 388, (16, 16, 8, 2048, 128) causal 570
@@ -221,8 +220,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// The keys that this thread's two rows, 8 apart, attend to, and their online softmax: maximum, and the sum of this thread's
-// columns.
+// The keys that this thread's two rows, 8 apart, attend to, and their online softmax: maximum, and the sum of its columns.
 struct RowPair {
     Seen seen[2];
     float top[2], total[2];
@@ -329,8 +327,7 @@ struct Consumer {
         product_commit();
     }
 
-    // Turns scores of keys [from, from + W) into probabilities relative to the rows' new maxima; `shrink` rescales older sums
-    // accordingly.
+    // Turns scores of keys [from, from + W) into probabilities relative to the rows' new maxima; `shrink` rescales older sums.
     template <int W> __device__ __forceinline__ void soften(float (&s)[W / 2], int from) {
         if (!r.all(from, from + W)) {
             const int first = from + 2 * (lane % 4);
@@ -374,8 +371,7 @@ struct Consumer {
         is_under_way = false;
     }
 
-    // Waits until sums are complete up to the tile before that of `s`, rescales them, and packs the probabilities into an
-    // operand.
+    // Waits until sums are complete up to the tile before that of `s`, rescales them, and packs the probabilities.
     template <int W> __device__ __forceinline__ void settle(u32 (&p)[W / 16][4], const float (&s)[W / 2]) {
         product_wait<0>();
         hold(o);
@@ -540,8 +536,7 @@ __device__ __forceinline__ void consume(const Call& call, const Memory& m, int g
     }
 }
 
-// `total` is the number of tasks; `section` as in `find`. `call.scratch` points to an integer 0, or is null for a static
-// distribution of tasks.
+// `total` counts the tasks; `section` as in `find`. `call.scratch` points to an integer 0; null distributes tasks statically.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 wgmma_forward(const __grid_constant__ Call call, const __grid_constant__ TensorMap q_map,
               const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, int total,

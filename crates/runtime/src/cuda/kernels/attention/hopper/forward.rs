@@ -49,8 +49,7 @@ impl ForwardConfig {
         }
     }
 
-    /// Chosen by times on an H200. If packed segments must give the same bits as separate ones (`equal_bits`), the choice
-    /// ignores lengths.
+    /// Chosen by times on an H200. If packed segments must give the bits of separate ones (`equal_bits`), lengths are ignored.
     fn of(p: &Problem, equal_bits: bool) -> Self {
         let (is_short, group) = (!equal_bits && meets_few_keys(p), p.heads / p.kv_heads);
         let form = match p.size {
@@ -118,8 +117,8 @@ fn meets_few_keys(p: &Problem) -> bool {
     }
 }
 
-/// The tile width that the keys of uniform segments fill best, the widest among equals; the first width if rows attend to
-/// different keys.
+/// The tile width that the keys of uniform segments fill best, the widest among equals; the first if rows attend to different
+/// keys.
 fn best_filled(p: &Problem, widths: &[usize]) -> usize {
     match (p.k, p.mask) {
         (Segments::Uniform { len }, Mask::Full) => {

@@ -1,5 +1,4 @@
-//! Products on Hopper's own instructions (sm_90a): wgmma on tiles loaded by TMA, with plain or gated activations and their
-//! gradients as epilogues. The kernel is `product.cu`.
+//! Products on Hopper's wgmma and TMA (sm_90a), with plain or gated activations and their gradients as epilogues: `product.cu`.
 
 use std::borrow::Cow;
 

@@ -153,8 +153,7 @@ __device__ __forceinline__ Sums* sums_of(int group, int set) {
     return (Sums*)first + group * SETS + set;
 }
 
-// Stores the panels that a warpgroup has computed and loads those that it reads next: done by one warp, of which one lane
-// issues the TMA copies.
+// Stores the panels that a warpgroup has computed and loads those it reads next: one warp, of which one lane issues the copies.
 __device__ __forceinline__ void move_panels(const Shape& s, const TensorMap* side, const TensorMap* side2, const TensorMap* out,
                                             const TensorMap* out2, const TensorMap* out3, float* partial, Barriers* bar,
                                             u32 rank, int group) {
@@ -308,8 +307,7 @@ __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, co
             at.skip(s.blocks);
             continue;
         }
-        // Parities only distinguish adjacent phases: a warpgroup may only look at stages once the other has consumed all of its
-        // own.
+        // Parities only distinguish adjacent phases: a warpgroup may look at stages only once the other has consumed its own.
         named_sync(4 + group, 256);
 #endif
         int last = 0;

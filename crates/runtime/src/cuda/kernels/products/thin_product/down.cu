@@ -9,8 +9,7 @@
 #define ROWS 32
 #define CHUNKS ((WIDTH + 31) / 32)
 #define STAGE_BYTES (128 * ROWS)
-// With high ranks, register pressure is high: a's pieces are requested after the previous ones were used, not while random
-// numbers are drawn.
+// With high ranks, registers are scarce: a's pieces are requested after the previous ones were used, not while drawing.
 #define AHEAD (RANK > 32)
 
 union Shared {
@@ -35,8 +34,8 @@ thin_down(const bf16* x, const bf16* a, const int* rng, const int* rows, bf16* u
     x += (i64)(first + lane / 8) * X_ROW + 32 * chunk + 8 * (lane % 8);
     a += g * A_ROW + 32 * chunk + 8 * t;
 
-    // Eight lanes copy 128 bytes of a row. Odd rows have their halves swapped, so that the lanes of two rows read from
-    // different banks.
+    // Eight lanes copy 128 bytes of a row. Odd rows have their halves swapped, so that lanes of two rows read from different
+    // banks.
     const u32 ring = shared_address(shared.ring[warp]);
     const u32 to_lane = ring + lane / 8 * 128 + (lane % 8 ^ lane / 8 % 2 * 4) * 16;
     const u32 from_lane = ring + g * 128 + (t ^ g % 2 * 4) * 16;
