@@ -48,7 +48,6 @@ impl Ranks {
         Ok(Ranks { mesh: plans.mesh, wire })
     }
 
-    /// The coordinate of this rank along an axis.
     pub fn coordinate(&self, axis: Axis) -> usize {
         self.mesh.coordinate(self.rank(), axis)
     }

@@ -166,7 +166,6 @@ impl Session {
         }
     }
 
-    /// Bytes allocated for the arena.
     pub fn arena_bytes(&self) -> usize {
         match &self.backend {
             Backend::Cpu(session) => session.arena_bytes(),
@@ -189,7 +188,6 @@ impl Session {
         self.as_cuda().map_or(&[], cuda::session::Session::notes)
     }
 
-    /// Whether plans are replayed as CUDA graphs.
     pub fn replays_graphs(&self) -> bool {
         self.as_cuda().is_some_and(cuda::session::Session::replays_graphs)
     }

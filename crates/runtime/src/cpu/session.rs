@@ -109,7 +109,6 @@ impl Session {
         copy::gather(view, self.arena.as_slice())
     }
 
-    /// This rank's number.
     pub fn rank(&self) -> usize {
         self.ranks.rank()
     }

@@ -20,7 +20,6 @@ impl Block {
         Block::new(words, size_of_val(words))
     }
 
-    /// A struct of 32-bit integers.
     pub fn of_ints(ints: &[u32]) -> Block {
         // Little-endian: the first of a pair is the low half of its word.
         let word = |pair: &[u32]| pair[0] as u64 | (pair.get(1).copied().unwrap_or(0) as u64) << 32;

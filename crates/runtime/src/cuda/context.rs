@@ -214,7 +214,6 @@ impl<'a> Prepare<'a> {
         *self.products.borrow_mut().entry(kernel).or_default() += 1;
     }
 
-    /// Number of products counted.
     pub(super) fn product_count(&self) -> usize {
         self.products.borrow().values().sum()
     }
@@ -232,7 +231,6 @@ impl<'a> Prepare<'a> {
         self.communicators.and_then(|all| all.along(axis))
     }
 
-    /// The coordinate of this rank along an axis.
     pub fn coordinate(&self, axis: Axis) -> usize {
         self.communicators.map_or(0, |all| all.mesh().coordinate(all.rank(), axis))
     }

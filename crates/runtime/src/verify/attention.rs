@@ -24,7 +24,6 @@ const BF16_GRADIENT_BOUND: f64 = 6e-3;
 /// With two or three keys, errors hardly average out, and dq is a difference of nearly equal terms.
 const BF16_FEW_KEYS_BOUND: f64 = 2.5e-2;
 
-/// The segments of one side.
 #[derive(Clone, Debug)]
 pub(super) enum SideSegments {
     /// Segments of equal length.
@@ -265,7 +264,6 @@ fn caches(capacity: usize, lengths: &[i32]) -> SideSegments {
     ragged(capacity * lengths.len(), &bounds)
 }
 
-/// Every problem.
 pub(super) fn problems() -> Vec<Problem> {
     let mut all = vec![];
     masks(&mut all);

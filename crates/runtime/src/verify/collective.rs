@@ -19,7 +19,6 @@ use crate::cuda::{self, CudaError, Device, Source};
 /// The most terms of a sum that is checked.
 const MOST_WAYS: usize = 16;
 
-/// A single check.
 pub struct Check {
     pub name: String,
     kind: CheckKind,
@@ -59,7 +58,6 @@ pub fn checks() -> Vec<Check> {
 }
 
 impl Check {
-    /// The kernel under test.
     pub fn kernel(&self) -> &'static str {
         match &self.kind {
             CheckKind::Sum { .. } => "cuda.tree_sum",

@@ -158,7 +158,6 @@ fn equal_bits(selection: KernelSelection) -> cuda::Options {
     selection.options(cuda::Options { deterministic: true, ..Default::default() })
 }
 
-/// A segment as a separate problem.
 struct SegmentProblem {
     problem: Problem,
     q: Range<usize>,

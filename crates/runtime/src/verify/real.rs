@@ -40,7 +40,6 @@ const LONG_SUM_BOUND: f64 = 2e-3;
 /// Bound for f32 throughout. TF32 would be off by 3e-4.
 const F32_BOUND: f64 = 2e-5;
 
-/// The extents of a model and its batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     tokens: usize,
@@ -342,7 +341,6 @@ fn places(count: usize, width: usize) -> Vec<usize> {
     places
 }
 
-/// Every check at these sizes.
 pub fn checks(sizes: Sizes) -> Vec<Check> {
     let mut all = products(sizes);
     all.extend(attention::checks(sizes));

@@ -55,7 +55,6 @@ pub mod reductions {
 
 use super::Kernel;
 
-/// All kernels of this backend, by file.
 pub const KERNELS: &[&[Kernel]] = &[
     optimizers::adamw::KERNELS,
     optimizers::adamw8::KERNELS,
@@ -80,7 +79,6 @@ pub const KERNELS: &[&[Kernel]] = &[
     reductions::sample::KERNELS,
 ];
 
-/// Looks up a kernel by name.
 pub fn kernel(name: &str) -> Option<&'static Kernel> {
     KERNELS.iter().copied().flatten().find(|k| k.row.name == name)
 }

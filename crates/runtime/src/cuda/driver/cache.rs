@@ -13,7 +13,6 @@ pub struct Cache {
     store: Store,
 }
 
-/// Sources paired with their cubins.
 pub type Cubins = Vec<(Source, Vec<u8>)>;
 
 /// Statistics of compiling a set of sources.

@@ -31,7 +31,6 @@ pub fn find(name: &str) -> Option<&'static Link> {
     named().find(|link| link.name == name)
 }
 
-/// The default network between nodes.
 pub fn default_net() -> &'static Link {
     find(NET).expect("the table has it")
 }

@@ -6,7 +6,6 @@ use super::nccl::WindowCalls;
 use super::{Driver, Handle};
 use crate::cuda::context::{CudaError, Stream};
 
-/// An allocation of device memory.
 pub struct DeviceMemory {
     driver: &'static Driver,
     at: u64,

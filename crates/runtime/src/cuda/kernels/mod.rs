@@ -98,7 +98,6 @@ pub const KERNELS: &[&[Kernel]] = &[
     products::thin_product::KERNELS,
 ];
 
-/// Looks up a kernel by name.
 pub fn kernel(name: &str) -> Option<&'static Kernel> {
     KERNELS.iter().copied().flatten().find(|k| k.row.name == name)
 }

@@ -12,7 +12,6 @@ use crate::cuda::driver::store::{self, Store};
 /// An opaque cuBLASLt algorithm, which its documentation allows to store for the same library version.
 pub type Algorithm = [u64; 8];
 
-/// A timed candidate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
     pub ms: f64,
@@ -20,7 +19,6 @@ pub struct Timing {
     pub algorithm: Algorithm,
 }
 
-/// A timed kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelTime {
     /// Contains no spaces.

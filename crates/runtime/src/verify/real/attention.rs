@@ -28,7 +28,6 @@ const SAMPLES: usize = 7;
 /// Rows of queries and of keys of a segment.
 pub(in crate::verify) type Pair = (Range<usize>, Range<usize>);
 
-/// A large problem.
 #[derive(Clone, Debug)]
 pub(in crate::verify) struct Problem {
     pub what: String,

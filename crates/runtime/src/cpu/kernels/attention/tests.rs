@@ -8,7 +8,6 @@ use super::trial::{LaunchVariant, TestInput, assert_near, expected, launched, wo
 
 const CAUSAL: Mask = Mask::Causal;
 
-/// The segments of one side.
 #[derive(Clone, Debug)]
 enum SideSegments {
     /// Count and length of uniform segments.

@@ -60,7 +60,6 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
     most * shapes.cores * size_of::<f32>()
 }
 
-/// One sum of a launch.
 struct Sum<'a> {
     scale: f32,
     mask: LinearMask,
