@@ -1,4 +1,4 @@
-//! The baseline that judged answers are compared with: what the prompts of an update gained with the answers of others.
+//! The baseline that judged answers are compared with: the mean gain of an update's prompts with mismatched answers.
 
 use flatout_data::{Layout, MicroBatch};
 use flatout_ir::Role;
@@ -10,9 +10,9 @@ use crate::tasks::batch::Inputs;
 use crate::tasks::preference::{Compared, Scores, Side};
 use crate::training::shared_eval::run_for_others;
 
-/// Runs the plan `eval` over the prompts of some judged answers with the answers of others, and takes the mean of what
-/// these gained over the reference for the baseline, or 0 where that is less. It is that of the whole update or evaluation,
-/// however it is split. Nothing is done where answers are compared in pairs.
+/// Runs the plan `eval` over the prompts of judged answers, each with the answer of another prompt. The baseline is the mean gain
+/// of these pairs over the reference, or 0 where that is negative. It covers the whole update or evaluation, however it is split.
+/// Does nothing where answers are compared in pairs.
 pub fn take(
     session: &mut Session,
     compared: &Compared,
@@ -23,8 +23,8 @@ pub fn take(
     take_among(&Ranks::alone(), session, compared, (side, numbers), layout)
 }
 
-/// The same by several ranks: each scores its share of the micro-batches, and all add the gains up in one order, so that the
-/// bits do not depend on how many ranks there are. How many gains a rank has follows from the layout.
+/// The same as [`take`] on several ranks: each scores its share of the micro-batches, and all add the gains up in one order, so
+/// that the bits do not depend on the number of ranks. The number of gains of a rank follows from the layout.
 pub fn take_among(
     ranks: &Ranks,
     session: &mut Session,
@@ -59,7 +59,7 @@ pub fn take_among(
     Ok(())
 }
 
-/// How much likelier each answer of a micro-batch is than under the reference.
+/// Log-probability of each answer of a micro-batch minus that under the reference.
 fn gained(
     session: &mut Session,
     compared: &Compared,

@@ -1,8 +1,8 @@
-//! The reference's log-probability of every answer: computed once, before the first update, and kept with the run.
+//! The reference's log-probability of every answer: computed once, before the first update, and stored with the run.
 //!
-//! The reference is the model as training begins, which is what the session holds then: a fresh adapter adds nothing. So no
-//! second model lies in memory and no second pass is made in training. Another model can be named, which is opened and let go
-//! before the run's own session is. A run that goes on reads what it kept.
+//! The reference is the model at the start of training, which the session holds at that time: a fresh adapter adds nothing. So no
+//! second model lies in memory, and training makes no second forward pass. Another model may be named; it is opened and closed
+//! before the run's own session is opened. A resumed run reads the stored scores.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
@@ -28,26 +28,26 @@ use crate::{Failure, UserError, refuse};
 
 /// The file of a run that keeps the scores.
 const FILE: &str = "reference.safetensors";
-/// Its tensors: the scores of each side, and what they belong to, as bytes of a text.
+/// Its tensors: the scores of each side, and the key that they belong to, as bytes of text.
 const SIDES: [&str; 4] = ["train", "held_out", "train_mismatched", "held_out_mismatched"];
 const KEY: &str = "key";
 
-/// Between two lines about how far it is; the first comes after a second.
+/// Interval between two progress lines; the first one comes after a second.
 const FIRST_LINE: Duration = Duration::from_secs(1);
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Micro-batches that are ready ahead of the one that is scored.
+/// Micro-batches that are prepared ahead of the one being scored.
 const AHEAD: usize = 2;
 
-/// A line for people while it goes on.
+/// Prints a progress line.
 pub type Say<'a> = &'a mut dyn FnMut(String);
 
-/// The answers of a set that still need a reference.
+/// The answers of a set that have no reference score yet.
 pub fn unscored<'d>(config: &Config, data: &'d dyn Dataset) -> Option<&'d Compared> {
     data.compared().filter(|compared| config.has_reference() && compared.scores().is_none())
 }
 
-/// The scores that another model gives, where one is named and the run has not kept them. To be called before the run's own
+/// The scores that another model gives, where one is named and the run has not stored them. Must be called before the run's own
 /// session is opened, so that both never lie in memory together. Every rank scores its share.
 pub fn by_another(
     ranks: &Ranks,
@@ -60,7 +60,7 @@ pub fn by_another(
 ) -> Result<Option<Scores>, Failure> {
     let (Some(compared), Some(layout)) = (unscored(config, data), layout) else { return Ok(None) };
     let Some(named) = &config.preference.reference else { return Ok(None) };
-    // Rank 0 looks for all of them.
+    // Rank 0 checks for all ranks.
     if ranks.of_first(path(run).is_file())? {
         return Ok(None);
     }
@@ -68,8 +68,8 @@ pub fn by_another(
     Ok(Some(by_model_among(ranks, &mut other, compared, layout, device, say)?))
 }
 
-/// Opens the model of a run, a folder or a name on the hub to compare with: it must have the same tokens, and as many
-/// positions.
+/// Opens the model to compare with: that of a run, of a folder or of a name on the hub. It must have the same vocabulary and at
+/// least as many positions.
 pub fn another(config: &Config, data: &dyn Dataset, named: &str) -> Result<Loaded, UserError> {
     let folder = match Source::parse(named) {
         Ok(source @ Source::Hub(_)) => open(&source, &mut |_| {})?.description.folder,
@@ -81,7 +81,7 @@ pub fn another(config: &Config, data: &dyn Dataset, named: &str) -> Result<Loade
         && !own.gives_the_same_tokens(theirs)
     {
         refuse!(
-            "{} has other tokens than this run, so nothing it says of them can be compared",
+            "{} has another vocabulary than this run, so its log-probabilities cannot be compared",
             named.display()
         );
     }
@@ -114,7 +114,7 @@ pub fn another(config: &Config, data: &dyn Dataset, named: &str) -> Result<Loade
     Ok(other)
 }
 
-/// The form in which a model is shown images: the sides of patches, of blocks and of learned positions; or of frames: their side.
+/// The form in which a model is given images (the sides of patches, of blocks and of learned positions) or frames (their side).
 fn shown(config: &Config) -> Option<Vec<usize>> {
     let of_patches = config.model.as_qwen3_vl().map(|tower| vec![tower.patch, tower.merge, tower.positions]);
     of_patches.or_else(|| config.model.as_fovea().map(|tower| vec![tower.image_size]))
@@ -145,9 +145,9 @@ fn by_model_among(
     score_among(ranks, &mut session, compared, layout, say)
 }
 
-/// Gives the answers their scores: those that the run kept, those that another model gave, or what the session makes of them,
-/// whose weights are still those that training begins with where `is_fresh`. New scores are kept. Rank 0 decides which it is, and
-/// answers that are to be scored are shared out.
+/// Sets the scores of the answers: the stored ones, those of another model, or those that the session computes, whose weights are
+/// still the initial ones where `is_fresh`. New scores are stored. Rank 0 decides which of the three applies, and answers that
+/// are to be scored are divided among the ranks.
 pub fn give(
     (ranks, run): (&Ranks, &Path),
     config: &Config,
@@ -180,14 +180,14 @@ pub fn give(
     Ok(())
 }
 
-/// The scores that the run kept; `None` where they are still to be made.
+/// The stored scores of a run; `None` where they have to be computed.
 fn kept(config: &Config, compared: &Compared, run: &Path, is_fresh: bool) -> Result<Option<Scores>, Failure> {
     let path = path(run);
     if path.is_file() {
         let is_own = config.preference.reference.is_none();
         return match of_run(config, compared, run) {
             Ok(scores) => Ok(Some(scores)),
-            // A life that ended before its first checkpoint may have had other data.
+            // A process that ended before its first checkpoint may have had other data.
             Err(_) if is_fresh && is_own => Ok(None),
             Err(failure) => Err(failure),
         };
@@ -201,12 +201,12 @@ fn kept(config: &Config, compared: &Compared, run: &Path, is_fresh: bool) -> Res
     ))))
 }
 
-/// The scores that a run kept of its own answers.
+/// The stored scores of a run's own answers.
 pub fn of_run(config: &Config, compared: &Compared, run: &Path) -> Result<Scores, Failure> {
     read(&path(run), &key(config, compared, run)?, &compared.counts())
 }
 
-/// Runs the plan `eval`, which drops nothing, over all answers of both sides, with their images.
+/// Runs the plan `eval`, which applies no dropout, over all answers of both sides, with their images.
 pub fn score(
     session: &mut Session,
     compared: &Compared,
@@ -216,8 +216,8 @@ pub fn score(
     score_among(&Ranks::alone(), session, compared, layout, say)
 }
 
-/// The same by several ranks, each of which scores its share of the micro-batches and is told the others' scores. The score of
-/// an answer does not depend on who scores it.
+/// The same as [`score`] on several ranks: each scores its share of the micro-batches and receives the scores of the others. The
+/// score of an answer does not depend on the rank that computes it.
 fn score_among(
     ranks: &Ranks,
     session: &mut Session,
@@ -236,7 +236,7 @@ fn score_among(
     let exchanges = session.plans().plan(Role::Eval).is_some_and(Plan::has_exchanges);
     let score = || {
         std::thread::scope(|threads| -> Result<(), Failure> {
-            // Images are decoded while the device works.
+            // Images are decoded while the device computes.
             let (sender, ready) = sync_channel(AHEAD);
             threads.spawn(move || {
                 let parts = compared.parts(layout);
@@ -253,7 +253,7 @@ fn score_among(
                         return;
                     }
                 }
-                // The last ones may not suffice for every rank.
+                // The last group may have fewer micro-batches than there are ranks.
                 if (1..=rank).contains(&(parts_of_all % count)) {
                     _ = sender.send(Ok(None));
                 }
@@ -268,7 +268,7 @@ fn score_among(
                 let by_answer = compared.sums(session, batch)?;
                 compared.take(side, &laid_out, &by_answer, &mut scores);
                 own.extend(laid_out.numbers.iter().map(|number| (side, *number)));
-                // The others have done about as many.
+                // The other ranks have scored about as many.
                 done = (done + count * laid_out.samples.len()).min(total);
                 wait.set(done as u64);
                 let is_due = match said {
@@ -301,7 +301,7 @@ fn score_among(
     Ok(scores)
 }
 
-/// Tells the other ranks the scores of this one's answers, and takes theirs.
+/// Exchanges scores with the other ranks.
 fn exchange(ranks: &Ranks, own: &[(Side, usize)], scores: &mut Scores) -> Result<(), Failure> {
     if !ranks.are_many() {
         return Ok(());
@@ -324,13 +324,13 @@ fn path(run: &Path) -> PathBuf {
     run.join(FILE)
 }
 
-/// The key of scores: the answers, and the weights they were scored by.
+/// Identifies the answers and the weights that scored them, as JSON text.
 fn key(config: &Config, compared: &Compared, run: &Path) -> Result<String, UserError> {
     let origin = match config.model.from() {
         Some(_) => serde_json::to_value(Origin::of(run)?).expect("a record has a JSON form"),
         None => serde_json::json!({ "seed": config.train.seed }),
     };
-    // A run may go on in another folder, from where the same paths read otherwise.
+    // A run may be resumed from another working directory, where relative paths differ.
     let name = |path: &Option<String>| {
         let named = path.as_deref().and_then(|path| Path::new(path).file_name());
         named.map(|name| name.to_string_lossy().into_owned())
