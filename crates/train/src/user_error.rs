@@ -1,4 +1,4 @@
-//! Errors that the user can put right: one sentence that says what is wrong, where, and what to do.
+//! Errors that the user can correct: one sentence that says what is wrong, where, and what to do.
 
 /// Bad input, found before any device work. The command line prints it and leaves with exit code 2.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,8 @@
-//! Timings on disk: one table a device, driver and version of ours, so that another finds nothing and says so.
+//! Stored kernel timings: one table per device, driver and flatout version, so that a changed configuration finds none and
+//! reports that.
 //!
-//! Exchanges between GPUs have a table of their own beside it, for they also depend on NCCL and on how the GPUs are linked.
-//! Ranks that shared a GPU timed something else: theirs is kept under a name that no prediction asks for.
+//! Exchanges between GPUs have a separate table, because they also depend on NCCL and on the links between GPUs. Timings of ranks
+//! that share a GPU do not apply elsewhere: they are stored under a name that no prediction looks up.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -17,18 +18,18 @@ use crate::machine;
 
 const FOLDER: &str = "timings";
 
-/// Keeps a device's timings, or says in a sentence why not.
+/// Stores a device's timings, or returns the reason for which that failed.
 pub fn keep(device: &Device, timings: &Timings) -> Result<(), String> {
     let whose = whose(device);
     Store::of_this_user(FOLDER).put(&entry(&whose), format!("{whose}\n{}", timings.to_text()).as_bytes())
 }
 
-/// The timings kept of a device; empty where there are none.
+/// The stored timings of a device; empty if there are none.
 pub fn recall(device: &Device) -> Timings {
     recall_of(whose(device))
 }
 
-/// The same of a GPU by name, where this machine has one.
+/// The same for a GPU by name, if this machine has one.
 pub fn recall_named(gpu: &str) -> Timings {
     match &probe().gpu {
         Gpu::Usable(identity) if short_name(&identity.model, identity.memory_bytes) == gpu => {
@@ -47,7 +48,7 @@ pub enum Over<'a> {
     SharedGpu,
 }
 
-/// Keeps times of exchanges among this many ranks, in place of earlier ones among as many; or says in a sentence why not.
+/// Stores times of exchanges among a number of ranks, replacing earlier ones for that number; returns the reason if that failed.
 pub fn keep_exchanges(
     device: &cuda::Device,
     over: Over<'_>,
@@ -61,7 +62,7 @@ pub fn keep_exchanges(
     store.put(&entry(&whose), format!("{whose}\n{}", all.to_text()).as_bytes())
 }
 
-/// The times that were kept of exchanges between the GPUs of this machine over a link; empty where nothing was.
+/// The stored times of exchanges between this machine's GPUs over a link; empty if there are none.
 pub fn recall_exchanges(link: &str) -> Timings {
     match &probe().gpu {
         Gpu::Usable(identity) => of_exchanges(identity, Over::Link(link)).map(recall_of).unwrap_or_default(),
@@ -69,7 +70,7 @@ pub fn recall_exchanges(link: &str) -> Timings {
     }
 }
 
-/// All that times of exchanges depend on, or why it is not known.
+/// The key of exchange timings: everything they depend on. The error says why it is unknown.
 fn of_exchanges(identity: &Identity, over: Over<'_>) -> Result<String, String> {
     let nccl = nccl().map_err(|why| why.to_string())?.version();
     Ok(named_exchanges(&of_gpu(identity), &nccl, over))
@@ -82,7 +83,7 @@ fn named_exchanges(gpu: &str, nccl: &str, over: Over<'_>) -> String {
     }
 }
 
-/// Read once a process.
+/// Reads each table once per process.
 fn recall_of(whose: String) -> Timings {
     static KNOWN: Mutex<BTreeMap<String, Timings>> = Mutex::new(BTreeMap::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +101,7 @@ fn entry(whose: &str) -> String {
     name([whose])
 }
 
-/// All that times depend on.
+/// The key of kernel timings: everything they depend on.
 fn whose(device: &Device) -> String {
     match device {
         Device::Cpu { threads } => {
@@ -155,7 +156,7 @@ mod tests {
         store.put(&entry("this CPU"), text("this CPU").as_bytes()).unwrap();
         assert_eq!(read(&store, "this CPU"), Some(timings.clone()));
         assert_eq!(read(&store, "another"), None);
-        // A name that collides, or a table of another form, counts as nothing.
+        // A colliding name or a table of another format counts as absent.
         store.put(&entry("another"), text("this CPU").as_bytes()).unwrap();
         assert_eq!(read(&store, "another"), None);
         store.put(&entry("another"), b"another\nflatout timings 0\n").unwrap();

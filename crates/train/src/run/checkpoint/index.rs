@@ -1,6 +1,6 @@
-//! The index of a checkpoint in parts: which file has which elements of every tensor.
+//! The index of a checkpoint in parts: the elements of every tensor that each file holds.
 //!
-//! Names, types and shapes are those of whole tensors, so whoever reads a checkpoint does not see how many ranks wrote it.
+//! Names, types and shapes are those of whole tensors, so a reader does not see how many ranks wrote the checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
@@ -15,7 +15,7 @@ use super::Dtype;
 pub struct Parted {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
-    /// In the order of elements, each element once.
+    /// In order of elements; each element is in exactly one part.
     pub parts: Vec<CheckpointPart>,
 }
 
@@ -23,12 +23,12 @@ pub struct Parted {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointPart {
     pub file: String,
-    /// The first of them, counted in row-major order.
+    /// Its first element, counted in row-major order.
     pub start: usize,
     pub len: usize,
 }
 
-/// The tensors of a checkpoint by name, every part of them in its place.
+/// The tensors of a checkpoint by name, with the file and position of every part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Index {
     tensors: BTreeMap<String, Parted>,
@@ -41,7 +41,7 @@ pub fn part_name(rank: usize, ranks: usize) -> String {
 }
 
 impl Index {
-    /// Checks what a record says: parts follow one another and are the whole tensor, and files lie beside the record.
+    /// Validates a record: the parts follow one another and cover the whole tensor, and the files lie beside the record.
     pub fn of(tensors: BTreeMap<String, Parted>) -> Result<Index, String> {
         let mut files = BTreeSet::new();
         for (name, tensor) in &tensors {
@@ -66,7 +66,7 @@ impl Index {
         Ok(Index { tensors, files: files.into_iter().collect() })
     }
 
-    /// The index of what ranks write.
+    /// The index of the pieces that each rank writes.
     pub fn of_owners(owners: &[Vec<TensorRange>], dtype: impl Fn(&TensorRange) -> Dtype) -> Index {
         let mut tensors: BTreeMap<String, Parted> = BTreeMap::new();
         for (rank, pieces) in owners.iter().enumerate() {
@@ -93,7 +93,7 @@ impl Index {
         &self.files
     }
 
-    /// The place of a file among them.
+    /// The number of a file in this order.
     pub fn file(&self, name: &str) -> Option<usize> {
         self.files.binary_search_by(|file| file.as_str().cmp(name)).ok()
     }
