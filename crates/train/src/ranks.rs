@@ -281,8 +281,8 @@ impl Ranks {
     pub fn gather<T: Serialize + DeserializeOwned>(&self, own: &T) -> Result<Vec<T>, Failure> {
         let messages: Vec<StartMessage<T>> = self.start_messages(&StartMessage::Value(own))?;
         let mut values = vec![];
-        for (rank, word) in words.into_iter().enumerate() {
-            match word {
+        for (rank, message) in messages.into_iter().enumerate() {
+            match message {
                 StartMessage::Value(value) => values.push(value),
                 StartMessage::Refusal(code, sentence) => {
                     self.is_refused.set(true);

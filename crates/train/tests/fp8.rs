@@ -139,8 +139,8 @@ fn what_would_lose_stays_in_bf16() {
     let target = timed(&target, &[&by_roofline, &bf16], reached);
     let by_time = compile(&config, &target).expect("plans");
     let said = fp8_layers::sentence(&by_time.plans, &by_time.settled).expect("a sentence");
-    assert!(said.starts_with("fp8 for 18 of 24 products, attn.wk, attn.wq, attn.wv, ffn.down, ffn.gate, ffn.up: what gains (by what was timed here"), "{said}");
-    assert!(said.contains("and not what would lose (attn.wo +0."), "{said}");
+    assert!(said.starts_with("fp8 for 18 of 24 products, attn.wk, attn.wq, attn.wv, ffn.down, ffn.gate, ffn.up: the layers that gain (by what was timed here"), "{said}");
+    assert!(said.contains("without those that would lose (attn.wo +0."), "{said}");
     let cost = |c: &Compiled| {
         flatout_ir::cost::cost(c.plans.plan(Role::GRAD).expect("grad"), &target).predicted_seconds
     };

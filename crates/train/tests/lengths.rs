@@ -408,7 +408,7 @@ fn what_cannot_be_laid_out_is_said() {
         made.expect_err("a refusal")
     };
     for (overrides, said) in [
-        (&["packing=on", "length_buckets=on"][..], "`length_buckets=on` has nothing to do with `packing=on`"),
+        (&["packing=on", "length_buckets=on"][..], "`length_buckets=on` has no effect with `packing=on`"),
         (&["data.mean_tokens=49"], "`data.mean_tokens` is 49 and must be from 2 to `model.context` = 48"),
         (&["data.mean_tokens=1"], "`data.mean_tokens` is 1 and must be"),
         (&["data.lengths=[5,0]"], "`data.lengths` has 0, and each must be from 1"),

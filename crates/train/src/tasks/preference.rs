@@ -1,4 +1,4 @@
-//! Answers that are compared, as plans take them, and what a reference makes of each: the task `preference`.
+//! Answers that are compared, in the form in which plans take them, with their reference scores: the task `preference`.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -12,30 +12,30 @@ use super::examples;
 use super::seen::SeenImages;
 use crate::Failure;
 
-/// The answers of a set, and the reference's sums of their log-probabilities, once these are known.
+/// The answers of a set, and the reference's sums of their log-probabilities once these are known.
 #[derive(Clone)]
 pub struct Compared {
-    /// In the order of [`Side`]: two of pairs, four of judged answers.
+    /// Indexed by [`Side`]: two tables for pairs, four for judged answers.
     sides: Vec<Arc<ExampleTable>>,
-    /// The images among their tokens, where there are any.
+    /// The images among their tokens, if there are any.
     images: Option<SeenImages>,
     scores: Arc<OnceLock<Scores>>,
     /// The baseline that judged answers are compared with.
     baseline: Arc<Mutex<f32>>,
-    /// Another one where answers, tokeniser or sides are other ones.
+    /// A fingerprint of answers, tokeniser and sides.
     pub mark: String,
 }
 
-/// The sum of the log-probabilities of every answer's tokens under the reference, by side and by the number of the example.
+/// The sum of the log-probabilities of every answer's tokens under the reference, by side and number of the example.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores(pub Vec<Vec<f32>>);
 
-/// The side that answers are on.
+/// A set of answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Train,
     HeldOut,
-    /// Prompts of the first two with the answers of others, by which the baseline of judged answers is known.
+    /// Prompts of the first two sides with mismatched answers, from which the baseline of judged answers is computed.
     TrainMismatched,
     HeldOutMismatched,
 }
@@ -43,17 +43,17 @@ pub enum Side {
 impl Side {
     pub const ALL: [Side; 4] = [Side::Train, Side::HeldOut, Side::TrainMismatched, Side::HeldOutMismatched];
 
-    /// The side whose prompts are the same and whose answers are others'.
+    /// The side with the same prompts and mismatched answers.
     pub fn mismatched(self) -> Side {
         Side::ALL[self as usize % 2 + 2]
     }
 }
 
-/// Pairs or judged answers that are laid out at once where all of them are scored: first fit over more takes long.
+/// Pairs or judged answers that are laid out together for scoring: first fit over more of them takes long.
 const LAID_OUT_AT_ONCE: usize = 1024;
 
 impl Compared {
-    /// Of the answers that are trained on and those that are held out.
+    /// From the answers for training and those held out.
     pub fn new(sides: [Arc<ExampleTable>; 2], images: Option<SeenImages>, mark: String) -> Compared {
         let longest =
             |table: &Arc<ExampleTable>| (0..table.count()).map(|i| table.len_of(i)).max().unwrap_or(0);
@@ -64,7 +64,7 @@ impl Compared {
         Compared { sides, images, scores: Arc::default(), baseline: Arc::default(), mark }
     }
 
-    /// Answers that one loss compares: 2 of pairs.
+    /// Number of answers that one loss compares: 2 for pairs.
     pub fn together(&self) -> usize {
         self.sides[0].together()
     }
@@ -74,12 +74,12 @@ impl Compared {
         self.sides.len() > 2
     }
 
-    /// Answers of each side there is.
+    /// Number of answers on each side.
     pub fn counts(&self) -> Vec<usize> {
         self.sides.iter().map(|table| table.count()).collect()
     }
 
-    /// Takes the reference's scores. They are given once, before the first update.
+    /// Sets the reference's scores, once, before the first update.
     pub fn give(&self, scores: Scores) {
         self.scores.set(scores).expect("the reference is known once");
     }
@@ -101,7 +101,7 @@ impl Compared {
         Side::ALL.into_iter().zip(&self.sides).flat_map(of_side)
     }
 
-    /// Takes the baseline of the update or evaluation that comes next.
+    /// Sets the baseline of the next update or evaluation.
     pub fn give_baseline(&self, baseline: f32) {
         *self.baseline.lock().unwrap_or_else(PoisonError::into_inner) = baseline;
     }
@@ -111,14 +111,14 @@ impl Compared {
         some(&self.sides[side as usize], numbers.iter().copied(), layout, &[])
     }
 
-    /// The sums of log-probabilities that the plan `eval` gives of a micro-batch, by answer.
+    /// The sums of log-probabilities that the plan `eval` computes for a micro-batch, by answer.
     pub fn sums(&self, session: &mut Session, batch: Batch) -> Result<Vec<f32>, Failure> {
         batch::write(session, &batch, Draw::default())?;
         session.run(Role::Eval)?;
         Ok(session.result(Role::Eval, ANSWER_LOGP)?)
     }
 
-    /// A micro-batch of a side as the plan of a role takes it, its images decoded.
+    /// A micro-batch of a side in the form that the plan of a role takes, with its images decoded.
     pub fn batch(
         &self,
         role: Role,
@@ -133,7 +133,7 @@ impl Compared {
         Ok(examples::batch(role, laid_out, images, Some((self, side)), inputs))
     }
 
-    /// The inputs of the loss that compares, of those that a plan has.
+    /// Those inputs of the preference loss that a plan has.
     pub fn tensors(
         &self,
         side: Side,
@@ -155,13 +155,13 @@ impl Compared {
             (0..count).for_each(|number| values[slots[number]] = value(number));
             values
         };
-        // Where the scores are not known yet, they are what is being computed.
+        // The scores are absent while they are being computed.
         let scores = self.scores.get().map(|Scores(sides)| &sides[side as usize]);
         let score = |number: usize| scores.map_or(0.0, |scores| scores[laid_out.numbers[number]]);
         let wanted = |number: usize| f32::from(laid_out.labels[number] == 1);
         let baseline = *self.baseline.lock().unwrap_or_else(PoisonError::into_inner);
         let units = room / together;
-        // Nothing is asked of answers about a frame that cannot be decoded, and they count nothing.
+        // Answers about a frame that cannot be decoded count nothing.
         let mut present = vec![0.0; units];
         answers.iter().flatten().for_each(|number| present[*number as usize / together] = 1.0);
         inputs.only([
@@ -173,7 +173,7 @@ impl Compared {
         ])
     }
 
-    /// Writes the scores of a micro-batch, which a plan gave by answer, to their examples.
+    /// Stores the scores of a micro-batch, which a plan returned by answer, under their examples.
     pub fn take(&self, side: Side, laid_out: &MicroBatch, by_answer: &[f32], scores: &mut Scores) {
         let together = self.together();
         for (number, example) in laid_out.numbers.iter().enumerate() {
@@ -182,7 +182,7 @@ impl Compared {
     }
 }
 
-/// Where the answer of a micro-batch's example lies among `room`: of pairs the chosen ones come first.
+/// Position of an example's answer in a plan with capacity for `room` answers: for pairs the chosen ones come first.
 fn slot(number: usize, together: usize, room: usize) -> usize {
     match together {
         1 => number,
