@@ -26,7 +26,7 @@ impl Loaded {
         // A session that stores weights as codes quantises them itself; any other reads the values that they have.
         match settled.options.base {
             Base::Full => self.weights.load(&mut session, |_| true)?,
-            _ => self.weights.before_codes(|weights| weights.load(&mut session, |_| true))?,
+            _ => self.weights.without_codes(|weights| weights.load(&mut session, |_| true))?,
         };
         initial::write_tables(&mut session)?;
         if session.plans().plan(Role::Derive).is_some() {

@@ -361,7 +361,7 @@ impl Dataset for Examples {
         let updates = Updates::new(self.train.clone(), options, cursor)?.of_lanes(lanes);
         let plans = 0..arrangement.layout.shapes().len();
         let inputs = plans.map(|shape| Inputs::of(feeding.plans, Role::Grad(shape))).collect();
-        let supply = match &self.images {
+        let loader = match &self.images {
             None => UpdateLoader::Memory(Box::new(updates)),
             Some(images) => {
                 let loader = ImageLoader::new(updates, images.rows(), loader_threads(config))?;
@@ -369,7 +369,7 @@ impl Dataset for Examples {
             }
         };
         Ok(Box::new(ExampleSource {
-            supply,
+            loader,
             next: vec![].into_iter(),
             numbers: vec![],
             tokens: [0; 2],

@@ -24,8 +24,8 @@ pub struct Mixed {
     pub with: Vec<i32>,
     /// The share that an image keeps of itself.
     pub share: Vec<f32>,
-    /// Four bounds per image (first and last row, first and last column) of the part taken from the other image; empty where
-    /// values are blended.
+    /// Four bounds per image (start and end of rows, start and end of columns) of the box taken from the other image; an empty
+    /// box where values are blended.
     pub cut: Vec<i32>,
 }
 

@@ -1,28 +1,28 @@
-//! The tokeniser of a model as GGUF files hold it, from its `tokenizer.json`.
+//! Converts a `tokenizer.json` to the tokeniser metadata of GGUF files.
 //!
-//! llama.cpp has tokenisers of its own, chosen by name, and splits texts by rules that are known by name too. A tokeniser that none of them
-//! equals is refused: its texts would become other tokens than the model learned.
+//! llama.cpp has built-in tokenisers that are selected by name, and splits texts by rules that are also selected by name. A
+//! tokeniser that equals none of them is refused: it would produce other tokens than those the model learned.
 
 use std::collections::{HashMap, HashSet};
 
 use flatout_models::library::gguf::{Metadata, Value};
 use serde_json::Value as Json;
 
-/// The facts about tokens that a file has beside the list of them.
+/// Facts about tokens that a file has beside their list.
 pub struct Frame {
-    /// Rows of the embedding, which may be more than the tokeniser has tokens.
+    /// Rows of the embedding, which may exceed the tokeniser's number of tokens.
     pub rows: usize,
     pub bos: u32,
     pub eos: u32,
-    /// Another token that ends an answer.
+    /// A further token that ends an answer.
     pub end_of_turn: Option<u32>,
-    /// The tokens of unknown letters and of places without a text, where the tokeniser has them.
+    /// The unknown and the padding token, if the tokeniser has them.
     pub unknown: Option<u32>,
     pub padding: Option<u32>,
     pub chat_template: Option<String>,
 }
 
-/// The kinds of a token.
+/// Token types.
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
@@ -30,10 +30,10 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// The metadata of a tokeniser, or a sentence that says why llama.cpp has none that equals it.
+/// The metadata of a tokeniser, or the reason for which llama.cpp has no equal one.
 pub fn describe(file: &Json, frame: &Frame) -> Result<Metadata, String> {
     let model = &file["model"];
-    // Files before the field had a name had BPE alone.
+    // Files from before the field existed contain only BPE.
     let kind = model["type"].as_str().or(model["merges"].is_array().then_some("BPE"));
     if kind != Some("BPE") {
         return Err(format!(
@@ -80,7 +80,7 @@ pub fn describe(file: &Json, frame: &Frame) -> Result<Metadata, String> {
     Ok(all.into_iter().map(|(key, value)| (format!("tokenizer.{key}"), value)).collect())
 }
 
-/// Every row's token and its kind; rows behind the tokeniser's last token are named and never read.
+/// Every row's token and its type; rows after the tokeniser's last token get placeholder names and are never read.
 fn tokens(file: &Json, rows: usize, is_sentence_piece: bool) -> Result<(Vec<String>, Vec<i32>), String> {
     let mut tokens: Vec<String> = (0..rows).map(|row| format!("[PAD{row}]")).collect();
     let mut types = vec![UNUSED; rows];
@@ -108,14 +108,14 @@ fn tokens(file: &Json, rows: usize, is_sentence_piece: bool) -> Result<(Vec<Stri
         }
         match added["special"].as_bool() {
             Some(true) => put(added["id"].as_u64(), token, CONTROL)?,
-            // They are looked for in the text itself, where spaces are spaces.
+            // They are searched in the text itself, where spaces are plain spaces.
             _ if is_sentence_piece => {
                 put(added["id"].as_u64(), &token.replace('\u{2581}', " "), USER_DEFINED)?
             }
             _ => put(added["id"].as_u64(), token, USER_DEFINED)?,
         }
     }
-    // A file in which two rows have one spelling does not load.
+    // A file in which two rows have the same text does not load.
     let mut seen: HashMap<&str, usize> = HashMap::new();
     for (row, token) in tokens.iter().enumerate() {
         if let Some(other) = seen.insert(token, row) {
@@ -125,13 +125,13 @@ fn tokens(file: &Json, rows: usize, is_sentence_piece: bool) -> Result<(Vec<Stri
     Ok((tokens, types))
 }
 
-/// A byte as SentencePiece spells it: `<0x0A>`.
+/// Whether a token is a byte in SentencePiece's notation: `<0x0A>`.
 fn is_byte(token: &str) -> bool {
     let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     digits.is_some_and(|digits| digits.len() == 2 && u8::from_str_radix(digits, 16).is_ok())
 }
 
-/// Merges, in both forms that files have.
+/// Merges, in either of the two forms that files have.
 fn merges(model: &Json) -> Result<Vec<[String; 2]>, String> {
     let pair = |merge: &Json| match merge {
         Json::String(both) => both.split_once(' ').map(|(left, right)| [left.to_string(), right.to_string()]),
@@ -148,22 +148,22 @@ fn merges(model: &Json) -> Result<Vec<[String; 2]>, String> {
         .ok_or_else(|| "its tokeniser has a merge that is no pair".into())
 }
 
-/// A rule by which llama.cpp splits texts before it merges, and how a `tokenizer.json` says the same.
+/// A pre-tokenisation rule of llama.cpp, and its form in a `tokenizer.json`.
 struct Splitting {
     name: &'static str,
-    /// The pre-tokeniser's parts in order, without those that only spell bytes.
+    /// The pre-tokeniser's parts in order, without those that only encode bytes.
     parts: &'static [PreTokenizer],
-    /// Words that are tokens are taken whole, without regard to merges.
+    /// Whether words that are tokens are taken whole, without regard to merges.
     ignores_merges: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum PreTokenizer {
-    /// The regular expression of byte-level pre-tokenisers, GPT-2's.
+    /// The regular expression of GPT-2's byte-level pre-tokeniser.
     Gpt2,
-    /// Every digit alone.
+    /// Splits off every digit.
     Digits,
-    /// Words are what an expression finds.
+    /// Words are the matches of a regular expression.
     Expression(&'static str),
 }
 
@@ -190,7 +190,7 @@ fn splitting(file: &Json) -> Result<&'static str, String> {
             && known.ignores_merges == ignores_merges
     };
     let found = SPLITTINGS.iter().find(fits);
-    // Texts are nearly always composed already; Qwen's files ask for it and llama.cpp's Qwen does not.
+    // Texts are nearly always in NFC already; Qwen's files ask for it and llama.cpp's Qwen tokeniser does not.
     let is_composed = normalizer["type"] == "NFC" && found.is_some_and(|found| found.name == "qwen2");
     let spells_bytes = bytes(&file["pre_tokenizer"]).is_some_and(|part| part["add_prefix_space"] != true);
     match found {
@@ -212,7 +212,7 @@ fn parts(pre_tokenizer: &Json) -> Vec<&Json> {
     all.into_iter().filter(|part| !(part["type"] == "ByteLevel" && part["use_regex"] == false)).collect()
 }
 
-/// The part that spells bytes.
+/// The part that encodes bytes.
 fn bytes(pre_tokenizer: &Json) -> Option<&Json> {
     let all = pre_tokenizer["pretokenizers"].as_array();
     let mut all = all.into_iter().flatten().chain([pre_tokenizer]);
@@ -234,11 +234,12 @@ impl PreTokenizer {
     }
 }
 
-/// Scores by which SentencePiece's tokeniser merges: a token's is the place of the first merge that makes it. It merges any two tokens whose
-/// spelling is a token, so the file's merges must be all of these, in the order of the tokens they make.
+/// Merge scores of SentencePiece's tokeniser: a token's score is the position of the first merge that produces it. SentencePiece
+/// merges any two tokens whose concatenation is a token, so the file must contain exactly these merges, in the order of the
+/// tokens they produce.
 fn scores(file: &Json, merges: &[[String; 2]], tokens: &[String]) -> Result<Vec<f32>, String> {
     let vocabulary = file["model"]["vocab"].as_object().ok_or("its tokeniser has no list of tokens")?;
-    // The pairs of tokens that spell a token.
+    // The pairs of tokens whose concatenation is a given token.
     let pairs = |token: &str| {
         let cuts = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
         cuts.filter(|(left, right)| vocabulary.contains_key(*left) && vocabulary.contains_key(*right)).count()
@@ -265,7 +266,7 @@ fn scores(file: &Json, merges: &[[String; 2]], tokens: &[String]) -> Result<Vec<
     if let Some(token) = incomplete {
         return Err(unequal(format!("{token:?} could be made of others as well")));
     }
-    // Added tokens are found before anything is merged.
+    // Added tokens are matched before anything is merged.
     let added =
         file["added_tokens"].as_array().into_iter().flatten().filter_map(|added| added["content"].as_str());
     let added: HashSet<&str> = added.collect();
@@ -279,7 +280,7 @@ fn scores(file: &Json, merges: &[[String; 2]], tokens: &[String]) -> Result<Vec<
     Ok(tokens.iter().map(score).collect())
 }
 
-/// Whether a space is put before texts, of a tokeniser that spells spaces as SentencePiece does.
+/// Whether a space is put before texts, for a tokeniser that encodes spaces as SentencePiece does.
 fn space_prefix(file: &Json) -> Result<bool, String> {
     let normalizers = match file["normalizer"]["normalizers"].as_array() {
         Some(all) => all.iter().collect(),
@@ -299,13 +300,13 @@ fn space_prefix(file: &Json) -> Result<bool, String> {
     let splitter = &file["pre_tokenizer"];
     match splitter["type"].as_str() {
         None => {}
-        // Where the file is silent, the library splits, and puts a space before every part.
+        // By the library's defaults, it splits and puts a space before every part.
         Some("Metaspace") if splitter["replacement"] == "\u{2581}" && splitter["split"] == false => {
             replaces = true;
             prepends = splitter["prepend_scheme"] != "never";
         }
         Some("Metaspace") => other = Some("Metaspace that splits"),
-        // There is no space left to split at where all were replaced.
+        // No space is left to split at once all were replaced.
         Some("Split") if splitter["pattern"]["String"] == " " && replaces => {}
         kind => other = kind,
     }
@@ -318,7 +319,7 @@ fn space_prefix(file: &Json) -> Result<bool, String> {
     }
 }
 
-/// The tokens that the tokeniser's own file puts before and behind a text.
+/// The tokens that the tokeniser's own file puts before and after a text.
 fn around(processor: &Json) -> [Option<u32>; 2] {
     let parts = processor["processors"].as_array();
     let template =
