@@ -211,7 +211,7 @@ impl Ranks {
         self.world.beat(Status { step, doing: doing.into(), part: part as u64 });
     }
 
-    /// Collective calls of a thread beside the main one.
+    /// Collective calls of a thread other than the main one.
     pub fn calls(&self, line: &'static str) -> Calls {
         self.world.calls(line)
     }
@@ -319,7 +319,10 @@ impl Ranks {
         Ok(all)
     }
 
-    fn start_messages<S: Serialize, T: DeserializeOwned>(&self, own: &StartMessage<S>) -> Result<Vec<StartMessage<T>>, Failure> {
+    fn start_messages<S: Serialize, T: DeserializeOwned>(
+        &self,
+        own: &StartMessage<S>,
+    ) -> Result<Vec<StartMessage<T>>, Failure> {
         message::read_all(&self.world.gather("words", &message::write(own)).map_err(failed)?)
     }
 

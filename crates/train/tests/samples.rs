@@ -1,5 +1,5 @@
-//! Samples that a run takes at its evaluations: texts are those of `generate`, predictions those of the evaluation, and training does not
-//! know of them.
+//! Samples that a run takes at its evaluations: texts equal those of `generate`, predictions those of the evaluation, and
+//! training is unaffected.
 
 use std::fs;
 use std::path::Path;
@@ -51,9 +51,9 @@ fn writes_what_is_generated(more: &[&str]) {
     let steps: Vec<u64> = samples.iter().map(|sample| sample.step).collect();
     assert_eq!(steps, [20, 20, 40, 40, 50, 50], "{more:?}");
     let mut generator = Generator::open(&dir, &Device::cpu()).unwrap();
-    let how = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, max_tokens: 12 };
+    let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, max_tokens: 12 };
     for sample in &samples[4..] {
-        let whole = generator.generate(&sample.prompt, how, |_| {}).unwrap();
+        let whole = generator.generate(&sample.prompt, sampling, |_| {}).unwrap();
         assert_eq!(format!("{}{}", sample.prompt, sample.text.as_deref().unwrap()), whole, "{more:?}");
     }
 }
@@ -90,7 +90,7 @@ fn a_run_that_goes_on_takes_the_same_samples() {
     steps.extend(more);
     assert_eq!(losses(&steps), losses(&unbroken));
     assert_eq!(later, samples[2..]);
-    // Whoever goes on may ask for others, or for none.
+    // A resumed run may ask for other samples, or for none.
     let (_, none) =
         trained(&broken, &whole.with(&["train.steps=60".into(), "samples.prompts=[]".into()]).unwrap());
     assert!(none.is_empty());
@@ -108,7 +108,7 @@ fn plans_have_room_for_samples_only_where_they_are_asked_for() {
         plans.slots.iter().filter(|slot| slot.class == Class::Cache).map(|slot| slot.ty.bytes()).sum()
     };
     assert_eq!(cache(&without), 0);
-    // Keys and values of two layers with one head of 16 in f32, for what begins a text, a prompt of 19 bytes and 8 tokens.
+    // Keys and values of two layers with one head of 16 in f32, for a BOS token, a prompt of 19 bytes and 8 tokens.
     assert_eq!(cache(&with), 2 * 2 * 16 * (1 + 19 + 8) * 4);
     assert!(with.arena_bytes >= without.arena_bytes + cache(&with));
 }
@@ -146,7 +146,7 @@ fn bad_wishes_are_sentences() {
     assert!(sentence.starts_with("`samples.prompts`: The word \"xylophone\" is not one of"), "{sentence}");
 }
 
-/// With as many samples as are evaluated, the share of right ones is the accuracy of the evaluation.
+/// With a sample for every evaluated row, the share of right ones is the accuracy of the evaluation.
 fn predictions(dir: &Path, config: &Config) -> Vec<Sample> {
     let (mut accuracies, mut samples) = (vec![], vec![]);
     train_in(dir, config, |event| match event {

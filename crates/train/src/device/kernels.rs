@@ -12,7 +12,7 @@ pub use flatout_runtime::verify::speed::attention::{COPY, Lap, PADDED, Shape};
 /// One kernel case that was run.
 pub struct Checked {
     pub name: String,
-    /// The row that ran it, and the kernel behind it where there are several.
+    /// The row that ran it, and which of its kernels, if it has several.
     pub kernel: String,
     /// Bound on the relative L2 error of each output.
     pub bound: f64,
@@ -25,12 +25,12 @@ pub fn verify(only: &str, see: Progress<'_>) -> Vec<Checked> {
     let place = verify::CaseDevice::Cpu;
     let cases = chosen(only, place);
     let promised = promises(only);
-    let of_cases = cases.chunks(PREPARED).enumerate().flat_map(|(chunk, some)| {
+    let of_cases = cases.chunks(PREPARED).enumerate().flat_map(|(chunk, part)| {
         see("kernels of the CPU", chunk * PREPARED, cases.len());
-        let ready = prepared(some, place);
-        some.iter().zip(ready).flat_map(|(case, ready)| checked(case, &ready, place)).collect::<Vec<_>>()
+        let ready = prepared(part, place);
+        part.iter().zip(ready).flat_map(|(case, ready)| checked(case, &ready, place)).collect::<Vec<_>>()
     });
-    of_cases.chain(promised.iter().flat_map(|promise| kept(promise, place))).collect()
+    of_cases.chain(promised.iter().flat_map(|promise| checked_promise(promise, place))).collect()
 }
 
 /// Results of the GPU's kernels: each case against the oracle, and each kernel's speed on a large case.
@@ -88,13 +88,13 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
         }
         done.broke.is_some()
     };
-    let is_wrong = |some: &[Checked]| some.iter().any(|c| c.error.is_err());
-    for (chunk, some) in cases.chunks(PREPARED).enumerate() {
-        for (i, (case, ready)) in some.iter().zip(prepared(some, place)).enumerate() {
+    let is_wrong = |checks: &[Checked]| checks.iter().any(|c| c.error.is_err());
+    for (chunk, part) in cases.chunks(PREPARED).enumerate() {
+        for (i, (case, ready)) in part.iter().zip(prepared(part, place)).enumerate() {
             see("cases on the GPU", chunk * PREPARED + i, cases.len());
-            let some = checked(case, &ready, place);
-            let failed = is_wrong(&some);
-            done.cases.extend(some);
+            let checks = checked(case, &ready, place);
+            let failed = is_wrong(&checks);
+            done.cases.extend(checks);
             if is_over(failed, &case.name, &mut done) {
                 return Some(Ok(done));
             }
@@ -103,9 +103,9 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
     done.took.lap("cases");
     for (i, promise) in promised.iter().enumerate() {
         see("packed rows on the GPU", i, promised.len());
-        let some = kept(promise, place);
-        let failed = is_wrong(&some);
-        done.cases.extend(some);
+        let checks = checked_promise(promise, place);
+        let failed = is_wrong(&checks);
+        done.cases.extend(checks);
         if is_over(failed, &promise.name, &mut done) {
             return Some(Ok(done));
         }
@@ -123,13 +123,13 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
     done.took.lap("sums over ranks");
     for (i, check) in real.iter().enumerate() {
         see("real sizes on the GPU", i, real.len());
-        let some = check.run(place).into_iter().map(|(kernel, error)| {
+        let checks = check.run(place).into_iter().map(|(kernel, error)| {
             let (name, bound) = (check.name.clone(), check.bound);
             Checked { error, kernel, name, bound }
         });
-        let some: Vec<Checked> = some.collect();
-        let failed = is_wrong(&some);
-        done.real.extend(some);
+        let checks: Vec<Checked> = checks.collect();
+        let failed = is_wrong(&checks);
+        done.real.extend(checks);
         if is_over(failed, &check.name, &mut done) {
             return Some(Ok(done));
         }
@@ -173,7 +173,7 @@ fn promises(only: &str) -> Vec<packed::Promise> {
 }
 
 /// Checks a guarantee of packed rows on every kernel that serves it.
-fn kept(promise: &packed::Promise, place: verify::CaseDevice<'_>) -> Vec<Checked> {
+fn checked_promise(promise: &packed::Promise, place: verify::CaseDevice<'_>) -> Vec<Checked> {
     let (name, bound) = (&promise.name, promise.bound());
     let all = promise.check(place).into_iter();
     all.map(|(kernel, error)| Checked { name: name.clone(), kernel, bound, error }).collect()
@@ -259,7 +259,7 @@ pub struct Candidate {
     pub verdict: String,
 }
 
-/// The GPU that can be used beside the CPU, if there is one.
+/// The GPU that can be used in addition to the CPU, if there is one.
 pub struct Gpu {
     /// `None` where there is no GPU; otherwise whether it can be used.
     pub usable: Option<bool>,

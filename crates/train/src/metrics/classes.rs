@@ -77,8 +77,8 @@ impl Confusion {
     }
 
     /// Counts one text.
-    pub fn see(&mut self, class: usize, said: usize) {
-        self.0[class][said] += 1;
+    pub fn see(&mut self, class: usize, predicted: usize) {
+        self.0[class][predicted] += 1;
     }
 
     /// Counts the texts of a micro-batch: logits [S, C] in row-major order, and classes, -1 for padding.
@@ -94,22 +94,22 @@ impl Confusion {
         self.0.iter().flatten().sum()
     }
 
-    fn said(&self, class: usize) -> u64 {
+    fn predicted(&self, class: usize) -> u64 {
         self.0.iter().map(|row| row[class]).sum()
     }
 
     /// Score of one class against all others.
     pub fn score(&self, class: usize) -> Score {
         let right = self.0[class][class];
-        let (occurs, said) = (self.0[class].iter().sum(), self.said(class));
-        let precision = share(right, said);
+        let (occurs, predicted) = (self.0[class].iter().sum(), self.predicted(class));
+        let precision = share(right, predicted);
         let recall = share(right, occurs);
-        Score { precision, recall, f1: share(2 * right, said + occurs) }
+        Score { precision, recall, f1: share(2 * right, predicted + occurs) }
     }
 
     pub fn metrics(&self) -> ClassMetrics {
         let right: u64 = (0..self.classes()).map(|class| self.0[class][class]).sum();
-        let is_met = |class: &usize| self.0[*class].iter().sum::<u64>() + self.said(*class) > 0;
+        let is_met = |class: &usize| self.0[*class].iter().sum::<u64>() + self.predicted(*class) > 0;
         let met: Vec<Score> = (0..self.classes()).filter(is_met).map(|class| self.score(class)).collect();
         let mean = |of: fn(&Score) -> f64| met.iter().map(of).sum::<f64>() / met.len().max(1) as f64;
         ClassMetrics {

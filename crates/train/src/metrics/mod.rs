@@ -1,4 +1,4 @@
-//! Metrics of an evaluation beside its loss.
+//! Metrics of an evaluation besides its loss.
 //!
 //! ```text
 //! classes   a confusion matrix, and the numbers computed from it

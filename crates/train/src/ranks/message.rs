@@ -29,7 +29,9 @@ mod tests {
     fn messages_arrive_as_they_were_and_others_are_a_sentence() {
         let messages = [write(&(1u8, "a")), write(&(2u8, "b"))];
         assert_eq!(read_all::<(u8, String)>(&messages), Ok(vec![(1, "a".into()), (2, "b".into())]));
-        let Err(Failure::Environment(sentence)) = read_all::<u8>(&messages) else { panic!("it is not a number") };
+        let Err(Failure::Environment(sentence)) = read_all::<u8>(&messages) else {
+            panic!("it is not a number")
+        };
         assert!(sentence.starts_with("another rank's message cannot be read: "), "{sentence}");
     }
 }

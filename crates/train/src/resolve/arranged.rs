@@ -78,7 +78,7 @@ pub(crate) fn arranged(
         Choose::Auto if shares_prefixes => {
             let why = match config.switches.data.shared_prefix {
                 Choose::On => "shared_prefix=on lays examples one after another",
-                _ => "the answers of a pair lie behind one prompt",
+                _ => "the answers of a pair follow one prompt",
             };
             choose(PACKING.name, "on", why.into());
             of(true)
@@ -198,7 +198,9 @@ fn shares_prefixes(config: &Config) -> Result<bool, UserError> {
             ),
         },
         _ => {
-            refuse!("`shared_prefix=on` needs a model that predicts text with attention: give shared_prefix=off")
+            refuse!(
+                "`shared_prefix=on` needs a model that predicts text with attention: give shared_prefix=off"
+            )
         }
     }
 }

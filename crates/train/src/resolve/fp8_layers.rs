@@ -83,7 +83,11 @@ fn why(choice: &Choice, was_timed: bool) -> String {
         ([], []) => "no layer can run in it".into(),
         ([], lose) => format!("none would gain, so precision=bf16 is faster ({by}: {})", all(lose)),
         (gain, []) => format!("every layer gains ({by}: {})", all(gain)),
-        (gain, lose) => format!("the layers that gain ({by}: {}), without those that would lose ({})", all(gain), all(lose)),
+        (gain, lose) => format!(
+            "the layers that gain ({by}: {}), without those that would lose ({})",
+            all(gain),
+            all(lose)
+        ),
     }
 }
 

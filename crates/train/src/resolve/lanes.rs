@@ -98,17 +98,17 @@ mod tests {
 
     #[test]
     fn a_micro_batch_of_more_rows_than_a_lane_has_is_said() {
-        let said = |words: &[&str], lanes: usize| {
+        let warning = |words: &[&str], lanes: usize| {
             let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
             lowered(&recipes::resolve("tiny", &[], &words).unwrap(), lanes)
         };
-        let told = said(&["train.batch=16", "train.micro_batch=4"], 8).expect("a sentence");
+        let sentence = warning(&["train.batch=16", "train.micro_batch=4"], 8).expect("a sentence");
         assert!(
-            told.starts_with("`train.micro_batch` = 4 is more than") && told.contains("makes 2"),
-            "{told}"
+            sentence.starts_with("`train.micro_batch` = 4 is more than") && sentence.contains("makes 2"),
+            "{sentence}"
         );
-        assert_eq!(said(&["train.batch=16", "train.micro_batch=2"], 8), None);
-        assert_eq!(said(&["train.batch=16"], 8), None);
-        assert_eq!(said(&["train.batch=16", "train.micro_batch=16"], 1), None);
+        assert_eq!(warning(&["train.batch=16", "train.micro_batch=2"], 8), None);
+        assert_eq!(warning(&["train.batch=16"], 8), None);
+        assert_eq!(warning(&["train.batch=16", "train.micro_batch=16"], 1), None);
     }
 }

@@ -42,7 +42,7 @@ const MARKER_BYTES: usize = 32;
 /// Bytes per write. Tests stop a save between writes, so theirs are small.
 const WRITE_BYTES: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
 
-/// The state that is saved beside the tensors.
+/// The state that is saved in addition to the tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
     /// Number of updates made.

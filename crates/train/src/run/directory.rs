@@ -202,11 +202,11 @@ pub fn quoted(path: &Path) -> String {
 pub const RUNS: &str = "runs";
 
 /// The run that an argument names: a directory, or a name below [`RUNS`], with or without `@step`.
-pub fn named(said: &Path) -> PathBuf {
-    let text = said.to_string_lossy();
+pub fn named(path: &Path) -> PathBuf {
+    let text = path.to_string_lossy();
     let name = text.rsplit_once('@').map_or(&*text, |(name, _)| name);
-    let is_there = said.exists() || Path::new(name).exists();
-    if !is_there && is_run(&Path::new(RUNS).join(name)) { Path::new(RUNS).join(said) } else { said.into() }
+    let is_there = path.exists() || Path::new(name).exists();
+    if !is_there && is_run(&Path::new(RUNS).join(name)) { Path::new(RUNS).join(path) } else { path.into() }
 }
 
 /// Whether the directory holds a run, complete or not.

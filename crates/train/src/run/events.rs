@@ -143,11 +143,11 @@ pub struct WorldFacts {
     pub mesh: String,
     /// Transport of tensors between ranks; empty where there is one rank.
     pub wire: String,
-    /// The tensors that ranks shard, beside the rows.
+    /// The tensors that ranks shard, in addition to the rows.
     pub shard: String,
     /// Groups of rows that are summed separately.
     pub lanes: u64,
-    /// Device memory that the wire took beside the arena on rank 0.
+    /// Device memory that the wire took in addition to the arena on rank 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub wire_bytes: u64,
     /// Environment variables of NCCL that are set, as `NCCL_ALGO=Ring`.

@@ -198,9 +198,9 @@ mod tests {
             .env(CHILD, "1")
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(said.contains("still here"), "{said}{}", String::from_utf8_lossy(&output.stderr));
-        assert!(!said.contains("FAILED"), "{said}");
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(stdout.contains("still here"), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(!stdout.contains("FAILED"), "{stdout}");
         assert_eq!(output.status.code(), Some(LEFT_WITHOUT_SAVING));
     }
 

@@ -20,7 +20,7 @@ use crate::run::checkpoint::{
 };
 use crate::run::moments::{self, Scaled, coded};
 
-/// The state between two steps, copied while training continues. On a GPU the copy runs beside the next `grad`, and the next
+/// The state between two steps, copied while training continues. On a GPU the copy runs concurrently with the next `grad`, and the next
 /// `apply` waits for it on the device. Each of several ranks copies the pieces that it writes, and pieces of another rank to
 /// compare.
 pub struct Snapshot {

@@ -114,7 +114,7 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
                 // A window as wide as a row has no effect, and then costs nothing either.
                 window: (1..tokens / rows).contains(&window).then_some(window),
                 dropout: training,
-                seen: seen(capacities),
+                seen: image_extents(capacities),
                 features_given: config.data.vision_cache.is_some(),
                 scored: !training && (answers > 0 || config.data.task.has_answers()),
                 preference: (answers > 0).then(|| config.preference.form(answers)),
@@ -131,7 +131,7 @@ pub fn trims_last_layer(config: &Config) -> bool {
 }
 
 /// Capacities for the images among a plan's tokens.
-fn seen(capacities: &Capacities) -> Option<ImageExtents> {
+fn image_extents(capacities: &Capacities) -> Option<ImageExtents> {
     let Capacities { images, patches, largest_image, frames, videos, longest_video, repeats, .. } =
         *capacities;
     match (patches, frames) {

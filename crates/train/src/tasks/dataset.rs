@@ -137,7 +137,7 @@ pub trait Dataset {
     }
 }
 
-/// Number of threads that prepare batches beside the training.
+/// Number of threads that prepare batches in the background.
 pub fn loader_threads(config: &Config) -> usize {
     config.loader.workers.given().unwrap_or_else(|| (machine::threads() / 2).max(1))
 }

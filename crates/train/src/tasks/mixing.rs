@@ -145,7 +145,11 @@ mod tests {
         }
         assert_eq!(mixed.with[..2], [1, 2]);
         assert_eq!(mixed.with[199], 0);
-        assert_eq!(mixing.draw(&samples[50..60], 7).share, mixed.share[50..60], "depends on the sample alone");
+        assert_eq!(
+            mixing.draw(&samples[50..60], 7).share,
+            mixed.share[50..60],
+            "depends on the sample alone"
+        );
         let both = Mixing { mixup: 0.4, ..mixing }.draw(&samples, 7);
         let boxes = both.cut.chunks_exact(4).filter(|cut| cut[1] > cut[0]).count();
         assert!((60..140).contains(&boxes), "{boxes} of 200");

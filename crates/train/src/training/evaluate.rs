@@ -34,7 +34,7 @@ impl Sums {
     }
 }
 
-/// Results of an evaluated batch beside its loss; empty where the plan has none.
+/// Results of an evaluated batch besides its loss; empty where the plan has none.
 #[derive(Clone, Debug, Default)]
 pub struct EvalResults {
     /// Logits of every sample.
@@ -42,7 +42,7 @@ pub struct EvalResults {
     /// Log-probability of every target token that is read, and the largest log-probability at its position.
     pub logp: Vec<f32>,
     pub best_logp: Vec<f32>,
-    /// Sums over samples beside the loss, by name; `weight` is the sum of weights that they and the loss belong to.
+    /// Sums over samples besides the loss, by name; `weight` is the sum of weights that they and the loss belong to.
     pub sums: Vec<(String, f32)>,
     pub loss: f32,
     pub weight: f32,

@@ -1,4 +1,4 @@
-//! Host memory of a run beside the arena: the copy of the state that checkpoints are written from, and batches that are
+//! Host memory of a run besides the arena: the copy of the state that checkpoints are written from, and batches that are
 //! prefetched.
 
 use flatout_ir::passes::input_path;
@@ -18,7 +18,7 @@ const PIXEL_BYTES: u64 = 3;
 /// Updates whose features are in memory: two prefetched, the next one, the one under way and the previous one.
 const FEATURES_AHEAD: u64 = 5;
 
-/// Bytes of host memory beside the arena.
+/// Bytes of host memory besides the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Beside {
     /// The copy of the state, while a checkpoint is written.
@@ -57,10 +57,10 @@ fn feature_bytes(config: &Config, compiled: &Compiled) -> u64 {
 /// Refuses a run that needs more memory than this machine has, before any is allocated.
 pub fn check(config: &Config, compiled: &Compiled) -> Result<(), UserError> {
     let arena = if compiled.target.name == "cpu" { compiled.plans.arena_bytes as u64 } else { 0 };
-    within(config, compiled, machine::memory_bytes().saturating_sub(arena))
+    check_free(config, compiled, machine::memory_bytes().saturating_sub(arena))
 }
 
-fn within(config: &Config, compiled: &Compiled, free: u64) -> Result<(), UserError> {
+fn check_free(config: &Config, compiled: &Compiled, free: u64) -> Result<(), UserError> {
     let beside = Beside::of(config, compiled);
     if beside.total() <= free {
         return Ok(());
@@ -72,7 +72,7 @@ fn within(config: &Config, compiled: &Compiled, free: u64) -> Result<(), UserErr
             "the copy of the state that a checkpoint is written from",
             "lower train.micro_batch, or use a smaller model",
         ),
-        (beside.batches, "batches made ahead", "lower loader.prefetch or train.batch"),
+        (beside.batches, "prefetched batches", "lower loader.prefetch or train.batch"),
     ];
     let (most, what, advice) = parts.into_iter().max_by_key(|(bytes, ..)| *bytes).expect("two parts");
     refuse!(
@@ -96,7 +96,7 @@ mod tests {
             let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
             let config = resolve("tiny", &[], &words).unwrap();
             let compiled = compile::compile(&config, &compile::target()).unwrap();
-            (Beside::of(&config, &compiled), within(&config, &compiled, free))
+            (Beside::of(&config, &compiled), check_free(&config, &compiled, free))
         };
         let (beside, fits) = asked(&[], 1 << 30);
         assert_eq!(fits, Ok(()));
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(beside.copy / 1000, 12 * 610_368 / 1000);
         assert_eq!(beside.batches, 6 * 8 * 128 * 12);
         let sentence = asked(&["train.batch=8388608"], 1 << 30).1.unwrap_err().0;
-        let part = "for batches made ahead, and 1.0 GiB are free: lower loader.prefetch or train.batch";
+        let part = "for prefetched batches, and 1.0 GiB are free: lower loader.prefetch or train.batch";
         assert!(sentence.contains(part), "{sentence}");
         let sentence = asked(&[], 1 << 20).1.unwrap_err().0;
         assert!(

@@ -49,7 +49,7 @@ pub fn unscored<'d>(config: &Config, data: &'d dyn Dataset) -> Option<&'d Compar
 
 /// The scores that another model gives, where one is named and the run has not stored them. Must be called before the run's own
 /// session is opened, so that both never lie in memory together. Every rank scores its share.
-pub fn by_another(
+pub fn score_by_named_model(
     ranks: &Ranks,
     config: &Config,
     data: &dyn Dataset,
@@ -64,13 +64,13 @@ pub fn by_another(
     if ranks.of_first(path(run).is_file())? {
         return Ok(None);
     }
-    let mut other = another(config, data, named)?;
+    let mut other = open_reference(config, data, named)?;
     Ok(Some(by_model_among(ranks, &mut other, compared, layout, device, say)?))
 }
 
 /// Opens the model to compare with: that of a run, of a folder or of a name on the hub. It must have the same vocabulary and at
 /// least as many positions.
-pub fn another(config: &Config, data: &dyn Dataset, named: &str) -> Result<Loaded, UserError> {
+pub fn open_reference(config: &Config, data: &dyn Dataset, named: &str) -> Result<Loaded, UserError> {
     let folder = match Source::parse(named) {
         Ok(source @ Source::Hub(_)) => open(&source, &mut |_| {})?.description.folder,
         _ => PathBuf::from(named),
@@ -81,7 +81,7 @@ pub fn another(config: &Config, data: &dyn Dataset, named: &str) -> Result<Loade
         && !own.gives_the_same_tokens(theirs)
     {
         refuse!(
-            "{} has another vocabulary than this run, so its log-probabilities cannot be compared",
+            "{} has another vocabulary than this run, so its log-probabilities cannot be compared: name another preference.reference",
             named.display()
         );
     }
@@ -89,7 +89,7 @@ pub fn another(config: &Config, data: &dyn Dataset, named: &str) -> Result<Loade
     if own != theirs || other.config.model.as_decoder().is_none() || other.config.model.class_head().is_some()
     {
         refuse!(
-            "{} is no decoder with this run's vocabulary: name another preference.reference",
+            "{} is not a decoder with this run's vocabulary: name another preference.reference",
             named.display()
         );
     }
@@ -105,9 +105,9 @@ pub fn another(config: &Config, data: &dyn Dataset, named: &str) -> Result<Loade
     other.config.data.task = config.data.task;
     other.config.data.still_frames = config.data.still_frames;
     other.config.preference = config.preference.clone();
-    if shown(config) != shown(&other.config) {
+    if input_sizes(config) != input_sizes(&other.config) {
         refuse!(
-            "{} is shown images or frames in another form than this run's model: name another preference.reference",
+            "{} reads images or frames of other sizes than this run's model: name another preference.reference",
             named.display()
         );
     }
@@ -115,7 +115,7 @@ pub fn another(config: &Config, data: &dyn Dataset, named: &str) -> Result<Loade
 }
 
 /// The form in which a model is given images (the sides of patches, of blocks and of learned positions) or frames (their side).
-fn shown(config: &Config) -> Option<Vec<usize>> {
+fn input_sizes(config: &Config) -> Option<Vec<usize>> {
     let of_patches = config.model.as_qwen3_vl().map(|tower| vec![tower.patch, tower.merge, tower.positions]);
     of_patches.or_else(|| config.model.as_fovea().map(|tower| vec![tower.image_size]))
 }
@@ -148,7 +148,7 @@ fn by_model_among(
 /// Sets the scores of the answers: the stored ones, those of another model, or those that the session computes, whose weights are
 /// still the initial ones where `is_fresh`. New scores are stored. Rank 0 decides which of the three applies, and answers that
 /// are to be scored are divided among the ranks.
-pub fn give(
+pub fn set_scores(
     (ranks, run): (&Ranks, &Path),
     config: &Config,
     data: &dyn Dataset,
@@ -162,7 +162,7 @@ pub fn give(
         Some(scores) => scores,
         None => {
             let kept = match ranks.is_first() {
-                true => kept(config, compared, run, is_fresh)?,
+                true => stored(config, compared, run, is_fresh)?,
                 false => None,
             };
             if ranks.of_first(kept.is_some())? {
@@ -174,14 +174,19 @@ pub fn give(
         }
     };
     if ranks.is_first() {
-        keep(&path(run), &key(config, compared, run)?, &scores)?;
+        store(&path(run), &key(config, compared, run)?, &scores)?;
     }
     compared.give(scores);
     Ok(())
 }
 
 /// The stored scores of a run; `None` where they have to be computed.
-fn kept(config: &Config, compared: &Compared, run: &Path, is_fresh: bool) -> Result<Option<Scores>, Failure> {
+fn stored(
+    config: &Config,
+    compared: &Compared,
+    run: &Path,
+    is_fresh: bool,
+) -> Result<Option<Scores>, Failure> {
     let path = path(run);
     if path.is_file() {
         let is_own = config.preference.reference.is_none();
@@ -229,7 +234,7 @@ fn score_among(
     let total: usize = counts.iter().sum();
     let mut scores = Scores(counts.iter().map(|count| vec![0.0; *count]).collect());
     let inputs = Inputs::of(session.plans(), Role::Eval);
-    let (began, mut said, mut done) = (Instant::now(), None::<Instant>, 0);
+    let (began, mut last_line, mut done) = (Instant::now(), None::<Instant>, 0);
     let (count, rank) = (ranks.count(), ranks.rank());
     let mut own: Vec<(Side, usize)> = vec![];
     // Where `eval` exchanges, other ranks wait inside it for one that fails.
@@ -271,14 +276,14 @@ fn score_among(
                 // The other ranks have scored about as many.
                 done = (done + count * laid_out.samples.len()).min(total);
                 wait.set(done as u64);
-                let is_due = match said {
+                let is_due = match last_line {
                     None => began.elapsed() >= FIRST_LINE,
-                    Some(said) => said.elapsed() >= LINE_EVERY,
+                    Some(last_line) => last_line.elapsed() >= LINE_EVERY,
                 };
                 if is_due && done < total {
                     let left = began.elapsed().as_secs_f64() * (total - done) as f64 / done as f64;
                     say(format!("the reference has scored {done} of {total} answers, {left:.0} s left"));
-                    said = Some(Instant::now());
+                    last_line = Some(Instant::now());
                 }
             }
             Ok(())
@@ -295,7 +300,7 @@ fn score_among(
             "the reference gives answer {number} no finite log-probability: its weights or its precision cannot be used"
         ))));
     }
-    if said.is_some() {
+    if last_line.is_some() {
         say(format!("the reference scored {total} answers in {:.0} s", began.elapsed().as_secs_f64()));
     }
     Ok(scores)
@@ -344,7 +349,7 @@ fn key(config: &Config, compared: &Compared, run: &Path) -> Result<String, UserE
     Ok(whole.to_string())
 }
 
-fn keep(path: &Path, key: &str, scores: &Scores) -> Result<(), Failure> {
+fn store(path: &Path, key: &str, scores: &Scores) -> Result<(), Failure> {
     let bytes = |side: &Vec<f32>| side.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
     let sides: Vec<(Vec<u8>, [usize; 1])> = scores.0.iter().map(|side| (bytes(side), [side.len()])).collect();
     let key_shape = [key.len()];
@@ -388,7 +393,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = path(folder.path());
         let scores = Scores(vec![vec![-1.5, f32::MIN_POSITIVE, -1e-30], vec![-0.1]]);
-        keep(&path, "mine", &scores).unwrap();
+        store(&path, "mine", &scores).unwrap();
         assert_eq!(read(&path, "mine", &[3, 1]).unwrap(), scores);
         for (key, counts, words) in [
             ("yours", [3, 1], "other answers or other weights"),

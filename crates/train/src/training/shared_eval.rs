@@ -43,7 +43,9 @@ pub fn evaluate_among(
             let stop_reason = stop().and_then(signal::number_of);
             let message = RankMessage { stop_reason, part: results.as_ref().map(BatchResults::of) };
             let all: Vec<RankMessage> = message::read_all(&ranks.gather_bytes(&message::write(&message))?)?;
-            if let Some(reason) = all.iter().find_map(|message| message.stop_reason.and_then(signal::of_number)) {
+            if let Some(reason) =
+                all.iter().find_map(|message| message.stop_reason.and_then(signal::of_number))
+            {
                 return Ok(Err(reason));
             }
             for part in all.into_iter().filter_map(|message| message.part) {

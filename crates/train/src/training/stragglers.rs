@@ -99,8 +99,11 @@ impl Stragglers {
     /// The next step that all ranks have reported, and the ranks it reveals as slow.
     pub fn next(&mut self) -> Option<(RankTimes, Vec<Slow>)> {
         let is_complete = self.unmatched.iter().all(|times| !times.is_empty());
-        let times: Vec<StepTimes> =
-            if is_complete { self.unmatched.iter_mut().filter_map(VecDeque::pop_front).collect() } else { vec![] };
+        let times: Vec<StepTimes> = if is_complete {
+            self.unmatched.iter_mut().filter_map(VecDeque::pop_front).collect()
+        } else {
+            vec![]
+        };
         let step = times.first()?.step;
         let most = |of: fn(&StepTimes) -> f64| times.iter().map(of).fold(0.0, f64::max);
         let least = |of: fn(&StepTimes) -> f64| times.iter().map(of).fold(f64::INFINITY, f64::min);

@@ -73,7 +73,7 @@ pub struct Ready<'a> {
     pub laps: &'a Laps,
 }
 
-/// Receives every event of a run beside the log, such as TensorBoard's file or the report.
+/// Receives every event of a run in addition to the log, such as TensorBoard's file or the report.
 pub trait Sink {
     /// Called when the run is about to start, or to continue after `step` updates.
     fn open(&mut self, run: &Path, step: u64, config: &Config);

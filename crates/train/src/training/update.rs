@@ -71,7 +71,7 @@ fn stops(plans: &PlanSet) -> Vec<String> {
     STOP_FLAGS.iter().map(|flag| stop_path(flag)).filter(has).collect()
 }
 
-/// Names of a plan's results, beside the loss, that are sums over samples.
+/// Names of a plan's results, besides the loss, that are sums over samples.
 pub fn sums(plans: &PlanSet, role: Role) -> Vec<String> {
     let results = plans.plan(role).into_iter().flat_map(|plan| &plan.results);
     results.map(|(name, _)| name).filter(|name| name.starts_with(SUM)).cloned().collect()

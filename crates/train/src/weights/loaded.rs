@@ -79,9 +79,7 @@ impl Loaded {
         description.check_head(&config.model, &named.display().to_string())?;
         // Stored features belong to the training images: for inference a model runs its tower.
         if keys_of(overrides)?.iter().any(|key| key == "data.vision_cache") {
-            crate::refuse!(
-                "`data.vision_cache` is of training, and a model that is used runs its tower: leave it out"
-            );
+            crate::refuse!("`data.vision_cache` is for training, and inference runs the tower: leave it out");
         }
         config.data.vision_cache = None;
         if let (Model::Vit(vit), Model::Vit(own)) = (&mut config.model, &description.model) {

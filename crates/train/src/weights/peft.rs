@@ -65,7 +65,7 @@ impl Peft {
     /// Opens a folder and checks every name, type and shape; no tensor is read yet.
     pub fn open(folder: &Path, model: &DecoderConfig) -> Result<Peft, UserError> {
         let shown = folder.display();
-        let described = described(&folder.join(CONFIG))?;
+        let described = read_config(&folder.join(CONFIG))?;
         let modules = modules(model)
             .map_err(|why| UserError(format!("`adapter.from` cannot be used with this model: {why}")))?;
         let path = folder.join(TENSORS);
@@ -89,7 +89,7 @@ impl Peft {
             let first = name(module.first_tensor());
             let Some(a) = file.entries().get(&first) else { continue };
             let [rank, _] = a.shape[..] else {
-                refuse!("{}: `{first}` has shape {:?}, and [rank, in] is wanted", path.display(), a.shape);
+                refuse!("{}: `{first}` has shape {:?}, and [rank, in] is expected", path.display(), a.shape);
             };
             if is_dora && is_end(&module.parts[0].weight) {
                 refuse!(
@@ -126,11 +126,11 @@ impl Peft {
         // Parts of the model that were trained with it. One of their tensors may hold several of our parameters.
         let own = huggingface::stored(model, |path| shapes[path].0.dims.clone()).unwrap_or_default();
         let named = |stored: &Stored| format!("{BASE}{}", stored.theirs);
-        let there: BTreeSet<String> =
+        let present: BTreeSet<String> =
             own.iter().map(named).filter(|name| unused.contains(name.as_str())).collect();
         for stored in own {
             let theirs = named(&stored);
-            if there.contains(&theirs) {
+            if present.contains(&theirs) {
                 unused.remove(theirs.as_str());
                 let copies = COPIES.map(|copy| theirs.replace(".weight", copy));
                 unused.retain(|name| !copies.iter().any(|copy| copy == name));
@@ -245,15 +245,15 @@ fn named(weight: &str, rank: usize, dora: bool) -> Adapter {
 }
 
 /// Reads and validates the config: everything that makes the computation differ from ours is refused.
-fn described(path: &Path) -> Result<Value, UserError> {
+fn read_config(path: &Path) -> Result<Value, UserError> {
     let shown = path.display();
     let bytes = fs::read(path).map_err(|error| {
         UserError(format!("`adapter.from` wants a folder with an adapter in PEFT's layout: {shown}: {error}"))
     })?;
     let value: Value =
-        serde_json::from_slice(&bytes).map_err(|error| UserError(format!("{shown} is no JSON: {error}")))?;
+        serde_json::from_slice(&bytes).map_err(|error| UserError(format!("{shown} is not JSON: {error}")))?;
     if value["peft_type"] != "LORA" {
-        refuse!("{shown} has peft_type {}, and LORA is read", value["peft_type"]);
+        refuse!("{shown} has peft_type {}, and only LORA is supported", value["peft_type"]);
     }
     let is_default =
         |key: &str| matches!(&value[key], Value::Null | Value::Bool(false)) || value[key] == json!({});
@@ -271,7 +271,7 @@ fn described(path: &Path) -> Result<Value, UserError> {
         }
     }
     if !matches!(value["bias"].as_str(), None | Some("none")) {
-        refuse!("{shown} has bias {}, and adapters without biases are read", value["bias"]);
+        refuse!("{shown} has bias {}, and only adapters without biases are supported", value["bias"]);
     }
     Ok(value)
 }
@@ -289,7 +289,7 @@ fn value_for<'v>(
     for (pattern, value) in described[patterns].as_object().into_iter().flatten() {
         let names = match Regex::new(&format!("^(?:.*\\.)?(?:{pattern})$")) {
             Ok(expression) => expression.is_match(module),
-            Err(_) => refuse!("{CONFIG} has the {patterns} `{pattern}`, which is no regular expression"),
+            Err(_) => refuse!("{CONFIG} has the {patterns} `{pattern}`, which is not a regular expression"),
         };
         if !names {
             continue;
@@ -322,7 +322,7 @@ fn alpha_of(described: &Value, module: &str, rank: usize) -> Result<f64, UserErr
         None => 8.0,
         Some(found) => match found.as_f64() {
             Some(alpha) => alpha,
-            None => refuse!("{CONFIG} has the lora_alpha {found} for `{module}`, which is no number"),
+            None => refuse!("{CONFIG} has the lora_alpha {found} for `{module}`, which is not a number"),
         },
     };
     let ranked = described["use_rslora"].as_bool().unwrap_or(false);

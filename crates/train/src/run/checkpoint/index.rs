@@ -53,7 +53,10 @@ impl Index {
                     [Component::Normal(file)] if file == part.file.as_str()
                 );
                 if !is_beside {
-                    return Err(format!("`{name}` would lie in {:?}, which is no file beside it", part.file));
+                    return Err(format!(
+                        "`{name}` would lie in {:?}, which is not a file beside it",
+                        part.file
+                    ));
                 }
                 let next = end.checked_add(part.len).filter(|_| part.start == end);
                 end = next.ok_or_else(|| format!("the parts of `{name}` do not follow one another"))?;
@@ -155,10 +158,10 @@ mod tests {
         }
         assert!(whole.read_range("b", 5..7, &mut [0; 4]).is_err());
 
-        let broken = |parts: &[Tensor], said: &str| {
+        let broken = |parts: &[Tensor], expected: &str| {
             file(folder.path(), &names[1], parts);
             let error = open().unwrap_err().to_string();
-            assert!(error.contains(&names[1]) && error.contains(said), "{error}");
+            assert!(error.contains(&names[1]) && error.contains(expected), "{error}");
         };
         broken(&rest[..1], "it has no `a`");
         broken(
@@ -179,13 +182,13 @@ mod tests {
             ("/b/parts/1/len", json!(usize::MAX), "do not follow one another"),
             ("/b/shape", json!([usize::MAX, 2]), "are not the whole of"),
             ("/b/parts", json!([]), "are not the whole of [2, 3]"),
-            ("/b/parts/0/file", json!("../state"), "is no file beside it"),
+            ("/b/parts/0/file", json!("../state"), "is not a file beside it"),
         ];
-        for (at, value, said) in cases {
+        for (at, value, expected) in cases {
             let mut tensors = two_files();
             *tensors.pointer_mut(at).unwrap() = value;
-            let told = index(tensors).unwrap_err();
-            assert!(told.contains("`b`") && told.contains(said), "{at}: {told}");
+            let error = index(tensors).unwrap_err();
+            assert!(error.contains("`b`") && error.contains(expected), "{at}: {error}");
         }
     }
 }

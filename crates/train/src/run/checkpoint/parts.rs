@@ -3,7 +3,7 @@
 //! Rank 0 creates the folder and lets the others begin. Every rank writes and flushes its part and reports its size and hash;
 //! when all have reported, rank 0 writes the index, renames the folder and writes the marker. Each rank also reports its position
 //! in the data it reads, and rank 0 merges these into one cursor. A failure on any rank fails the save on all ranks, and rank 0
-//! removes its remains. The writer threads make collective calls of their own, beside those of the training loop.
+//! removes its remains. The writer threads make collective calls of their own, separate from those of the training loop.
 //!
 //! State that is replicated must have the same bits on all ranks. With every save a rank also hashes what another rank is about
 //! to write, a different rank each time, and rank 0 compares the hashes: every replica is checked once in as many saves as there
@@ -197,7 +197,9 @@ impl Together {
 
     /// Removes the checkpoints that need not stay, once one is complete.
     fn tidy(&self, checkpoints: &Path, step: u64, kept: &Retention, watch: Watch) -> EndMessage {
-        EndMessage::Saved(retention::apply(checkpoints, step, kept, watch).err().map(|error| error.to_string()))
+        EndMessage::Saved(
+            retention::apply(checkpoints, step, kept, watch).err().map(|error| error.to_string()),
+        )
     }
 
     /// Describes a tensor that differs between its replicas, if there is one.
@@ -238,12 +240,13 @@ impl Together {
     /// Sends rank 0's message to every rank.
     fn of_first<T: Serialize + DeserializeOwned>(&self, make: impl FnOnce() -> T) -> Result<T, Unsaved> {
         let bytes = if self.rank == 0 { message::write(&make()) } else { vec![] };
-        message::read(&self.calls.broadcast(CHANNEL, &bytes).map_err(gone)?).map_err(unread)
+        message::read(&self.calls.broadcast(CHANNEL, &bytes).map_err(disconnected)?).map_err(unreadable)
     }
 
     /// Every rank's message, in order of ranks.
     fn gather<T: Serialize + DeserializeOwned>(&self, own: &T) -> Result<Vec<T>, Unsaved> {
-        message::read_all(&self.calls.gather(CHANNEL, &message::write(own)).map_err(gone)?).map_err(unread)
+        message::read_all(&self.calls.gather(CHANNEL, &message::write(own)).map_err(disconnected)?)
+            .map_err(unreadable)
     }
 }
 
@@ -262,12 +265,12 @@ fn hashes(tensors: &[Tensor]) -> Hashes {
     tensors.iter().map(|tensor| (tensor.name.to_string(), xxh3_64(tensor.bytes))).collect()
 }
 
-fn unread(failure: Failure) -> Unsaved {
+fn unreadable(failure: Failure) -> Unsaved {
     Unsaved::Failed(io::Error::other(failure))
 }
 
 /// The run has failed, and this process is about to end.
-fn gone(failure: flatout_world::Failure) -> Unsaved {
+fn disconnected(failure: flatout_world::Failure) -> Unsaved {
     Unsaved::Failed(io::Error::other(failure.sentence))
 }
 
@@ -417,7 +420,10 @@ mod tests {
         assert_eq!(open(&found.path).unwrap().0.cursor, whole);
         let outcomes = saved_at(dir, 6, copy, |rank| known_by(rank, if rank == 2 { 41 } else { 40 }));
         assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{outcomes:?}");
-        assert!(outcomes[0].starts_with("unequal: rank 2 is at another place in the data than"), "{outcomes:?}");
+        assert!(
+            outcomes[0].starts_with("unequal: rank 2 is at another place in the data than"),
+            "{outcomes:?}"
+        );
         assert_eq!(latest(dir).unwrap().whole, Some(found));
     }
 

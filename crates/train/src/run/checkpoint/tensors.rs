@@ -98,8 +98,8 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 pub fn header(tensors: &[(&str, Dtype, &[usize])], metadata: &[(&str, &str)]) -> io::Result<Vec<u8>> {
     let mut header = serde_json::Map::new();
     if !metadata.is_empty() {
-        let said: BTreeMap<_, _> = metadata.iter().copied().collect();
-        header.insert(METADATA.into(), serde_json::to_value(said)?);
+        let fields: BTreeMap<_, _> = metadata.iter().copied().collect();
+        header.insert(METADATA.into(), serde_json::to_value(fields)?);
     }
     let mut end = 0;
     for (name, dtype, shape) in tensors {
@@ -245,8 +245,7 @@ impl TensorFile {
                 }
                 extents.extend(entry.extents.iter().map(|extent| Extent { file, ..*extent }));
             }
-            entries
-                .insert(name.clone(), Entry { dtype: tensor.dtype, shape: tensor.shape.clone(), extents });
+            entries.insert(name.clone(), Entry { dtype: tensor.dtype, shape: tensor.shape.clone(), extents });
         }
         Ok(TensorFile { files: parts.into_iter().flat_map(|part| part.files).collect(), entries })
     }

@@ -88,13 +88,13 @@ pub fn train_among(
     let (mut left_out, mut notes) = (Vec::new(), 0);
     // Rank 0 opens the data first, so that the others find the tokenisers and caches it made.
     let data = ranks.in_turn(|| {
-        tasks::open(config, Some(run.dir()), &mut |said| match said {
-            OpenEvent::Note(said) => {
+        tasks::open(config, Some(run.dir()), &mut |event| match event {
+            OpenEvent::Note(note) => {
                 notes += 1;
                 ranks.at(0, "opening the data", notes);
-                notice(Notice::Data(said));
+                notice(Notice::Data(note));
             }
-            OpenEvent::LeftOut(said) => left_out.push(said),
+            OpenEvent::LeftOut(note) => left_out.push(note),
         })
     })?;
     laps.lap("data");
@@ -183,7 +183,7 @@ fn train_in(
     let config = &resolved.over(asked);
     if ranks.are_many() && config.data.vision_cache.is_some() {
         return Err(Failure::User(UserError(
-            "`data.vision_cache` is filled by one process so far: leave it out, or train with one rank"
+            "`data.vision_cache` can only be filled by a single process: leave it out, or train with one rank"
                 .into(),
         )));
     }
@@ -192,7 +192,7 @@ fn train_in(
         if divides || config.train.ema > 0.0 {
             let what = if divides { "parameters (switches.shard)" } else { "averages (train.ema)" };
             return Err(Failure::User(UserError(format!(
-                "`samples.prompts` wants a rank that has the whole model, and these ranks divide {what}: leave one of them out"
+                "`samples.prompts` needs a rank with the whole model, and these ranks shard {what}: leave one of them out"
             ))));
         }
     }
@@ -232,7 +232,7 @@ fn train_in(
         "start the same program with the same settings on like hosts",
     )?;
     let config = &resolved.over(asked);
-    let say = &mut |said| notice(Notice::Data(said));
+    let say = &mut |note| notice(Notice::Data(note));
     let tower = vision_cache::prepare(config, &mut *data, Some(run.dir()), device, say)?;
     if tower.is_some() {
         laps.lap("features");
@@ -251,8 +251,9 @@ fn train_in(
         let (_, file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
         check_schema(&compiled.plans, &file)?;
     }
-    let say = &mut |said: String| notice(Notice::Data(said));
-    let scores = reference::by_another(ranks, config, data, run.dir(), layout.as_ref(), device, say)?;
+    let say = &mut |note: String| notice(Notice::Data(note));
+    let scores =
+        reference::score_by_named_model(ranks, config, data, run.dir(), layout.as_ref(), device, say)?;
     laps.lap("data");
     let session = kept.insert(device.session_among(compiled.plans.clone(), &compiled.settled, ranks)?);
     match session.as_cuda() {
@@ -330,13 +331,13 @@ fn train_in(
     // The files beside a model, among them its chat template, exist once the first rank has stored them.
     let samples = ranks.in_turn(|| Samples::open(config, data, shown, run.dir(), ranks.is_first()))?;
     let mut scored = 0;
-    let say = &mut |said: String| {
+    let say = &mut |note: String| {
         scored += 1;
         ranks.at(progress.step, "scoring answers by the reference", scored);
-        notice(Notice::Data(said));
+        notice(Notice::Data(note));
     };
     let scoring = (&mut *session, layout.as_ref());
-    reference::give((ranks, run.dir()), config, data, scoring, scores, !is_resumed, say)?;
+    reference::set_scores((ranks, run.dir()), config, data, scoring, scores, !is_resumed, say)?;
     if config.has_reference() {
         laps.lap("reference");
     }

@@ -192,7 +192,11 @@ impl Trainer<'_, '_, '_> {
             Err(Unsaved::Unequal(why)) => {
                 let failure = Failure::Environment(format!("step {step} is not saved: {why}"));
                 // Ranks learn of this at different steps; rank 0 ends the run when it does.
-                return if wait || self.ranks.is_first() { self.same_on_every_rank(Err(failure)) } else { Ok(()) };
+                return if wait || self.ranks.is_first() {
+                    self.same_on_every_rank(Err(failure))
+                } else {
+                    Ok(())
+                };
             }
             Err(Unsaved::Failed(error)) => {
                 saving.trouble = Some(error.to_string());

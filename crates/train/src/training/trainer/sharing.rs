@@ -143,7 +143,9 @@ impl Trainer<'_, '_, '_> {
             let message = match self.samples_left_out {
                 1..MAX_WARNINGS => format!("nothing is learned from a sample: {words}"),
                 MAX_WARNINGS => {
-                    format!("nothing is learned from {MAX_WARNINGS} samples so far, and no more of them are named")
+                    format!(
+                        "nothing is learned from {MAX_WARNINGS} samples so far, and no more of them are named"
+                    )
                 }
                 _ => continue,
             };

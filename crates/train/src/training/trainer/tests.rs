@@ -153,10 +153,10 @@ fn a_scheduled_checkpoint_waits_for_an_update_that_is_made() {
     let run = trained(&[]);
     assert_eq!(run.saved(), [5, 12, 15, 20, 24]);
     assert_eq!(run.end().skipped, 3);
-    let said = run.warnings();
+    let warnings = run.warnings();
     assert!(
-        said.len() == 2 && said[1] == "step 10 is not finite: 2 updates in a row were left out",
-        "{said:?}"
+        warnings.len() == 2 && warnings[1] == "step 10 is not finite: 2 updates in a row were left out",
+        "{warnings:?}"
     );
 }
 
@@ -173,9 +173,9 @@ fn too_many_go_back_to_the_checkpoint_and_past_the_rows() {
     });
     assert_eq!(run.outcome.as_ref().unwrap().steps, STEPS);
     assert_eq!((run.end().status, run.end().skipped), (Status::Done, 3));
-    let said = run.warnings();
+    let warnings = run.warnings();
     let back = "step 14: 3 updates in a row were not finite: going back to step 10 and on with row 56";
-    assert!(said.len() == 3 && said[2] == back, "{said:?}");
+    assert!(warnings.len() == 3 && warnings[2] == back, "{warnings:?}");
     assert!(run.events.contains(&Event::Resume { step: 10 }));
     let steps = events::steps(&run.events);
     assert_eq!(steps.iter().map(|s| s.step).collect::<Vec<_>>(), (1..=STEPS).collect::<Vec<_>>());

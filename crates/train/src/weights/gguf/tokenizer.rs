@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use flatout_models::library::gguf::{Metadata, Value};
 use serde_json::Value as Json;
 
-/// Facts about tokens that a file has beside their list.
+/// Facts about tokens that a file has in addition to their list.
 pub struct Frame {
     /// Rows of the embedding, which may exceed the tokeniser's number of tokens.
     pub rows: usize,
@@ -145,7 +145,7 @@ fn merges(model: &Json) -> Result<Vec<[String; 2]>, String> {
     all.iter()
         .map(pair)
         .collect::<Option<_>>()
-        .ok_or_else(|| "its tokeniser has a merge that is no pair".into())
+        .ok_or_else(|| "its tokeniser has a merge that is not a pair".into())
 }
 
 /// A pre-tokenisation rule of llama.cpp, and its form in a `tokenizer.json`.
@@ -256,7 +256,7 @@ fn scores(file: &Json, merges: &[[String; 2]], tokens: &[String]) -> Result<Vec<
         let token = pair.concat();
         let first = *made.entry(token.clone()).or_insert(place);
         if first < last {
-            return Err(unequal(format!("{token:?} is made by merges that are apart")));
+            return Err(unequal(format!("{token:?} is made by merges that are not consecutive")));
         }
         last = first;
         *count.entry(token).or_default() += 1;
@@ -264,7 +264,7 @@ fn scores(file: &Json, merges: &[[String; 2]], tokens: &[String]) -> Result<Vec<
     let incomplete =
         count.iter().filter(|(token, listed)| pairs(token) != **listed).map(|(token, _)| token).min();
     if let Some(token) = incomplete {
-        return Err(unequal(format!("{token:?} could be made of others as well")));
+        return Err(unequal(format!("{token:?} can be merged from other tokens as well")));
     }
     // Added tokens are matched before anything is merged.
     let added =
@@ -274,7 +274,7 @@ fn scores(file: &Json, merges: &[[String; 2]], tokens: &[String]) -> Result<Vec<
         |token: &&String| !made.contains_key(*token) && !added.contains(token.as_str()) && pairs(token) > 0;
     let unmade = vocabulary.keys().find(is_unmade);
     if let Some(token) = unmade {
-        return Err(unequal(format!("{token:?} is made by none")));
+        return Err(unequal(format!("{token:?} is made by no merge")));
     }
     let score = |token: &String| made.get(token).map_or(0.0, |place| -(*place as f32));
     Ok(tokens.iter().map(score).collect())
@@ -514,11 +514,17 @@ mod tests {
         let mut incomplete = sentence_piece();
         incomplete["model"]["merges"] = json!(["a b", "b b", "ab b"]);
         assert!(
-            describe(&incomplete, &frame).unwrap_err().contains("\"abb\" could be made of others as well")
+            describe(&incomplete, &frame)
+                .unwrap_err()
+                .contains("\"abb\" can be merged from other tokens as well")
         );
         let mut apart = sentence_piece();
         apart["model"]["merges"] = json!(["ab b", "a b", "b b", "a bb"]);
-        assert!(describe(&apart, &frame).unwrap_err().contains("\"abb\" is made by merges that are apart"));
+        assert!(
+            describe(&apart, &frame)
+                .unwrap_err()
+                .contains("\"abb\" is made by merges that are not consecutive")
+        );
         let mut spaceless = sentence_piece();
         spaceless["normalizer"] = json!(null);
         spaceless["pre_tokenizer"] = json!(null);

@@ -129,10 +129,16 @@ impl Module {
     /// The tensors of an adapter as stored in a file, in our order.
     pub fn tensors(&self, rank: usize, dora: bool) -> Vec<FileTensor> {
         let [out, inner] = self.dims;
-        let file_tensor =
-            |name: &'static str, dims: &[usize], turned: bool| FileTensor { name, dims: dims.to_vec(), turned };
+        let file_tensor = |name: &'static str, dims: &[usize], turned: bool| FileTensor {
+            name,
+            dims: dims.to_vec(),
+            turned,
+        };
         if self.is_table() {
-            return vec![file_tensor(TABLE[1], &[inner, rank], true), file_tensor(TABLE[0], &[rank, out], true)];
+            return vec![
+                file_tensor(TABLE[1], &[inner, rank], true),
+                file_tensor(TABLE[0], &[rank, out], true),
+            ];
         }
         let mut all =
             vec![file_tensor(LINEAR[0], &[rank, inner], false), file_tensor(LINEAR[1], &[out, rank], false)];
@@ -141,7 +147,13 @@ impl Module {
     }
 
     /// The location of a part in a tensor; `None` if it is the whole tensor unchanged.
-    pub fn place(&self, part: &WeightRows, file_tensor: &FileTensor, ours: &str, theirs: &str) -> Option<Stored> {
+    pub fn place(
+        &self,
+        part: &WeightRows,
+        file_tensor: &FileTensor,
+        ours: &str,
+        theirs: &str,
+    ) -> Option<Stored> {
         // All parts share A; of the other tensors each part has its own rows.
         match self.is_joint() && file_tensor.name != LINEAR[0] {
             true => {

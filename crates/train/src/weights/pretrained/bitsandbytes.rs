@@ -66,7 +66,7 @@ pub fn settings(config: &Value) -> Result<Option<Settings>, String> {
     let storage = of("bnb_4bit_quant_storage", "uint8");
     if storage != "uint8" {
         return Err(format!(
-            "its `{FIELD}` keeps codes as {storage} (bnb_4bit_quant_storage), and uint8 is read"
+            "its `{FIELD}` keeps codes as {storage} (bnb_4bit_quant_storage), and only uint8 is supported"
         ));
     }
     Ok(Some(Settings { nested: is_set("bnb_4bit_use_double_quant") }))
@@ -84,7 +84,7 @@ struct Tensor {
     name: String,
 }
 
-/// The parts of a weight beside its codes.
+/// The parts of a weight in addition to its codes.
 #[derive(Clone, Debug)]
 pub struct Parts {
     elements: usize,
@@ -112,7 +112,7 @@ impl Parts {
     }
 }
 
-/// The parts beside the codes at a location, all checked against their weight.
+/// The parts that accompany the codes at a location, all checked against their weight.
 pub fn parts(
     weights: &Weights,
     found: &BTreeMap<String, usize>,
@@ -129,7 +129,7 @@ pub fn parts(
         );
     }
     if found.contains_key(&format!("{name}{FP4_STATE}")) {
-        refuse!("{path}: `{name}` is in fp4, and nf4 is read: take a checkpoint in nf4");
+        refuse!("{path}: `{name}` is in fp4, and only nf4 is supported: take a checkpoint in nf4");
     }
     let part = |end: &str| match found.get_key_value(&format!("{name}{end}")) {
         Some((name, file)) => Ok(Tensor { file: *file, name: name.clone() }),
@@ -139,7 +139,7 @@ pub fn parts(
     let is = |key: &str, wanted: Value| match &state[key] {
         found if *found == wanted => Ok(()),
         Value::Null => refuse!("{path}: the description of `{name}` lacks `{key}`"),
-        found => refuse!("{path}: `{name}` is quantised with {key} {found}, and {wanted} is read"),
+        found => refuse!("{path}: `{name}` is quantised with {key} {found}, and only {wanted} is supported"),
     };
     is("quant_type", "nf4".into())?;
     is("blocksize", BLOCK.into())?;
@@ -211,7 +211,7 @@ fn described(weights: &Weights, part: &Tensor) -> Result<Value, UserError> {
     let (path, file) = weights.numbered(part.file);
     let (path, entry) = (path.display(), &file.entries()[&part.name]);
     if entry.dtype != Dtype::U8 || entry.bytes() > MAX_STATE_BYTES {
-        refuse!("{path}: `{}` is no description of a weight", part.name);
+        refuse!("{path}: `{}` is not the description of a weight", part.name);
     }
     match serde_json::from_slice(&bytes(weights, part)?) {
         Ok(value) => Ok(value),

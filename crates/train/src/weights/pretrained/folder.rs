@@ -150,7 +150,7 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
     }
     for (tensor, shard) in claimed.iter().flatten() {
         if found.get(tensor).is_none_or(|number| files[*number] != *shard) {
-            refuse!("{INDEX} in {} says that {shard} has `{tensor}`, and it has not", folder.display());
+            refuse!("{INDEX} in {} says that {shard} has `{tensor}`, but it does not", folder.display());
         }
     }
     let mut weights = Weights::of_files(opened);
@@ -168,8 +168,8 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
             continue;
         }
         let others = published.other_names(&stored.theirs);
-        let there = [&stored.theirs].into_iter().chain(&others).find_map(|name| found.get_key_value(name));
-        let Some((name, number)) = there else {
+        let present = [&stored.theirs].into_iter().chain(&others).find_map(|name| found.get_key_value(name));
+        let Some((name, number)) = present else {
             if !published.may_lack(&stored.theirs) {
                 missing.push(stored.theirs);
             }
@@ -207,7 +207,7 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
     }
     missing.dedup();
     if !missing.is_empty() {
-        refuse!("{} lacks {} of the model its {CONFIG} describes", folder.display(), some(&missing));
+        refuse!("{} lacks {} of the model its {CONFIG} describes", folder.display(), listed(&missing));
     }
     unused.retain(|name| !published.is_redundant(name));
     let all = unused.len();
@@ -215,7 +215,11 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
     weights.of_images = all - unused.len();
     if !unused.is_empty() {
         let unused: Vec<String> = unused.into_iter().cloned().collect();
-        refuse!("{} has {}, which the model its {CONFIG} describes has not", folder.display(), some(&unused));
+        refuse!(
+            "{} has {}, which the model its {CONFIG} describes has not",
+            folder.display(),
+            listed(&unused)
+        );
     }
     Ok(weights)
 }
@@ -250,7 +254,7 @@ fn weight_map(index: &Path) -> Result<BTreeMap<String, String>, UserError> {
     let mut files = BTreeMap::new();
     for (tensor, file) in map {
         let Some(file) = file.as_str() else {
-            refuse!("{}: the file of `{tensor}` is {file}, and wants to be a name", index.display());
+            refuse!("{}: the file of `{tensor}` is {file}, and must be a name", index.display());
         };
         let parts: Vec<Component<'_>> = Path::new(file).components().collect();
         let beside = matches!(parts.as_slice(), [Component::Normal(name)] if *name == file);
@@ -279,7 +283,7 @@ pub fn without_weights(files: &[&str]) -> String {
 }
 
 /// The first few names, and the number of the others.
-fn some(names: &[String]) -> String {
+fn listed(names: &[String]) -> String {
     let shown: Vec<String> = names.iter().take(3).map(|name| format!("`{name}`")).collect();
     match names.len() - shown.len() {
         0 => shown.join(", "),

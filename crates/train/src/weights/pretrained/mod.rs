@@ -107,7 +107,7 @@ impl Source {
         }
         match step.parse() {
             Ok(step) => Ok(Some(Source::Run { dir: dir.into(), step: Some(step) })),
-            Err(_) => refuse!("{text} wants a step or `best` after the @, and `{step}` is neither"),
+            Err(_) => refuse!("{text} needs a step or `best` after the @, and `{step}` is neither"),
         }
     }
 

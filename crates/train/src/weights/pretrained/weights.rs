@@ -43,7 +43,7 @@ pub struct TensorLocation {
     pub within: Option<Stored>,
     /// The hash that its bytes must have, if it is known.
     pub expect: Option<String>,
-    /// The parts beside the tensor, if it holds NF4 codes.
+    /// The parts that accompany the tensor, if it holds NF4 codes.
     pub nf4: Option<Parts>,
 }
 
