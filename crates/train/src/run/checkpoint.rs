@@ -158,8 +158,8 @@ fn commit(checkpoints: &Path, record: &Record, watch: Watch) -> io::Result<PathB
     Ok(folder)
 }
 
-/// Removes the remains of a save that failed. The disk may be full, perhaps only since the marker. Remains that cannot be removed
-/// now are removed at the next start.
+/// Removes the remains of a save that failed. The disk may be full, even if only the marker did not fit. Remains that cannot be
+/// removed now are removed at the next start.
 fn discard(checkpoints: &Path, step: u64) {
     let _ = fs::remove_dir_all(partial_path(checkpoints, step));
     let folder = folder_path(checkpoints, step);

@@ -29,7 +29,7 @@ pub struct Batch {
     pub lane: usize,
     /// The plan's inputs by name, except `rng`, which the update sets.
     pub tensors: Vec<(&'static str, HostTensor)>,
-    /// The global index of each sample, which is the counter of its dropout.
+    /// The global index of each sample, which is part of the key of its dropout.
     pub samples: Vec<u64>,
     /// The example of each target, where answers are evaluated; `None` where there is no target.
     pub answers: Vec<Option<u32>>,
