@@ -276,7 +276,7 @@ fn a_folder_says_what_its_adapter_is() {
     assert!(sentence(&["adapter.rank=8"]).contains("`adapter.rank` is 8 and the adapter in"));
     assert!(sentence(&["adapter.kind=dora"]).contains("leave it out"));
     let nowhere = config_from(Path::new("no/such/folder"), &[]).expect_err("a refusal").0;
-    assert!(nowhere.contains("`adapter.from` wants a folder with an adapter in PEFT's layout"), "{nowhere}");
+    assert!(nowhere.contains("`adapter.from` needs a folder with an adapter in PEFT's layout"), "{nowhere}");
 }
 
 /// The library divides alpha by the rank in the config: a rank that differs from the tensors' is refused.

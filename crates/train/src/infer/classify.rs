@@ -117,7 +117,7 @@ pub fn logits(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Res
 fn check(loaded: &Loaded, longest: usize) -> Result<(), UserError> {
     let (dir, positions) = (loaded.dir.display(), loaded.positions);
     if loaded.config.model.decoder().head != Head::Classes {
-        refuse!("{dir} has no head of classes: it predicts text; flatout generate asks it for some");
+        refuse!("{dir} has no head of classes: it predicts text; use flatout generate");
     }
     if longest > positions {
         refuse!(

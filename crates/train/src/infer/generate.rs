@@ -320,7 +320,7 @@ fn predicts_tokens(loaded: &Loaded) -> Result<(), UserError> {
         refuse!("{place} reads images and predicts no text");
     }
     if model.classes().is_some() {
-        refuse!("{place} predicts classes, not text: flatout eval --predict FILE asks it for some");
+        refuse!("{place} predicts classes, not text: use flatout eval --predict FILE");
     }
     if model.as_decoder().is_some_and(|d| d.attention == Attention::Bidirectional) {
         refuse!("{place} sees both ways (model.attention), so it has no next token to continue a text with");

@@ -179,7 +179,7 @@ fn kept_in_four_bits(config: &Config, target: &Target) -> Option<Compiled> {
     compiled.settled.choose(
         BASE.name,
         Base::Nf4.name(),
-        "in bf16 the frozen base does not fit; losses are other ones than with base=bf16",
+        "the frozen base does not fit in bf16; losses differ from those with base=bf16",
     );
     Some(compiled)
 }

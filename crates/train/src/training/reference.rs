@@ -201,7 +201,7 @@ fn stored(
         return Ok(None);
     }
     Err(Failure::User(UserError(format!(
-        "{} is not there, and the model it is of has been trained on since: restore the file, or begin a new run",
+        "{} is not there, and the model that gave its scores has been trained since: restore the file, or begin a new run",
         path.display()
     ))))
 }

@@ -66,7 +66,7 @@ pub fn prepare(
         say(format!("features of {} images go to {}: {}", missing.len(), folder.display(), economy.words()));
         say(economy.decision());
         let mut writer = CacheWriter::enter(folder, &format, PartSize::default(), &mut || {
-            say(format!("another process writes features to {}, and is waited for", folder.display()))
+            say(format!("another process writes features to {}; waiting for it", folder.display()))
         })?;
         // The process that held the folder may have computed them.
         let missing = writer.cache().missing(&wanted)?;

@@ -61,8 +61,8 @@ pub fn of(config: &Config, model: &Graph) -> Result<Vec<Adapter>, UserError> {
         }
         if asked.kind == AdapterKind::Dora && is_end(weight) {
             refuse!(
-                "`adapter.paths` names {weight}, and `adapter.kind` is dora: beside the embedding and the head adapters are \
-                 LoRA's, give adapter.kind=lora or leave it out"
+                "`adapter.paths` names {weight}, and `adapter.kind` is dora: the embedding and the head can only have LoRA \
+                 adapters: give adapter.kind=lora, or leave it out"
             );
         }
         let slot = &slot_beside(model, weight).expect("a weight of the model").path;

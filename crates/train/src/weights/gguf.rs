@@ -64,8 +64,10 @@ pub fn export(loaded: &mut Loaded, wanted: &Gguf) -> Result<Exported, Failure> {
         |dir: &Path, why: String| UserError(format!("{} cannot be exported to GGUF: {why}", dir.display()));
     let dir = loaded.dir.clone();
     let Some(decoder) = loaded.config.model.as_decoder() else {
-        let why =
-            format!("`model.kind` is {}, and GGUF files are written of decoders", loaded.config.model.kind());
+        let why = format!(
+            "`model.kind` is {}, and only decoders can be written to GGUF files",
+            loaded.config.model.kind()
+        );
         return Err(refused(&dir, why).into());
     };
     let model = DecoderConfig { context: loaded.positions, ..decoder.clone() };

@@ -93,7 +93,7 @@ impl Peft {
             };
             if is_dora && is_end(&module.parts[0].weight) {
                 refuse!(
-                    "{} has `{first}`, and its use_dora is true: beside the embedding and the head LoRA is read",
+                    "{} has `{first}`, and its use_dora is true: the embedding and the head can only have LoRA adapters",
                     path.display()
                 );
             }
@@ -161,7 +161,7 @@ impl Peft {
         }
         if described["ensure_weight_tying"] == true && found.iter().any(|found| is_end(&found.weight)) {
             refuse!(
-                "{CONFIG} has ensure_weight_tying true beside adapters of the embedding or the head, which are apart here"
+                "{CONFIG} has ensure_weight_tying true and adapters of the embedding or the head, which this model does not tie"
             );
         }
         if let Some(name) = unused.first() {
@@ -248,7 +248,7 @@ fn named(weight: &str, rank: usize, dora: bool) -> Adapter {
 fn read_config(path: &Path) -> Result<Value, UserError> {
     let shown = path.display();
     let bytes = fs::read(path).map_err(|error| {
-        UserError(format!("`adapter.from` wants a folder with an adapter in PEFT's layout: {shown}: {error}"))
+        UserError(format!("`adapter.from` needs a folder with an adapter in PEFT's layout: {shown}: {error}"))
     })?;
     let value: Value =
         serde_json::from_slice(&bytes).map_err(|error| UserError(format!("{shown} is not JSON: {error}")))?;
@@ -335,7 +335,7 @@ fn check(path: &Path, file: &TensorFile, name: &str, dims: &[usize]) -> Result<(
     };
     if entry.shape != dims || !matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
         refuse!(
-            "{}: `{name}` is {} {:?}, and {dims:?} of F32, F16 or BF16 is what the model wants",
+            "{}: `{name}` is {} {:?}, and the model needs {dims:?} in F32, F16 or BF16",
             path.display(),
             entry.dtype,
             entry.shape

@@ -132,7 +132,7 @@ impl Generator {
         if !given.is_empty() {
             let fits = |tower: &Tower| given.iter().all(|picture| tower.fits(picture));
             let Some(tower) = self.reader.tower.as_mut().filter(|tower| fits(tower)) else {
-                refuse!("the prompt has an image that this model does not see, or one that is too large");
+                refuse!("the prompt has an image that this model cannot read, or one that is too large");
             };
             pictures = given.into_iter().map(|picture| tower.add(picture)).collect();
             fresh.images.iter_mut().for_each(|placed| placed.picture = pictures[placed.picture]);

@@ -275,7 +275,7 @@ fn frame_tower(loaded: &Loaded) -> Result<&FoveaConfig, UserError> {
     match (loaded.config.model.as_fovea(), loaded.config.model.has_tower()) {
         (Some(tower), _) => Ok(tower),
         (None, true) => refuse!("{place} sees images of any size and no frames: give them with --image"),
-        (None, false) => refuse!("{place} has no tower and looks at no frames beside a text: leave them out"),
+        (None, false) => refuse!("{place} has no tower, so it cannot read frames: leave them out"),
     }
 }
 

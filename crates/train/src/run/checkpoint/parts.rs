@@ -226,7 +226,7 @@ impl Together {
         let known: Vec<Value> = reports.iter().map(|report| report.cursor.clone()).collect();
         merged(&known).map_err(|rank| {
             format!(
-                "{} is at another place in the data than the ranks before it, and all ranks must be at one: the memory of one of \
+                "{} is at another position in the data than the ranks before it, and all must be at the same one: the memory of one of \
                  them was corrupted",
                 self.names[rank]
             )
@@ -421,7 +421,7 @@ mod tests {
         let outcomes = saved_at(dir, 6, copy, |rank| known_by(rank, if rank == 2 { 41 } else { 40 }));
         assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{outcomes:?}");
         assert!(
-            outcomes[0].starts_with("unequal: rank 2 is at another place in the data than"),
+            outcomes[0].starts_with("unequal: rank 2 is at another position in the data than"),
             "{outcomes:?}"
         );
         assert_eq!(latest(dir).unwrap().whole, Some(found));

@@ -215,7 +215,7 @@ fn train_in(
     if has_its_lanes && is_begun && resolved.capacities != compiled.capacities {
         return Err(Failure::User(UserError(
             "the plans of this run have other capacities than those it began with (resolved.toml): the version that began \
-             it lays examples out otherwise; go on with that one"
+             it lays examples out differently; continue with that version"
                 .into(),
         )));
     }
@@ -229,7 +229,7 @@ fn train_in(
     ranks.check_equal(
         "the plans",
         || compiled.plans.to_string(),
-        "start the same program with the same settings on like hosts",
+        "start the same program with the same settings on hosts of the same kind",
     )?;
     let config = &resolved.over(asked);
     let say = &mut |note| notice(Notice::Data(note));

@@ -184,8 +184,9 @@ impl Trainer<'_, '_, '_> {
                 self.skips.rollbacks = 0;
                 self.emit(Event::Saved { step, path })?;
                 if let Some(error) = saved.untidy {
-                    let message =
-                        format!("step {step} is saved, but older checkpoints are not in order: {error}");
+                    let message = format!(
+                        "step {step} is saved, but older checkpoints could not be tidied up: {error}"
+                    );
                     self.emit(Event::Warning { message })?;
                 }
             }

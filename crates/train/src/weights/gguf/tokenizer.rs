@@ -312,7 +312,7 @@ fn space_prefix(file: &Json) -> Result<bool, String> {
     }
     match other {
         Some(kind) => {
-            Err(format!("its tokeniser has a {kind}, which SentencePiece's tokeniser in llama.cpp has not"))
+            Err(format!("its tokeniser has a {kind}, which SentencePiece's tokeniser in llama.cpp lacks"))
         }
         None if !replaces => Err("its tokeniser does not spell spaces as SentencePiece does".into()),
         None => Ok(prepends),

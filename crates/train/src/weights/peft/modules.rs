@@ -84,10 +84,7 @@ pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<Module>, String> {
             _ if is_of_tower(&stored.ours) => continue,
             Within::Rows(rows) => rows.clone(),
             _ => {
-                return Err(format!(
-                    "`{}` is part of `{}` there, or lies the other way round",
-                    stored.ours, stored.theirs
-                ));
+                return Err(format!("`{}` is part of `{}` there, or transposed", stored.ours, stored.theirs));
             }
         };
         let name = stored.theirs.strip_suffix(".weight").unwrap_or(&stored.theirs).to_string();

@@ -124,8 +124,8 @@ pub fn parts(
     let path = weights.file(codes).0.display();
     if !stored.is_whole() || stored.dims.len() != 2 {
         refuse!(
-            "{path}: `{name}` is quantised and holds several weights or other than rows of a linear layer, which is read only of \
-             weights that are not quantised"
+            "{path}: `{name}` is quantised and holds several weights or something other than rows of a linear layer, which is \
+             supported only for weights that are not quantised"
         );
     }
     if found.contains_key(&format!("{name}{FP4_STATE}")) {

@@ -182,7 +182,7 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
         if let Some(settings) = settings.filter(|_| file.entries()[name].dtype == Dtype::U8) {
             if !linear.contains(&stored.ours) {
                 refuse!(
-                    "{}: `{name}` is quantised, and only weights of linear layers are read so: take a checkpoint that keeps it \
+                    "{}: `{name}` is quantised, and only weights of linear layers may be: take a checkpoint that keeps it \
                      as it was (llm_int8_skip_modules)",
                     path.display()
                 );
@@ -215,11 +215,7 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
     weights.of_images = all - unused.len();
     if !unused.is_empty() {
         let unused: Vec<String> = unused.into_iter().cloned().collect();
-        refuse!(
-            "{} has {}, which the model its {CONFIG} describes has not",
-            folder.display(),
-            listed(&unused)
-        );
+        refuse!("{} has {}, which the model its {CONFIG} describes lacks", folder.display(), listed(&unused));
     }
     Ok(weights)
 }
@@ -228,7 +224,11 @@ fn check(weights: &Weights, place: &TensorLocation, shape: &[usize]) -> Result<(
     let (path, file) = weights.file(place);
     let (entry, name) = (&file.entries()[&place.name], &place.name);
     if !matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
-        refuse!("{}: `{name}` holds {}, and F32, F16 and BF16 are read", path.display(), entry.dtype);
+        refuse!(
+            "{}: `{name}` holds {}, and only F32, F16 and BF16 are supported",
+            path.display(),
+            entry.dtype
+        );
     }
     if entry.shape != shape {
         refuse!(

@@ -154,7 +154,7 @@ impl Hub {
         let has = |file: &str| files.iter().any(|listed| listed == file);
         if !has("config.json") {
             refuse!(
-                "{name} on {} has no config.json: it is not a model in the layout that is read",
+                "{name} on {} has no config.json: it is not a model in the Hugging Face layout",
                 self.endpoint
             );
         }

@@ -305,7 +305,7 @@ pub fn check(config: &Config, watch: Watch<'_>) -> Result<(), UserError> {
         && config.model.as_decoder().is_some()
         && has_library
     {
-        refuse!("the model of {from} can be exported, and what this run would make of it could not: {why}");
+        refuse!("the model of {from} can be exported, but the model of this run could not: {why}");
     }
     if let Some(path) = opened
         .description
