@@ -142,7 +142,7 @@ fn any_split_of_a_step_gives_its_gradients_and_its_update() {
 }
 
 #[test]
-fn dropout_and_weights_are_not_idle() {
+fn dropout_and_weights_have_an_effect() {
     let sums = |dropout: f64, change: fn(&mut Batch)| {
         let c = model(dropout);
         let mut batch = unequal_rows(&c);
@@ -204,7 +204,7 @@ fn oracle_sums(c: &DecoderConfig, batch: &Batch, rows: usize) -> oracle::Values 
 }
 
 #[test]
-fn packed_documents_give_what_rows_of_their_own_give() {
+fn packed_documents_give_the_gradients_of_separate_rows() {
     let c = model(0.0);
     let lengths = [5, 7, 12, 1, 8, 3, 4, 4, 4];
     let full = unequal_rows(&c);

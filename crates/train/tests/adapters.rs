@@ -254,7 +254,7 @@ fn ten_steps_of_dora() {
 }
 
 #[test]
-fn a_folder_says_what_its_adapter_is() {
+fn a_folder_describes_its_adapter() {
     let section = |name: &str| config_from(&fixture(name), &[]).expect("a config").adapter;
     let all = section("lora");
     assert_eq!((all.kind, all.rank, all.alpha, all.groups.0.len()), (AdapterKind::Lora, 4, Some(8.0), 0));
@@ -332,7 +332,7 @@ fn small(more: &[&str]) -> Config {
 const SOME: &str = "['**.wq','**.wo','layers.0.ffn.up']";
 
 /// Trains a base and adapters for it, exports both ways, and begins new runs from the exports.
-fn leaves_and_comes_back(kind: &str, paths: &str, tied: bool) {
+fn is_exported_and_read_back(kind: &str, paths: &str, tied: bool) {
     let scratch = tempfile::tempdir().expect("a folder");
     let at = |name: &str| scratch.path().join(name);
     let is_tied = format!("model.tied={tied}");
@@ -418,19 +418,19 @@ fn leaves_and_comes_back(kind: &str, paths: &str, tied: bool) {
 }
 
 #[test]
-fn lora_leaves_and_comes_back() {
-    leaves_and_comes_back("lora", SOME, true);
+fn lora_is_exported_and_read_back() {
+    is_exported_and_read_back("lora", SOME, true);
 }
 
 #[test]
-fn lora_at_both_ends_leaves_and_comes_back() {
-    leaves_and_comes_back("lora", "['**.wq','embed','head']", false);
-    leaves_and_comes_back("lora", "['**.wq','embed','head']", true);
+fn lora_at_both_ends_is_exported_and_read_back() {
+    is_exported_and_read_back("lora", "['**.wq','embed','head']", false);
+    is_exported_and_read_back("lora", "['**.wq','embed','head']", true);
 }
 
 #[test]
-fn dora_leaves_and_comes_back() {
-    leaves_and_comes_back("dora", SOME, true);
+fn dora_is_exported_and_read_back() {
+    is_exported_and_read_back("dora", SOME, true);
 }
 
 /// Before the first update, adapters change nothing.

@@ -170,7 +170,7 @@ fn evaluation_reads_the_averages() {
 
 /// The exported tensors are the averages, to the bit; and a model that begins from the run begins from them.
 #[test]
-fn the_averages_go_out() {
+fn the_averages_are_exported() {
     let dir = tempfile::tempdir().expect("a folder");
     let (run, to) = (dir.path().join("run"), dir.path().join("hf"));
     train_in(&run, &decoder(&["model.qk_norm=false"]), |_| {});

@@ -139,7 +139,7 @@ fn codes_learn_what_a_full_base_learns() {
 }
 
 #[test]
-fn what_cannot_be_stored_as_codes_is_refused() {
+fn unsupported_bases_are_refused() {
     let refused = |words: &[&str]| {
         let config = small_run::config(words);
         compile::compile(&config, &compile::target()).expect_err("a refusal").to_string()

@@ -57,7 +57,7 @@ fn the_model_of_cifar_has_its_parameters() {
 
 /// Rotations, the sum of the latents' gradients and the slope of their ReLU are not launches of their own.
 #[test]
-fn scores_take_on_what_surrounds_them() {
+fn operations_around_scores_are_fused() {
     let c = BdhConfig { classes: Some(10), ..BdhConfig::default() };
     let graph = build(&c, Form::Images(ImageForm::plain(2)));
     let launches = |fuse_elementwise: bool| {

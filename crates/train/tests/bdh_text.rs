@@ -56,7 +56,7 @@ fn trained(dir: &Path, config: &Config) -> f64 {
 }
 
 #[test]
-fn evaluation_finds_what_the_run_said() {
+fn evaluation_gives_the_loss_of_the_run() {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, precision) in [("wide", "precision=fp32"), ("narrow", "precision=bf16")] {
         let dir = folder.path().join(name);

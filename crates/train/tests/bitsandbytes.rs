@@ -178,7 +178,7 @@ fn runs_begin_from_codes() {
 
 /// A run that dequantises codes reports that, and records the hashes of the parts.
 #[test]
-fn a_run_on_values_says_so() {
+fn a_run_on_dequantised_values_reports_that() {
     let scratch = TempDir::new().expect("a folder");
     let config = config_from(&folder(NESTED), &["train.steps=1"]);
     let compiled = compile::compile(&config, &cpu::target(2)).expect("plans");
@@ -361,7 +361,7 @@ fn changed(change: fn(&mut Value, &mut Tensors)) -> TempDir {
 }
 
 #[test]
-fn every_broken_folder_is_refused_with_a_sentence() {
+fn every_broken_folder_is_refused() {
     let open = |folder: &Path| pretrained::open(&Source::Folder(folder.to_path_buf()), &mut |_| {});
     assert!(open(changed(|_, _| {}).path()).is_ok(), "the folder as it is");
     for (name, change, sentence) in REFUSED {

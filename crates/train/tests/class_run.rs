@@ -185,7 +185,7 @@ fn a_separable_set_is_learned_from_random_weights() {
 
 /// A model can be exported to a folder and read back with the same classes, and a run can begin from it or from a language model.
 #[test]
-fn a_head_of_classes_goes_out_and_comes_back() {
+fn a_class_head_is_exported_and_read_back() {
     let scratch = tempfile::tempdir().expect("a folder");
     let at = |name: &str| scratch.path().join(name);
     let held_out = texts(20, 2);
@@ -285,7 +285,7 @@ fn a_head_that_the_source_has_not_is_drawn() {
 
 /// The files of a body have no head: a class head is drawn and exported with it, and a language model is refused.
 #[test]
-fn a_body_without_a_head_is_trained_on_classes_and_goes_out_with_them() {
+fn a_body_without_a_head_is_trained_and_exported_with_a_class_head() {
     let scratch = tempfile::tempdir().expect("a folder");
     let at = |name: &str| scratch.path().join(name);
     let body = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden/families/mistral-body");
@@ -321,7 +321,7 @@ fn a_body_without_a_head_is_trained_on_classes_and_goes_out_with_them() {
 
 /// Nothing is learned, so nothing improves: the run ends when its patience runs out, whether it is interrupted or not.
 #[test]
-fn patience_ends_a_run_and_comes_back_with_it() {
+fn patience_ends_a_run_and_is_restored() {
     let scratch = tempfile::tempdir().expect("a folder");
     let sides = (texts(64, 1), texts(20, 2));
     let words = [

@@ -151,7 +151,7 @@ fn a_body_is_read_under_every_name_its_tensors_have() {
 
 /// Every family trains on pairs, and its export computes what the run does.
 #[test]
-fn runs_from_encoders_go_out_and_come_back() {
+fn runs_from_encoders_are_exported_and_read_back() {
     let scratch = tempfile::tempdir().expect("a folder");
     let device = Device::cpu();
     for (name, class) in [

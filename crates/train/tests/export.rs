@@ -46,7 +46,7 @@ fn json(path: &Path) -> Value {
 }
 
 #[test]
-fn a_run_goes_out_and_comes_back_to_the_bit() {
+fn a_run_is_exported_and_read_back_to_the_bit() {
     let scratch = tempfile::tempdir().expect("a folder");
     let at = |name: &str| scratch.path().join(name);
     for (name, overrides) in [
@@ -243,7 +243,7 @@ fn nothing_is_overwritten_or_left_half_done() {
 }
 
 #[test]
-fn what_lay_beside_an_imported_model_goes_out_with_it() {
+fn files_beside_an_imported_model_are_exported() {
     let scratch = tempfile::tempdir().expect("a folder");
     let (first, base, run, out) = (
         scratch.path().join("first"),

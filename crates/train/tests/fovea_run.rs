@@ -74,7 +74,7 @@ fn exported(run: &Path, to: PathBuf) -> Tensors {
 
 /// `model.from` reads the authors' names, and a run with zero updates writes the same bytes under the same names.
 #[test]
-fn a_checkpoint_comes_in_and_goes_out_to_the_bit() {
+fn a_checkpoint_is_read_and_exported_to_the_bit() {
     let golden = Golden::open(Look::Fine);
     let scratch = tempfile::tempdir().expect("a folder");
     let [source, run, out] = ["source", "run", "out"].map(|name| scratch.path().join(name));
@@ -219,7 +219,7 @@ fn answers_about_frames_are_those_of_the_reference() {
 
 /// A model can be used with first looks alone, and gives other answers.
 #[test]
-fn first_looks_can_be_asked_for() {
+fn a_model_can_be_used_with_first_looks_alone() {
     let fixture = PromptFixture::open();
     let together = fixture.answers(&fixture.prompts, 2, &["model.vision.mode=coarse"]);
     assert_ne!(together, fixture.wanted);

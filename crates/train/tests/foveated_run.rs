@@ -115,7 +115,7 @@ fn losses(steps: &[Step]) -> Vec<f32> {
 }
 
 #[test]
-fn runs_go_on_exactly_with_any_number_of_threads() {
+fn runs_resume_exactly_with_any_number_of_threads() {
     let folder = tempfile::tempdir().expect("a folder");
     let more = [STEPS, "train.batch=8", "checkpoint.every=4", "eval.rows=8", "eval.every=4"];
     let of = |name: &str, extra: &[&str], broken: Option<&Path>| {
@@ -199,7 +199,7 @@ fn shard(path: &Path, frames: usize, broken: bool) {
 }
 
 #[test]
-fn shards_are_mixed_and_a_broken_frame_leaves_its_sample_out() {
+fn shards_are_mixed_and_a_sample_with_a_broken_frame_is_left_out() {
     let folder = tempfile::tempdir().expect("a folder");
     let [videos, texts] = ["v.tar", "t.tar"].map(|name| folder.path().join(name));
     shard(&videos, 3, true);

@@ -85,7 +85,7 @@ fn every_product_of_a_layer_is_in_eight_bits() {
 }
 
 #[test]
-fn what_cannot_run_is_refused_in_a_sentence() {
+fn unsupported_settings_are_refused() {
     let fp8 = config(&["precision=fp8"]);
     let target = device::named("rtx3090", &fp8.switches).expect("a GPU of the table");
     let why = compile(&fp8, &target).expect_err("a refusal").to_string();
@@ -120,7 +120,7 @@ fn timed(target: &Target, plans: &[&Compiled], part: impl Fn(&Size) -> f64) -> T
 /// By the roofline all layers of `pretrain-226m` gain. At the fractions of it that kernels reach on an H200, the product of 768 x
 /// 768 does not save what quantising around it costs.
 #[test]
-fn what_would_lose_stays_in_bf16() {
+fn layers_that_would_lose_stay_in_bf16() {
     let config = pretraining(&[]);
     let target = h200(&config);
     let by_roofline = compile(&config, &target).expect("plans");
@@ -184,7 +184,7 @@ fn nothing_is_chosen_where_nothing_can_be_gained() {
 }
 
 #[test]
-fn names_that_mean_nothing_are_refused_in_a_sentence() {
+fn unknown_layer_names_are_refused() {
     let refused = |word: &str| {
         let why = compile(&config(&["precision=fp8", word]), &compile::target()).expect_err("a refusal");
         why.to_string()

@@ -106,7 +106,7 @@ fn a_description_costs_no_weights() {
 }
 
 #[test]
-fn a_transfer_that_breaks_off_goes_on_where_it_stopped() {
+fn a_broken_transfer_is_continued() {
     let content = files("llama");
     let weights = content.files["model.safetensors"].clone();
     let setup = setup(Content { breaks: 1, ..content });
@@ -119,7 +119,7 @@ fn a_transfer_that_breaks_off_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn what_an_earlier_process_left_is_used_and_checked() {
+fn partial_files_of_an_earlier_process_are_used_and_checked() {
     let content = files("llama");
     let weights = content.files["model.safetensors"].clone();
     for (left, ignores_ranges) in [
@@ -156,7 +156,7 @@ fn a_file_that_does_not_end_where_it_should_is_not_taken() {
 }
 
 #[test]
-fn the_token_goes_to_the_hub_and_to_nobody_else() {
+fn the_token_is_sent_only_to_the_hub() {
     let mut setup = setup(files("llama"));
     setup.hub.token = Some("hf_secret".into());
     setup.get("org/name", Want::Everything).expect("a model");
@@ -174,7 +174,7 @@ fn a_renamed_model_is_found() {
 }
 
 #[test]
-fn what_the_hub_refuses_is_said_in_a_sentence() {
+fn refusals_of_the_hub_are_explained() {
     let mut setup = setup(files("llama"));
     let cases = [
         ("org/gated", "org/gated is gated and no token was sent: accept its terms at http://"),

@@ -102,7 +102,7 @@ fn a_launch_gives_the_bytes_of_the_loader() {
 
 /// With everything that uses random numbers, including mixing.
 #[test]
-fn runs_with_and_without_the_table_have_the_same_bits_and_may_go_on_as_each_other() {
+fn runs_with_and_without_the_table_have_the_same_bits_and_resume_each_other() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("data_batch_1.bin");
     cifar(&file, 40);

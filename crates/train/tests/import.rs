@@ -137,7 +137,7 @@ pub fn reads_in_portions(folder: &Path, tokens: usize) {
 }
 
 #[test]
-fn rows_of_other_lengths_are_tensors_of_their_own() {
+fn rows_of_other_lengths_are_separate_tensors() {
     let folder = folder("llama");
     let all = [vec![1, 2, 3, 4, 5], vec![1, 2, 3], vec![7]];
     let out = tempfile::tempdir().expect("a folder");
@@ -285,7 +285,7 @@ fn a_run_begins_from_a_run_at_any_step() {
 }
 
 #[test]
-fn what_is_frozen_is_loaded_again_by_its_hash() {
+fn frozen_weights_are_reloaded_and_verified_by_hash() {
     let scratch = tempfile::tempdir().expect("a folder");
     let (base, dir, whole) =
         (scratch.path().join("base"), scratch.path().join("run"), scratch.path().join("whole"));
@@ -340,7 +340,7 @@ fn what_is_frozen_is_loaded_again_by_its_hash() {
 }
 
 #[test]
-fn what_is_trained_needs_its_source_no_more() {
+fn a_fully_trained_run_no_longer_needs_its_source() {
     let scratch = tempfile::tempdir().expect("a folder");
     let (first, dir) = (scratch.path().join("first"), scratch.path().join("then"));
     first_run(&first);
@@ -401,7 +401,7 @@ fn with_file(name: &str, file: &str, text: &str) -> tempfile::TempDir {
 }
 
 #[test]
-fn texts_end_where_the_generation_config_says() {
+fn texts_end_as_the_generation_config_says() {
     const FILE: &str = "generation_config.json";
     let stops = |text: &str| {
         Loaded::open(with_file("llama", FILE, text).path(), &[]).map(|loaded| loaded.stops).map_err(|e| e.0)

@@ -269,7 +269,7 @@ fn train_in(config: &Config, dir: &Path, resume: Resume) -> Trained {
 }
 
 #[test]
-fn every_layout_trains_alike_and_says_what_it_computed() {
+fn every_layout_trains_alike_and_reports_what_it_computed() {
     let folder = tempfile::tempdir().expect("a folder");
     let trained: Vec<Trained> = LAYOUTS
         .iter()
@@ -305,7 +305,7 @@ fn every_layout_trains_alike_and_says_what_it_computed() {
 }
 
 #[test]
-fn a_run_on_examples_goes_on_exactly() {
+fn a_run_on_examples_resumes_exactly() {
     let layouts =
         [&["packing=auto"][..], &["length_buckets=on", "micro_batch=4"], &[TREES, "shared_prefix=on"]];
     for layout in layouts {
@@ -374,7 +374,7 @@ fn a_measurement_makes_the_updates_of_the_run() {
 }
 
 #[test]
-fn auto_packs_what_is_unequal_and_leaves_equal_lengths_alone() {
+fn auto_packs_unequal_lengths_and_not_equal_ones() {
     let chosen = |config: &Config, switch: &str| {
         let compiled = compiled(config);
         let prepared = active::Prepared::settled(&compiled.settled);
@@ -400,7 +400,7 @@ fn auto_packs_what_is_unequal_and_leaves_equal_lengths_alone() {
 }
 
 #[test]
-fn what_cannot_be_laid_out_is_said() {
+fn unsupported_layouts_are_refused() {
     let refused = |overrides: &[&str]| {
         let words: Vec<String> = SMALL.iter().chain(overrides).map(|word| word.to_string()).collect();
         let resolved = recipes::resolve("tiny", &[], &words).map_err(|error| error.to_string());

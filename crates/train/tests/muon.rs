@@ -174,7 +174,7 @@ fn merged_weights_are_updated_as_if_apart() {
 }
 
 #[test]
-fn state_is_one_momentum_by_a_name_of_its_own() {
+fn state_is_one_momentum_under_its_own_name() {
     for (state, bytes) in [("fp32", 4), ("bf16", 2)] {
         let config = config(&["optimizer.name=muon", &format!("optimizer.state={state}")]);
         let plans = compile::compile(&config, &cpu::target(2)).expect("plans").plans;
@@ -209,7 +209,7 @@ fn equal_shapes_are_multiplied_together() {
 }
 
 #[test]
-fn what_muon_cannot_train_is_refused() {
+fn settings_that_muon_cannot_train_are_refused() {
     let refused = |words: &[&str]| {
         let config = config(&[&["optimizer.name=muon"], words].concat());
         compile::compile(&config, &cpu::target(2)).expect_err("a refusal").to_string()

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::adapters::f32s;
 use crate::distance::relative;
-use crate::resume::goes_on_exactly;
+use crate::resume::resumes_exactly;
 use crate::small_run::{self, train_in};
 
 const TOKENS: &str = "data.new_tokens=['<tool>','</tool>']";
@@ -107,7 +107,7 @@ fn tables_grow_around_the_mean_of_their_rows() {
 
 /// A fully trained model is exported with its tokens, and runs that begin from the export or from the run have them.
 #[test]
-fn a_model_that_grew_leaves_and_comes_back() {
+fn a_model_that_grew_is_exported_and_read_back() {
     let folder = TestFolder::new(true);
     folder.train("run", &folder.words("base", &[TOKENS, "train.steps=6", "lr=1e-2"]));
     folder.export("run", "out", false);
@@ -134,7 +134,7 @@ fn a_model_that_grew_leaves_and_comes_back() {
 
 /// With adapters the tables are trained in full, exported in PEFT's layout, and imported to the bit.
 #[test]
-fn tables_that_grew_go_out_with_adapters() {
+fn tables_that_grew_are_exported_with_adapters() {
     for tied in [true, false] {
         let folder = TestFolder::new(tied);
         let also = if tied { "adapter.also_train=embed" } else { "adapter.also_train=['embed','head']" };
@@ -178,11 +178,11 @@ fn begun(config: &flatout_train::Config) -> Result<(), String> {
 }
 
 #[test]
-fn runs_that_grow_go_on_exactly() {
+fn runs_that_grow_resume_exactly() {
     let folder = TestFolder::new(true);
     let words =
         folder.words("base", &[TOKENS, "adapter.kind=lora", "adapter.also_train=embed", "precision=bf16"]);
-    goes_on_exactly(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    resumes_exactly(&words.iter().map(String::as_str).collect::<Vec<_>>());
 }
 
 /// Models of labelled texts, whose number of classes comes from the data, can grow too.

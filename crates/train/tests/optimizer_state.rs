@@ -60,7 +60,7 @@ fn losses_stay_near(betas: &str) {
 
 /// Splitting an update and loader threads change no bit of losses or state.
 #[test]
-fn what_is_bitwise_stays_so() {
+fn bitwise_guarantees_hold() {
     for kind in KINDS {
         let of = |more: &[&str]| {
             run(&config(&[&[kind, "model.dropout=0.1", "train.micro_batch=4"], more].concat()))

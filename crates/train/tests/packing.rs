@@ -116,7 +116,7 @@ fn assert_equal(got: &Sums, want: &Sums, what: &str) {
 }
 
 #[test]
-fn tiny_learns_from_packed_documents_what_it_learns_from_each_alone() {
+fn tiny_learns_the_same_from_packed_and_single_documents() {
     let overrides = ["data.document_mask=true", "precision=fp32", "eval.rows=0"].map(String::from);
     let config = recipes::resolve("tiny", &[], &overrides).expect("a config");
     let model = config.model.decoder();

@@ -54,7 +54,7 @@ fn compiled(setting: Option<&str>) -> Option<BTreeMap<String, String>> {
 }
 
 #[test]
-fn every_switch_keeps_fifty_losses_as_its_class_says() {
+fn every_switch_keeps_fifty_losses_within_its_equivalence_class() {
     let default = compiled(None).expect("the default runs");
     let base = losses(None);
     assert!(
@@ -169,7 +169,7 @@ fn a_pass_that_did_not_run_is_noticed() {
 }
 
 #[test]
-fn every_model_compiles_to_what_its_switches_ask_for() {
+fn every_model_compiles_to_its_switches() {
     let models = [
         "norm=rms",
         "norm=layer",

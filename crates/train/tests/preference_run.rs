@@ -82,7 +82,7 @@ fn the_first_loss_is_the_logarithm_of_2() {
 }
 
 /// Trains without a break, copies the directory as it is once a step is saved, and resumes the copy to the end.
-fn goes_on_exactly(overrides: &[&str]) {
+fn resumes_exactly(overrides: &[&str]) {
     let folder = tempfile::tempdir().expect("a folder");
     let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
     let often = ["train.steps=12", "checkpoint.every=6", "checkpoint.keep=3", "eval.every=6"];
@@ -128,15 +128,15 @@ fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn resumed_runs_end_in_the_same_bits() {
-    goes_on_exactly(&["model.dropout=0.1", "train.micro_batch=2"]);
-    goes_on_exactly(&["adapter.kind=lora", "preference.loss=ipo", "precision=bf16"]);
-    goes_on_exactly(&["preference.loss=orpo"]);
-    goes_on_exactly(&["preference.loss=kto", "train.micro_batch=2"]);
+    resumes_exactly(&["model.dropout=0.1", "train.micro_batch=2"]);
+    resumes_exactly(&["adapter.kind=lora", "preference.loss=ipo", "precision=bf16"]);
+    resumes_exactly(&["preference.loss=orpo"]);
+    resumes_exactly(&["preference.loss=kto", "train.micro_batch=2"]);
 }
 
 /// Stored scores equal the computed ones to the bit; a file with scores of other answers, or a missing file, ends the run.
 #[test]
-fn a_run_that_goes_on_reads_the_reference() {
+fn a_resumed_run_reads_the_stored_reference_scores() {
     let folder = tempfile::tempdir().expect("a folder");
     let [one, other] = ["one", "other"].map(|name| folder.path().join(name));
     let config = config(&["train.steps=3", "checkpoint.every=0"]);

@@ -59,7 +59,7 @@ fn writes_what_is_generated(more: &[&str]) {
 }
 
 #[test]
-fn samples_are_what_generate_writes_and_change_no_bit() {
+fn samples_equal_generate_and_change_no_bit() {
     writes_what_is_generated(&[]);
 }
 
@@ -69,12 +69,12 @@ fn samples_are_of_the_average_where_it_is_evaluated() {
 }
 
 #[test]
-fn samples_beside_adapters() {
+fn samples_with_adapters() {
     writes_what_is_generated(&["adapter.kind=lora", "adapter.dropout=0.1", "train.micro_batch=2"]);
 }
 
 #[test]
-fn a_run_that_goes_on_takes_the_same_samples() {
+fn a_resumed_run_takes_the_same_samples() {
     let folder = tempfile::tempdir().unwrap();
     let whole = config(
         &[
@@ -97,7 +97,7 @@ fn a_run_that_goes_on_takes_the_same_samples() {
 }
 
 #[test]
-fn plans_have_room_for_samples_only_where_they_are_asked_for() {
+fn plans_have_capacity_for_samples_only_on_request() {
     let plans = |words: &[&str]| {
         compile::compile(&config(&[&EVALUATED, words].concat()), &compile::target()).unwrap().plans
     };
@@ -114,7 +114,7 @@ fn plans_have_room_for_samples_only_where_they_are_asked_for() {
 }
 
 #[test]
-fn bad_wishes_are_sentences() {
+fn invalid_sample_settings_are_refused() {
     let refused = |words: &[&str]| {
         let words: Vec<String> = EVALUATED.iter().chain(words).map(|word| word.to_string()).collect();
         recipes::resolve("tiny", &[], &words).unwrap_err().to_string()
@@ -170,7 +170,7 @@ fn predictions(dir: &Path, config: &Config) -> Vec<Sample> {
 }
 
 #[test]
-fn images_are_logged_with_what_they_are_taken_for() {
+fn images_are_logged_with_their_predictions() {
     let folder = tempfile::tempdir().unwrap();
     let small = [
         "model.width=32",
@@ -205,7 +205,7 @@ fn images_are_logged_with_what_they_are_taken_for() {
 }
 
 #[test]
-fn texts_are_logged_with_what_they_are_taken_for() {
+fn texts_are_logged_with_their_predictions() {
     let folder = tempfile::tempdir().unwrap();
     let words = [
         "data.task=classes",

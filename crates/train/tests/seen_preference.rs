@@ -232,7 +232,7 @@ fn update(kind: (&str, &[&str]), overrides: &[&str]) -> (BTreeMap<String, Vec<f3
 
 /// Both answers after one shared prompt, whose image or frames are encoded once, give the gradients that they give apart.
 #[test]
-fn gradients_behind_one_prompt_are_those_of_the_answers_apart() {
+fn gradients_with_a_shared_prompt_equal_those_of_separate_answers() {
     for kind in [IMAGES, FRAMES] {
         let (want, most) =
             update(kind, &["shared_prefix=off", "micro_batch=1", "head_rows=all", "recompute=none"]);
@@ -293,7 +293,7 @@ fn the_first_loss_is_the_logarithm_of_2() {
 
 /// A resumed run reads the stored reference scores and ends with the same bits; so does an evaluation of it.
 #[test]
-fn runs_go_on_exactly_with_the_reference_they_kept() {
+fn runs_resume_exactly_with_stored_reference_scores() {
     for kind in [IMAGES, FRAMES] {
         let folder = tempfile::tempdir().expect("a folder");
         let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
@@ -331,7 +331,7 @@ fn runs_go_on_exactly_with_the_reference_they_kept() {
 
 /// A pair about a frame that cannot be decoded has no weight, in the reference and in the loss.
 #[test]
-fn a_broken_frame_leaves_its_pair_out() {
+fn a_pair_with_a_broken_frame_is_left_out() {
     let folder = tempfile::tempdir().expect("a folder");
     let image = include_bytes!("../../data/tests/pictures/rgb.png");
     let mut members = vec![];

@@ -98,7 +98,7 @@ fn requests() -> Vec<Request> {
 }
 
 #[test]
-fn what_a_request_gets_does_not_depend_on_the_others() {
+fn results_of_a_request_do_not_depend_on_other_requests() {
     let folder = trained();
     let requests = requests();
     // Random arrivals: several at once, some while others are read or continued, more than there are lanes.
@@ -161,7 +161,7 @@ fn the_tokens_of_a_prompt_have_the_log_probabilities_of_drawing_them() {
 }
 
 #[test]
-fn texts_end_where_they_are_told_to() {
+fn texts_end_at_stop_strings_and_tokens() {
     let folder = trained();
     let mut generator = serving(folder.path(), 2);
     let sampling = Sampling { max_tokens: 30, temperature: 0.0, ..Sampling::default() };

@@ -175,7 +175,7 @@ fn tensorboards_files_follow_the_run_and_its_restarts() {
 }
 
 #[test]
-fn a_report_says_what_the_run_was_and_came_to() {
+fn a_report_describes_the_run_and_its_results() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("my | run");
     let config = config(&["eval.every=25", "eval.rows=8", "fuse.qkv=off"]);

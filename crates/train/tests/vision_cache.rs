@@ -135,7 +135,7 @@ fn a_run_that_reads_features_is_the_run_that_computes_them() {
 }
 
 #[test]
-fn a_run_that_stops_goes_on_to_the_bit() {
+fn a_stopped_run_resumes_to_the_bit() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     let cache = cache_word(&at("cache"));
@@ -147,7 +147,7 @@ fn a_run_that_stops_goes_on_to_the_bit() {
 }
 
 #[test]
-fn features_do_not_depend_on_who_is_beside_them_or_when_they_are_made() {
+fn features_do_not_depend_on_the_other_images_of_a_group() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     for precision in ["precision=fp32", "precision=bf16"] {
@@ -292,7 +292,7 @@ impl Files {
 }
 
 #[test]
-fn whatever_differs_is_refused_by_name() {
+fn differences_are_refused_by_name() {
     let files = Files::new();
     filled(&files.config(&[])).expect("features");
     filled(&files.config(&["lr=1e-3", "adapter.rank=4"])).expect("the text and its training are no matter");
@@ -390,7 +390,7 @@ fn a_run_of_a_checkpoint_keeps_its_tower() {
 }
 
 #[test]
-fn a_cache_that_does_not_pay_is_said_to() {
+fn a_cache_that_does_not_pay_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     let said = |name: &str, words: &[&str]| {
         let cache = cache_word(&folder.path().join(name));

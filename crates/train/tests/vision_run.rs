@@ -53,7 +53,7 @@ const DRAWS: [&str; 6] = [
 ];
 
 #[test]
-fn a_run_goes_on_to_the_bit() {
+fn a_run_resumes_to_the_bit() {
     let dir = tempfile::tempdir().unwrap();
     let whole = config(&DRAWS);
     let unbroken = losses(&dir.path().join("whole"), &whole);
@@ -237,7 +237,7 @@ fn tensors(path: &Path) -> Vec<(String, Vec<usize>, Vec<u8>)> {
 }
 
 #[test]
-fn models_go_out_and_come_back_as_the_same_bits() {
+fn exported_models_read_back_to_the_bit() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let dinov2 = ["model.pooling=cls_mean", "model.layer_scale=0.1", "model.grid=5"];

@@ -174,7 +174,7 @@ fn a_part_of_every_image_gives_the_same_gradients_in_every_layout() {
 }
 
 #[test]
-fn beside_a_frozen_tower_texts_alone_do_not_pay_for_it() {
+fn texts_without_images_skip_a_frozen_tower() {
     let lora = ["adapter.kind=lora", "adapter.paths=[layers]", "adapter.rank=2"];
     let of = |more: &[&str]| sums(&[&lora, more].concat());
     let (want, _, blind) = of(&["shared_prefix=off", "micro_batch=1"]);

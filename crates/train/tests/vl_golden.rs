@@ -360,7 +360,7 @@ fn text_alone_needs_no_tower() {
 /// A plan with the tower reads the images, and a plan without one continues from the cache: the logits equal those of the whole
 /// row.
 #[test]
-fn a_prompt_with_images_goes_on_from_the_cache() {
+fn a_prompt_with_images_continues_from_the_cache() {
     const NEW: usize = 3;
     let mut golden = Golden::open("qwen3-vl");
     let (len, vocab) = (golden.len, golden.model.vocab);
@@ -448,7 +448,7 @@ fn run_from(folder: &Path, more: &[&str]) -> flatout_train::Config {
 
 /// `model.from` reads a checkpoint, and a run of texts with zero updates writes the same bytes under the same names.
 #[test]
-fn a_checkpoint_comes_in_and_goes_out_to_the_bit() {
+fn a_checkpoint_is_read_and_exported_to_the_bit() {
     for name in ["qwen3-vl", "qwen3-vl-ends", "qwen3-vl-plain"] {
         let golden = Golden::open(name);
         let scratch = tempfile::tempdir().expect("a folder");
@@ -527,7 +527,7 @@ fn adapters_are_the_texts_or_the_towers() {
 /// Ten updates of adapters of the text model with a frozen tower: every loss and norm, the first gradients and the last adapters
 /// equal PEFT's. `peft/make_vl_peft.py` made the fixture.
 #[test]
-fn ten_steps_of_lora_beside_a_frozen_tower() {
+fn ten_steps_of_lora_with_a_frozen_tower() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peft/vl-lora.safetensors");
     let expected = TensorFile::open(&file).expect("a file");
     let known = |name: &str| -> Vec<f32> {

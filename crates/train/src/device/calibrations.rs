@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn timings_come_back_to_whom_they_belong() {
+    fn timings_are_read_back_for_their_key_only() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::at(folder.path().into());
         let size = Size {

@@ -194,7 +194,7 @@ mod tests {
 
     /// By hand: class 0 has precision 2/3 and recall 1, class 1 2/2 and 2/3, class 2 0/0 and 0; class 3 does not occur.
     #[test]
-    fn means_leave_out_what_is_not_met() {
+    fn means_leave_out_classes_that_do_not_occur() {
         let m = counted(&[&[2, 0, 0, 0], &[1, 2, 0, 0], &[0, 0, 0, 0], &[0, 0, 0, 0]]).metrics();
         assert!(m.positive.is_none());
         assert!(close(m.accuracy, 4.0 / 5.0));

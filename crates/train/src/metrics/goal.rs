@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_comes_back_from_a_checkpoint() {
+    fn patience_is_restored_from_a_checkpoint() {
         let mut patience = Patience::default();
         for value in [0.1, 0.3, 0.2] {
             patience.see(Metric::F1, value);

@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_arrive_as_they_were_and_others_are_a_sentence() {
+    fn messages_round_trip_and_broken_ones_give_an_error() {
         let messages = [write(&(1u8, "a")), write(&(2u8, "b"))];
         assert_eq!(read_all::<(u8, String)>(&messages), Ok(vec![(1, "a".into()), (2, "b".into())]));
         let Err(Failure::Environment(sentence)) = read_all::<u8>(&messages) else {

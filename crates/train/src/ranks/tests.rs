@@ -45,7 +45,7 @@ fn among<T: Send>(count: usize, run: impl Fn(&Ranks) -> T + Sync) -> Vec<T> {
 
 /// Whichever rank fails, all return its failure, and what they do next together works.
 #[test]
-fn an_attempt_that_fails_on_one_rank_fails_on_all_and_the_next_goes_on() {
+fn an_attempt_that_fails_on_one_rank_fails_on_all_and_the_next_succeeds() {
     let broke = || Err::<(), _>(Failure::Environment("it broke".into()));
     let results = among(3, |ranks| {
         let mut results = vec![];

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_planned_and_said() {
+    fn plans_that_do_not_fit_are_reported() {
         let given = fitted("rtx3090", &["layers=8", "micro_batch=64", "recompute=none"]);
         assert!(!given.fits && given.bytes() > given.compiled.target.memory_bytes);
         let largest = given.largest.unwrap();

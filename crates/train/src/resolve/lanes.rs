@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_micro_batch_of_more_rows_than_a_lane_has_is_said() {
+    fn a_micro_batch_larger_than_a_lane_gives_a_warning() {
         let warning = |words: &[&str], lanes: usize| {
             let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
             lowered(&recipes::resolve("tiny", &[], &words).unwrap(), lanes)

@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_never_began_leaves_only_what_was_there() {
+    fn discarding_a_run_keeps_everything_that_existed_before() {
         let folder = tempfile::tempdir().unwrap();
         fresh(&folder.path().join("a/b/c")).discard();
         Run::allocate(&folder.path().join("runs"), "tiny").unwrap().discard();
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_made_is_a_sentence() {
+    fn a_directory_that_cannot_be_created_is_a_user_error() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();

@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_a_gpu_tells_is_there_where_it_is_known() {
+    fn gpu_fields_are_written_when_known() {
         let gpu =
             GpuSample { utilization: Some(0.98), throttled: vec!["power".into()], ..GpuSample::default() };
         let seen = Step { mfu: Some(0.5), data_wait_ms: Some(1.5), gpu: Some(gpu), ..step(1, 0.1) };
@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn several_learning_rates_are_there_by_name() {
+    fn several_learning_rates_are_logged_by_name() {
         let lrs = BTreeMap::from([("base".to_string(), 1e-5), ("connector".to_string(), 1e-3)]);
         let line = Event::Step(Step { lrs, ..step(1, 0.1) }).to_json();
         assert!(line.contains(r#""lr":0.003,"lrs":{"base":0.00001,"connector":0.001},"tokens""#), "{line}");
@@ -701,7 +701,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_beyond_what_memory_is_given_are_counted() {
+    fn lines_beyond_the_buffer_are_counted() {
         let mut log = EventLog::over(OpenOptions::new().write(true).open("/dev/full").unwrap());
         log.waiting = vec![b' '; MAX_WAITING_BYTES - 10];
         log.write(&Event::Resume { step: 1 }).unwrap_err();
@@ -747,7 +747,7 @@ mod tests {
 
     /// A step is evaluated once in the history of a run's state: patience counts evaluations.
     #[test]
-    fn an_evaluation_counts_until_the_run_goes_back_behind_it() {
+    fn an_evaluation_counts_until_the_run_is_rolled_back_behind_it() {
         let (start, made) = (|| Event::Start(Start::default()), |at| Event::Step(step(at, 1.0)));
         let eval = |step, loss| Event::Eval { step, loss, metrics: None, averaged: false };
         let at_ten = |events: &[Event]| eval_at(events, 10).map(|(loss, _)| loss);

@@ -127,7 +127,7 @@ mod tests {
 
     /// The step after a diagnosis gives the bits it would have given without it.
     #[test]
-    fn looking_changes_no_state_and_leaves_clear_sums() {
+    fn a_diagnosis_changes_no_state_and_clears_the_sums() {
         let small = ["model.width=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.ffn=24"];
         let more = ["model.context=16", "train.batch=4", "train.micro_batch=2", "eval.rows=0"];
         let words: Vec<String> = small.iter().chain(&more).map(|word| word.to_string()).collect();

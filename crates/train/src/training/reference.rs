@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scores_come_back_to_the_bit_and_only_to_their_owner() {
+    fn stored_scores_read_back_to_the_bit_and_only_for_their_key() {
         let folder = tempfile::tempdir().unwrap();
         let path = path(folder.path());
         let scores = Scores(vec![vec![-1.5, f32::MIN_POSITIVE, -1e-30], vec![-0.1]]);

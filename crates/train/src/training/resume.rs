@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_command_goes_on_and_another_does_not() {
+    fn the_same_command_continues_and_another_is_refused() {
         let mut own = tiny(&["lr=1e-3"]);
         own.schedule.horizon_steps = own.train.steps;
         own.train.micro_batch = crate::config::Count::Given(8);
@@ -200,7 +200,7 @@ mod tests {
 
     /// Earlier versions wrote values resolved from the data and the horizon into the run's config.
     #[test]
-    fn runs_that_have_everything_in_their_config_go_on_with_the_command_that_began_them() {
+    fn runs_with_resolved_values_in_their_config_continue_with_the_same_command() {
         let pairs = |words: &[&str]| {
             resolve("gemma3-1b-pairs", &[], &words.iter().map(|w| w.to_string()).collect::<Vec<_>>()).unwrap()
         };

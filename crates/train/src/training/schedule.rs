@@ -134,7 +134,7 @@ mod tests {
 
     /// A group's own end value takes precedence under every schedule that has one.
     #[test]
-    fn an_end_of_its_own_takes_the_place_of_the_ratio() {
+    fn a_groups_own_end_value_overrides_the_ratio() {
         for &name in ScheduleName::ALL {
             let own = learning_rate(&schedule(name), &rate(2.0, Some(0.5)), 110, 110);
             assert!(close(own, if name == ScheduleName::Constant { 2.0 } else { 0.5 }), "{name}");

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beginning_and_a_constant_are_judged_gently() {
+    fn few_and_constant_losses_are_not_spikes() {
         let mut spikes = Spikes::default();
         for step in 0..MIN_LOSSES {
             assert_eq!(spikes.see(if step == 5 { 1e9 } else { 1.0 }, 6.0), None);

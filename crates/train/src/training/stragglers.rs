@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_stays_behind_is_one_warning_until_it_has_recovered() {
+    fn a_slow_rank_gives_one_warning_until_it_recovers() {
         let mut stragglers = Stragglers::new(4);
         let long: Vec<f64> = std::iter::repeat_n(120.0, 100).collect();
         let slow = Slow { rank: 2, own_ms: 120.0, median_ms: 100.0 };

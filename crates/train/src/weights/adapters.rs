@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_adapted_is_refused() {
+    fn unsupported_adapters_are_refused() {
         let sentence = |overrides: &[&str]| adapters(overrides).unwrap_err().0;
         let typo = sentence(&["adapter.paths=layers.0.attn.qw"]);
         assert!(

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_go_on_where_a_portion_ended() {
+    fn positions_continue_after_a_portion() {
         let (prompt, grids) = prompt();
         let whole = Rest::of(&prompt).positions(0, &grids);
         assert_eq!(whole.1, 10, "three, the longer side of three, two, one and one");

@@ -174,7 +174,7 @@ mod tests {
 
     /// A text may end within a character: its bytes are shown as replacement characters, once.
     #[test]
-    fn what_is_left_of_a_character_comes_at_the_end() {
+    fn an_incomplete_character_is_returned_at_the_end() {
         let vocabulary = Arc::new(Vocabulary::train([TEXT, TEXT].into_iter(), 262).expect("a vocabulary"));
         let fox = vocabulary.encode("🦊").expect("tokens");
         assert!(fox.len() > 1, "a character of several tokens");
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_the_beginning_of_an_end_is_held() {
+    fn possible_beginnings_of_stop_strings_are_held() {
         assert_eq!(stop_overlap("a the", "the end"), 3);
         assert_eq!(stop_overlap("a the end", "the end"), 0, "all of it is found and not begun");
         assert_eq!(stop_overlap("ééx", "xé"), 1);

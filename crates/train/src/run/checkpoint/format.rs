@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_converted_says_why() {
+    fn unconvertible_records_give_the_reason() {
         assert_eq!(convert(json!({ "format": 7 })), Err(Unconverted::Newer(7)));
         for (record, why) in [
             (json!({ "format": 1 }), "it has no counters"),

@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_write_one_checkpoint_and_end_alike() {
+    fn ranks_write_one_checkpoint_and_get_the_same_result() {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path();
         let copy = |_| (10..18).collect::<Vec<u8>>();
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_is_kept_of_what_all_ranks_know() {
+    fn the_cursors_of_all_ranks_are_merged() {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path();
         let copy = |_| (10..18).collect::<Vec<u8>>();
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn unequal_copies_are_said_by_rank_and_not_saved() {
+    fn unequal_replicas_are_reported_by_rank_and_not_saved() {
         let folder = tempfile::tempdir().unwrap();
         let flipped = |rank: usize| {
             let mut copy: Vec<u8> = (10..18).collect();

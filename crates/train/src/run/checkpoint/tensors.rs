@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back_here_and_in_the_reference_library() {
+    fn files_read_back_here_and_in_the_reference_library() {
         let (_folder, path) = saved(&examples());
         let file = TensorFile::open(&path).unwrap();
         assert_eq!(file.entries().len(), 4);

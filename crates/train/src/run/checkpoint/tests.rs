@@ -61,7 +61,7 @@ fn a_run_without_checkpoints_has_none() {
 }
 
 #[test]
-fn what_is_saved_comes_back_and_the_newest_are_kept() {
+fn saved_state_reads_back_and_the_newest_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     for step in [5, 9, 10, 100] {
         assert_eq!(save_whole(folder.path(), step, 2), folder.path().join(format!("step-{step}")));
@@ -185,7 +185,7 @@ fn another_format_is_an_error_and_not_skipped() {
 }
 
 #[test]
-fn a_failed_save_says_which_file_and_leaves_no_partial_folder() {
+fn a_failed_save_names_the_file_and_removes_the_partial_folder() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
@@ -239,7 +239,7 @@ fn only_wanted_states_are_found() {
 
 /// A run whose finished checkpoints are all damaged is refused; one that never finished a checkpoint begins anew.
 #[test]
-fn a_run_of_damaged_checkpoints_is_refused() {
+fn a_run_whose_checkpoints_are_damaged_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = save_whole(folder.path(), 10, 2);
     fs::remove_file(path.join(TENSORS)).unwrap();

@@ -214,7 +214,7 @@ fn a_run_that_does_not_recover_ends() {
 }
 
 #[test]
-fn updates_are_left_out_for_ever_where_that_is_asked_for() {
+fn updates_are_skipped_indefinitely_if_configured() {
     poison(12..1000);
     let run = trained(&["train.max_skipped=3", "train.on_nonfinite=skip"]);
     assert_eq!((run.end().status, run.end().skipped), (Status::Done, 13));

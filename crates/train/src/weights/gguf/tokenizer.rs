@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_begin_as_the_tokenisers_file_says() {
+    fn texts_begin_with_the_tokenisers_bos() {
         let mut file = byte_level(gpt2());
         let piece = |name: &str| json!({ "SpecialToken": { "id": name, "type_id": 0 } });
         let template = json!({

@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_told_from_paths() {
+    fn names_are_distinguished_from_paths() {
         let name = Name::parse("Qwen/Qwen3-0.6B@refs/pr/3").unwrap();
         assert_eq!((name.repo.as_str(), name.revision()), ("Qwen/Qwen3-0.6B", "refs/pr/3"));
         assert_eq!(name.to_string(), "Qwen/Qwen3-0.6B@refs/pr/3");
