@@ -18,7 +18,7 @@ use flatout_train::resolve::arranged::eval_layout;
 use flatout_train::resolve::compile::{Compiled, compile};
 use flatout_train::tasks::batch::{Draw, Inputs};
 use flatout_train::tasks::examples::shares_prefixes;
-use flatout_train::tasks::preference::{Compared, Scores, Side};
+use flatout_train::tasks::preference::{AnswerSplit, Compared, Scores};
 use flatout_train::training::update::{accumulate, apply, collect};
 use flatout_train::training::{baseline, reference};
 use flatout_train::weights::initial;
@@ -132,11 +132,11 @@ impl PairSession {
         let parts = self.updates.next_update().parts;
         let numbers: Vec<usize> = parts.iter().flat_map(|part| part.numbers.clone()).collect();
         let layout = self.layout(config);
-        baseline::take(&mut self.session, &self.compared, Side::Train, &numbers, Some(&layout))
+        baseline::take(&mut self.session, &self.compared, AnswerSplit::Train, &numbers, Some(&layout))
             .expect("a baseline");
         for part in parts {
             let (role, inputs) = (Role::Grad(part.shape), &self.inputs[part.shape]);
-            let batch = self.compared.batch(role, Side::Train, part, inputs).expect("a batch");
+            let batch = self.compared.batch(role, AnswerSplit::Train, part, inputs).expect("a batch");
             accumulate(&mut self.session, &batch, Draw::default()).expect("gradients");
         }
     }

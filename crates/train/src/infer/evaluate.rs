@@ -12,7 +12,7 @@ use crate::tasks::batch::{Batch, EvalSet};
 use crate::tasks::capacities::{self, Capacities};
 use crate::tasks::dataset::Dataset;
 pub use crate::tasks::dataset::Share;
-use crate::tasks::preference::{Compared, Scores, Side};
+use crate::tasks::preference::{AnswerSplit, Compared, Scores};
 use crate::training::baseline;
 use crate::training::evaluate::{Counted, EvalResults, evaluate_all};
 use crate::training::reference;
@@ -117,9 +117,9 @@ pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &Rows) -> Result<Eva
     let graph = capacities::texts(config, &capacities, false);
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
     if let Some(compared) = rows.data.compared() {
-        let side = if rows.share == Share::All { Side::Train } else { Side::HeldOut };
+        let split = if rows.share == Share::All { AnswerSplit::Train } else { AnswerSplit::HeldOut };
         let numbers: Vec<usize> = (0..count).collect();
-        baseline::take(&mut session, compared, side, &numbers, rows.layout.as_ref())?;
+        baseline::take(&mut session, compared, split, &numbers, rows.layout.as_ref())?;
     }
     let mut counted = Counted::new(None, rows.set.bytes_per_token(rows.data.vocabulary()));
     let see = &mut |_: Batch, results: &EvalResults| counted.see(results);

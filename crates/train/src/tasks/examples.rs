@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs, Shown, ShownAs};
 use super::dataset::{Dataset, Feeding, Share, loader_threads, read_cursor, updates};
-use super::preference::{Compared, Side};
+use super::preference::{AnswerSplit, Compared};
 use super::seen::{PatchImages, SeenImages};
 use super::text;
 use crate::config::resolved::Resolved;
@@ -421,8 +421,8 @@ impl Dataset for Examples {
             ))),
             Some(layout) => {
                 let (parts, images) = (once(table, most, layout, &[]), self.images.clone());
-                let side = if share == Share::All { Side::Train } else { Side::HeldOut };
-                let compared = self.compared.clone().map(|compared| (compared, side));
+                let split = if share == Share::All { AnswerSplit::Train } else { AnswerSplit::HeldOut };
+                let compared = self.compared.clone().map(|compared| (compared, split));
                 Ok(Box::new(LaidOut { parts, images, compared }))
             }
             None => Ok(Box::new(as_rows(table, most, config.model.tokens()))),
@@ -492,7 +492,7 @@ impl BatchSource for ExampleSource {
             UpdateLoader::Memory(_) => None,
             UpdateLoader::Threads(_, images) => Some((images, rows)),
         };
-        let compared = self.compared.as_ref().map(|compared| (compared, Side::Train));
+        let compared = self.compared.as_ref().map(|compared| (compared, AnswerSplit::Train));
         // The wait for the whole update belongs to its first batch.
         let waited = std::mem::take(&mut self.waited);
         let batch = batch(role, laid_out, images, compared, inputs);
@@ -528,8 +528,8 @@ pub struct LaidOut {
     pub parts: Vec<MicroBatch>,
     /// The images among their tokens, if there are any.
     pub images: Option<SeenImages>,
-    /// Their comparisons and their side, if answers are compared.
-    pub compared: Option<(Compared, Side)>,
+    /// Their comparisons and their split, if answers are compared.
+    pub compared: Option<(Compared, AnswerSplit)>,
 }
 
 impl EvalSet for LaidOut {
@@ -548,7 +548,7 @@ impl EvalSet for LaidOut {
             None => None,
             Some(images) => Some((images, images.rows().of(&mut laid_out)?)),
         };
-        let compared = self.compared.as_ref().map(|(compared, side)| (compared, *side));
+        let compared = self.compared.as_ref().map(|(compared, split)| (compared, *split));
         Ok(batch(Role::Eval, laid_out, images, compared, inputs))
     }
 
@@ -579,11 +579,11 @@ pub fn batch(
     role: Role,
     mut laid_out: MicroBatch,
     images: Option<(&SeenImages, Vec<u8>)>,
-    compared: Option<(&Compared, Side)>,
+    compared: Option<(&Compared, AnswerSplit)>,
     inputs: &Inputs,
 ) -> Batch {
     let images = images.map_or(vec![], |(images, rows)| images.tensors(&mut laid_out, rows, inputs));
-    let compared = compared.map_or(vec![], |(compared, side)| compared.tensors(side, &laid_out, inputs));
+    let compared = compared.map_or(vec![], |(compared, split)| compared.tensors(split, &laid_out, inputs));
     let (real_tokens, computed_tokens) = (laid_out.real_tokens(), laid_out.tokens.len());
     let keys = if inputs.has("rows") { laid_out.draw_keys() } else { vec![] };
     let intervals = if inputs.has("intervals") { laid_out.intervals() } else { vec![] };

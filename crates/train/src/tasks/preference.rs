@@ -15,37 +15,42 @@ use crate::Failure;
 /// The answers of a set, and the reference's sums of their log-probabilities once these are known.
 #[derive(Clone)]
 pub struct Compared {
-    /// Indexed by [`Side`]: two tables for pairs, four for judged answers.
-    sides: Vec<Arc<ExampleTable>>,
+    /// Indexed by [`AnswerSplit`]: two tables for pairs, four for judged answers.
+    splits: Vec<Arc<ExampleTable>>,
     /// The images among their tokens, if there are any.
     images: Option<SeenImages>,
     scores: Arc<OnceLock<Scores>>,
     /// The baseline that judged answers are compared with.
     baseline: Arc<Mutex<f32>>,
-    /// A fingerprint of answers, tokeniser and sides.
+    /// A fingerprint of answers, tokeniser and splits.
     pub mark: String,
 }
 
-/// The sum of the log-probabilities of every answer's tokens under the reference, by side and number of the example.
+/// The sum of the log-probabilities of every answer's tokens under the reference, by split and number of the example.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores(pub Vec<Vec<f32>>);
 
-/// A set of answers.
+/// The split that answers belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum AnswerSplit {
     Train,
     HeldOut,
-    /// Prompts of the first two sides with mismatched answers, from which the baseline of judged answers is computed.
+    /// Prompts of the first two splits with mismatched answers, from which the baseline of judged answers is computed.
     TrainMismatched,
     HeldOutMismatched,
 }
 
-impl Side {
-    pub const ALL: [Side; 4] = [Side::Train, Side::HeldOut, Side::TrainMismatched, Side::HeldOutMismatched];
+impl AnswerSplit {
+    pub const ALL: [AnswerSplit; 4] = [
+        AnswerSplit::Train,
+        AnswerSplit::HeldOut,
+        AnswerSplit::TrainMismatched,
+        AnswerSplit::HeldOutMismatched,
+    ];
 
-    /// The side with the same prompts and mismatched answers.
-    pub fn mismatched(self) -> Side {
-        Side::ALL[self as usize % 2 + 2]
+    /// The split with the same prompts and mismatched answers.
+    pub fn mismatched(self) -> AnswerSplit {
+        AnswerSplit::ALL[self as usize % 2 + 2]
     }
 }
 
@@ -54,29 +59,29 @@ const LAID_OUT_AT_ONCE: usize = 1024;
 
 impl Compared {
     /// From the answers for training and those held out.
-    pub fn new(sides: [Arc<ExampleTable>; 2], images: Option<SeenImages>, mark: String) -> Compared {
+    pub fn new(splits: [Arc<ExampleTable>; 2], images: Option<SeenImages>, mark: String) -> Compared {
         let longest =
             |table: &Arc<ExampleTable>| (0..table.count()).map(|i| table.len_of(i)).max().unwrap_or(0);
-        let most = sides.iter().map(longest).max().unwrap_or(0);
-        let is_judged = sides[0].together() == 1;
-        let mismatched = sides.iter().filter(|_| is_judged).map(|table| Arc::new(table.mismatched(most)));
-        let sides = sides.iter().cloned().chain(mismatched).collect();
-        Compared { sides, images, scores: Arc::default(), baseline: Arc::default(), mark }
+        let most = splits.iter().map(longest).max().unwrap_or(0);
+        let is_judged = splits[0].together() == 1;
+        let mismatched = splits.iter().filter(|_| is_judged).map(|table| Arc::new(table.mismatched(most)));
+        let splits = splits.iter().cloned().chain(mismatched).collect();
+        Compared { splits, images, scores: Arc::default(), baseline: Arc::default(), mark }
     }
 
     /// Number of answers that one loss compares: 2 for pairs.
     pub fn together(&self) -> usize {
-        self.sides[0].together()
+        self.splits[0].together()
     }
 
     /// Whether answers are judged one by one.
     pub fn is_judged(&self) -> bool {
-        self.sides.len() > 2
+        self.splits.len() > 2
     }
 
-    /// Number of answers on each side.
+    /// Number of answers on each split.
     pub fn counts(&self) -> Vec<usize> {
-        self.sides.iter().map(|table| table.count()).collect()
+        self.splits.iter().map(|table| table.count()).collect()
     }
 
     /// Sets the reference's scores, once, before the first update.
@@ -88,17 +93,17 @@ impl Compared {
         self.scores.get()
     }
 
-    /// Lays out all answers for a plan that scores them, a part of a side at a time.
-    pub fn parts(&self, layout: &Layout) -> impl Iterator<Item = (Side, Vec<MicroBatch>)> {
-        let of_side = move |(side, table): (Side, &'_ Arc<ExampleTable>)| {
+    /// Lays out all answers for a plan that scores them, a part of a split at a time.
+    pub fn parts(&self, layout: &Layout) -> impl Iterator<Item = (AnswerSplit, Vec<MicroBatch>)> {
+        let of_split = move |(split, table): (AnswerSplit, &'_ Arc<ExampleTable>)| {
             let (table, layout) = (table.clone(), layout.clone());
             let starts = (0..table.units()).step_by(LAID_OUT_AT_ONCE);
             starts.map(move |start| {
                 let end = (start + LAID_OUT_AT_ONCE).min(table.units());
-                (side, some(&table, start..end, &layout, &[]))
+                (split, some(&table, start..end, &layout, &[]))
             })
         };
-        Side::ALL.into_iter().zip(&self.sides).flat_map(of_side)
+        AnswerSplit::ALL.into_iter().zip(&self.splits).flat_map(of_split)
     }
 
     /// Sets the baseline of the next update or evaluation.
@@ -106,9 +111,9 @@ impl Compared {
         *self.baseline.lock().unwrap_or_else(PoisonError::into_inner) = baseline;
     }
 
-    /// Lays out some examples of a side for a plan that scores them.
-    pub fn laid_out(&self, side: Side, numbers: &[usize], layout: &Layout) -> Vec<MicroBatch> {
-        some(&self.sides[side as usize], numbers.iter().copied(), layout, &[])
+    /// Lays out some examples of a split for a plan that scores them.
+    pub fn laid_out(&self, split: AnswerSplit, numbers: &[usize], layout: &Layout) -> Vec<MicroBatch> {
+        some(&self.splits[split as usize], numbers.iter().copied(), layout, &[])
     }
 
     /// The sums of log-probabilities that the plan `eval` computes for a micro-batch, by answer.
@@ -118,11 +123,11 @@ impl Compared {
         Ok(session.result(Role::Eval, ANSWER_LOGP)?)
     }
 
-    /// A micro-batch of a side in the form that the plan of a role takes, with its images decoded.
+    /// A micro-batch of a split in the form that the plan of a role takes, with its images decoded.
     pub fn batch(
         &self,
         role: Role,
-        side: Side,
+        split: AnswerSplit,
         mut laid_out: MicroBatch,
         inputs: &Inputs,
     ) -> Result<Batch, Failure> {
@@ -130,13 +135,13 @@ impl Compared {
             None => None,
             Some(images) => Some((images, images.rows().of(&mut laid_out)?)),
         };
-        Ok(examples::batch(role, laid_out, images, Some((self, side)), inputs))
+        Ok(examples::batch(role, laid_out, images, Some((self, split)), inputs))
     }
 
     /// Those inputs of the preference loss that a plan has.
     pub fn tensors(
         &self,
-        side: Side,
+        split: AnswerSplit,
         laid_out: &MicroBatch,
         inputs: &Inputs,
     ) -> Vec<(&'static str, HostTensor)> {
@@ -156,7 +161,7 @@ impl Compared {
             values
         };
         // The scores are absent while they are being computed.
-        let scores = self.scores.get().map(|Scores(sides)| &sides[side as usize]);
+        let scores = self.scores.get().map(|Scores(splits)| &splits[split as usize]);
         let score = |number: usize| scores.map_or(0.0, |scores| scores[laid_out.numbers[number]]);
         let wanted = |number: usize| f32::from(laid_out.labels[number] == 1);
         let baseline = *self.baseline.lock().unwrap_or_else(PoisonError::into_inner);
@@ -174,10 +179,10 @@ impl Compared {
     }
 
     /// Stores the scores of a micro-batch, which a plan returned by answer, under their examples.
-    pub fn take(&self, side: Side, laid_out: &MicroBatch, by_answer: &[f32], scores: &mut Scores) {
+    pub fn take(&self, split: AnswerSplit, laid_out: &MicroBatch, by_answer: &[f32], scores: &mut Scores) {
         let together = self.together();
         for (number, example) in laid_out.numbers.iter().enumerate() {
-            scores.0[side as usize][*example] = by_answer[slot(number, together, laid_out.labels.len())];
+            scores.0[split as usize][*example] = by_answer[slot(number, together, laid_out.labels.len())];
         }
     }
 }

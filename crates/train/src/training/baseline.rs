@@ -7,7 +7,7 @@ use flatout_runtime::Session;
 use crate::Failure;
 use crate::ranks::Ranks;
 use crate::tasks::batch::Inputs;
-use crate::tasks::preference::{Compared, Scores, Side};
+use crate::tasks::preference::{AnswerSplit, Compared, Scores};
 use crate::training::shared_eval::run_for_others;
 
 /// Runs the plan `eval` over the prompts of judged answers, each with the answer of another prompt. The baseline is the mean gain
@@ -16,11 +16,11 @@ use crate::training::shared_eval::run_for_others;
 pub fn take(
     session: &mut Session,
     compared: &Compared,
-    side: Side,
+    split: AnswerSplit,
     numbers: &[usize],
     layout: Option<&Layout>,
 ) -> Result<(), Failure> {
-    take_among(&Ranks::alone(), session, compared, (side, numbers), layout)
+    take_among(&Ranks::alone(), session, compared, (split, numbers), layout)
 }
 
 /// The same as [`take`] on several ranks: each scores its share of the micro-batches, and all add the gains up in one order, so
@@ -29,17 +29,17 @@ pub fn take_among(
     ranks: &Ranks,
     session: &mut Session,
     compared: &Compared,
-    (side, numbers): (Side, &[usize]),
+    (split, numbers): (AnswerSplit, &[usize]),
     layout: Option<&Layout>,
 ) -> Result<(), Failure> {
     let Some(layout) = layout.filter(|_| compared.is_judged() && !numbers.is_empty()) else { return Ok(()) };
-    let side = side.mismatched();
-    let parts = compared.laid_out(side, numbers, layout);
+    let split = split.mismatched();
+    let parts = compared.laid_out(split, numbers, layout);
     let of_rank = |rank: usize| parts.iter().skip(rank).step_by(ranks.count());
     let inputs = Inputs::of(session.plans(), Role::Eval);
     let mut own = vec![];
     for part in of_rank(ranks.rank()) {
-        own.extend(gained(session, compared, side, part, &inputs)?);
+        own.extend(gained(session, compared, split, part, &inputs)?);
     }
     if of_rank(ranks.rank()).count() < parts.len().div_ceil(ranks.count()) {
         run_for_others(session)?;
@@ -63,12 +63,12 @@ pub fn take_among(
 fn gained(
     session: &mut Session,
     compared: &Compared,
-    side: Side,
+    split: AnswerSplit,
     part: &MicroBatch,
     inputs: &Inputs,
 ) -> Result<Vec<f32>, Failure> {
-    let sums = compared.sums(session, compared.batch(Role::Eval, side, part.clone(), inputs)?)?;
-    let known = compared.scores().map(|Scores(sides)| &sides[side as usize]);
+    let sums = compared.sums(session, compared.batch(Role::Eval, split, part.clone(), inputs)?)?;
+    let known = compared.scores().map(|Scores(splits)| &splits[split as usize]);
     let gain = |(number, example): (usize, &usize)| sums[number] - known.map_or(0.0, |known| known[*example]);
     Ok(part.numbers.iter().enumerate().map(gain).collect())
 }

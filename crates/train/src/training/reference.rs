@@ -20,7 +20,7 @@ use crate::run::checkpoint::tensors::{Dtype, Tensor, TensorFile, write};
 use crate::tasks::batch::Inputs;
 use crate::tasks::capacities::{self, Capacities};
 use crate::tasks::dataset::Dataset;
-use crate::tasks::preference::{Compared, Scores, Side};
+use crate::tasks::preference::{AnswerSplit, Compared, Scores};
 use crate::training::shared_eval::run_for_others;
 use crate::weights::loaded::Loaded;
 use crate::weights::pretrained::{Origin, Source, open};
@@ -28,8 +28,8 @@ use crate::{Failure, UserError, refuse};
 
 /// The file of a run that keeps the scores.
 const FILE: &str = "reference.safetensors";
-/// Its tensors: the scores of each side, and the key that they belong to, as bytes of text.
-const SIDES: [&str; 4] = ["train", "held_out", "train_mismatched", "held_out_mismatched"];
+/// Its tensors: the scores of each split, and the key that they belong to, as bytes of text.
+const SPLITS: [&str; 4] = ["train", "held_out", "train_mismatched", "held_out_mismatched"];
 const KEY: &str = "key";
 
 /// Interval between two progress lines; the first one comes after a second.
@@ -211,7 +211,7 @@ pub fn of_run(config: &Config, compared: &Compared, run: &Path) -> Result<Scores
     read(&path(run), &key(config, compared, run)?, &compared.counts())
 }
 
-/// Runs the plan `eval`, which applies no dropout, over all answers of both sides, with their images.
+/// Runs the plan `eval`, which applies no dropout, over all answers of both splits, with their images.
 pub fn score(
     session: &mut Session,
     compared: &Compared,
@@ -236,7 +236,7 @@ fn score_among(
     let inputs = Inputs::of(session.plans(), Role::Eval);
     let (began, mut last_line, mut done) = (Instant::now(), None::<Instant>, 0);
     let (count, rank) = (ranks.count(), ranks.rank());
-    let mut own: Vec<(Side, usize)> = vec![];
+    let mut own: Vec<(AnswerSplit, usize)> = vec![];
     // Where `eval` exchanges, other ranks wait inside it for one that fails.
     let exchanges = session.plans().plan(Role::Eval).is_some_and(Plan::has_exchanges);
     let score = || {
@@ -245,16 +245,16 @@ fn score_among(
             let (sender, ready) = sync_channel(AHEAD);
             threads.spawn(move || {
                 let parts = compared.parts(layout);
-                let parts = parts.flat_map(|(side, parts)| parts.into_iter().map(move |part| (side, part)));
+                let parts = parts.flat_map(|(split, parts)| parts.into_iter().map(move |part| (split, part)));
                 let mut parts_of_all = 0;
-                for (side, laid_out) in parts {
+                for (split, laid_out) in parts {
                     parts_of_all += 1;
                     if (parts_of_all - 1) % count != rank {
                         continue;
                     }
-                    let batch = compared.batch(Role::Eval, side, laid_out.clone(), &inputs);
+                    let batch = compared.batch(Role::Eval, split, laid_out.clone(), &inputs);
                     let is_last = batch.is_err();
-                    if sender.send(batch.map(|batch| Some((side, laid_out, batch)))).is_err() || is_last {
+                    if sender.send(batch.map(|batch| Some((split, laid_out, batch)))).is_err() || is_last {
                         return;
                     }
                 }
@@ -266,13 +266,13 @@ fn score_among(
             let wait =
                 waits::begin("scoring answers by the reference", Unit::Things("answers"), Some(total as u64));
             for made in ready {
-                let Some((side, laid_out, batch)) = made? else {
+                let Some((split, laid_out, batch)) = made? else {
                     run_for_others(session)?;
                     continue;
                 };
                 let by_answer = compared.sums(session, batch)?;
-                compared.take(side, &laid_out, &by_answer, &mut scores);
-                own.extend(laid_out.numbers.iter().map(|number| (side, *number)));
+                compared.take(split, &laid_out, &by_answer, &mut scores);
+                own.extend(laid_out.numbers.iter().map(|number| (split, *number)));
                 // The other ranks have scored about as many.
                 done = (done + count * laid_out.samples.len()).min(total);
                 wait.set(done as u64);
@@ -307,13 +307,13 @@ fn score_among(
 }
 
 /// Exchanges scores with the other ranks.
-fn exchange(ranks: &Ranks, own: &[(Side, usize)], scores: &mut Scores) -> Result<(), Failure> {
+fn exchange(ranks: &Ranks, own: &[(AnswerSplit, usize)], scores: &mut Scores) -> Result<(), Failure> {
     if !ranks.are_many() {
         return Ok(());
     }
-    let word = |(side, number): &(Side, usize)| {
-        let score = scores.0[*side as usize][*number].to_bits();
-        [*side as u32, *number as u32, score].into_iter().flat_map(u32::to_le_bytes)
+    let word = |(split, number): &(AnswerSplit, usize)| {
+        let score = scores.0[*split as usize][*number].to_bits();
+        [*split as u32, *number as u32, score].into_iter().flat_map(u32::to_le_bytes)
     };
     let bytes: Vec<u8> = own.iter().flat_map(word).collect();
     for bytes in ranks.gather_bytes(&bytes)? {
@@ -350,13 +350,14 @@ fn key(config: &Config, compared: &Compared, run: &Path) -> Result<String, UserE
 }
 
 fn store(path: &Path, key: &str, scores: &Scores) -> Result<(), Failure> {
-    let bytes = |side: &Vec<f32>| side.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-    let sides: Vec<(Vec<u8>, [usize; 1])> = scores.0.iter().map(|side| (bytes(side), [side.len()])).collect();
+    let bytes = |split: &Vec<f32>| split.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let splits: Vec<(Vec<u8>, [usize; 1])> =
+        scores.0.iter().map(|split| (bytes(split), [split.len()])).collect();
     let key_shape = [key.len()];
     let key = Tensor { name: KEY, dtype: Dtype::U8, shape: &key_shape, bytes: key.as_bytes() };
-    let of_sides = SIDES.iter().zip(&sides);
-    let of_sides = of_sides.map(|(name, (bytes, shape))| Tensor { name, dtype: Dtype::F32, shape, bytes });
-    let tensors: Vec<Tensor> = of_sides.chain([key]).collect();
+    let of_splits = SPLITS.iter().zip(&splits);
+    let of_splits = of_splits.map(|(name, (bytes, shape))| Tensor { name, dtype: Dtype::F32, shape, bytes });
+    let tensors: Vec<Tensor> = of_splits.chain([key]).collect();
     let mut file = vec![];
     write(&mut file, &tensors)
         .and_then(|()| durable::replace(path, &file))
@@ -376,12 +377,12 @@ fn read(path: &Path, key: &str, counts: &[usize]) -> Result<Scores, Failure> {
             path.display()
         ))));
     }
-    let side = |at: usize| -> Result<Vec<f32>, Failure> {
+    let split = |at: usize| -> Result<Vec<f32>, Failure> {
         let mut bytes = vec![0; 4 * counts[at]];
-        file.read_into(SIDES[at], &mut bytes).map_err(unreadable)?;
+        file.read_into(SPLITS[at], &mut bytes).map_err(unreadable)?;
         Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     };
-    Ok(Scores((0..counts.len()).map(side).collect::<Result<_, _>>()?))
+    Ok(Scores((0..counts.len()).map(split).collect::<Result<_, _>>()?))
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ use crate::run::signal::StopFlag;
 use crate::switches::active;
 use crate::tasks::batch::{Batch, BatchSource, Draw, EvalSet};
 use crate::tasks::dataset::Dataset;
-use crate::tasks::preference::Side;
+use crate::tasks::preference::AnswerSplit;
 use crate::training::baseline;
 use crate::training::evaluate::Counted;
 use crate::training::opening;
@@ -309,7 +309,7 @@ impl Trainer<'_, '_, '_> {
         self.ranks.take_wire_time();
         self.source.begin_update();
         if let Some(compared) = self.data.compared() {
-            let (of, layout) = ((Side::Train, &*self.source.numbers()), self.layout.as_ref());
+            let (of, layout) = ((AnswerSplit::Train, &*self.source.numbers()), self.layout.as_ref());
             baseline::take_among(self.ranks, self.session, compared, of, layout)?;
         }
         let grad = windows::role(&self.config.schedule, self.horizon, self.progress.step + 1);
@@ -479,7 +479,7 @@ impl Trainer<'_, '_, '_> {
         self.ended = None;
         if let Some(compared) = self.data.compared() {
             let numbers: Vec<usize> = (0..held_out.samples()).collect();
-            let (of, layout) = ((Side::HeldOut, &*numbers), self.layout.as_ref());
+            let (of, layout) = ((AnswerSplit::HeldOut, &*numbers), self.layout.as_ref());
             baseline::take_among(self.ranks, self.session, compared, of, layout)?;
         }
         let mut counted =
