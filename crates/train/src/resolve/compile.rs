@@ -27,7 +27,7 @@ use crate::resolve::recompute_layers;
 use crate::resolve::samples;
 use crate::resolve::settle::{check_base, settle};
 use crate::resolve::tower;
-use crate::resolve::windows::{self, OfWindow};
+use crate::resolve::windows::{self, WindowPlan};
 use crate::switches::active;
 use crate::switches::memory::{BASE, Base, SHARD};
 use crate::switches::{Auto, Settled};
@@ -55,7 +55,7 @@ pub struct Compiled {
     /// Forward and backward FLOPs of products, attention and head; the mean over the run if windows differ.
     pub flops_per_token: u64,
     /// The gradient plans of a window schedule, the widest window first; empty without one.
-    pub windows: Vec<OfWindow>,
+    pub windows: Vec<WindowPlan>,
 }
 
 impl Compiled {
@@ -352,8 +352,8 @@ pub fn compile_for(
         false => Trainability::Trained,
     };
     let flops_of = |program: &Program| training_flops(&program.graph, part) / tokens as u64;
-    let of_window = |(program, share)| OfWindow { flops_per_token: flops_of(program), share };
-    let windows: Vec<OfWindow> =
+    let of_window = |(program, share)| WindowPlan { flops_per_token: flops_of(program), share };
+    let windows: Vec<WindowPlan> =
         programs.iter().zip(windows::shares(&config.schedule)).map(of_window).collect();
     // With plans of several lengths, the longest one counts.
     let flops_per_token = match &windows[..] {

@@ -10,7 +10,7 @@ use crate::tasks::batch::Batch;
 
 /// FLOPs of the gradient plan of one window, and its share of the updates.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct OfWindow {
+pub struct WindowPlan {
     /// Forward and backward FLOPs of products, attention and head.
     pub flops_per_token: u64,
     /// Share of the horizon's updates that run it.

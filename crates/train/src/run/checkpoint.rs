@@ -17,7 +17,7 @@ pub(crate) mod tensors;
 pub use cursor::merged;
 pub use found::{Latest, Whole, at, latest, latest_among, latest_where, newest_finished};
 pub use index::{Index, part_name};
-pub use parts::{Share, Together, Unsaved, Written};
+pub use parts::{SaveResult, Share, Together, Unsaved};
 pub use retention::{Best, Retention, best, forget_after, prune};
 pub use tensors::{Dtype, Entry, Tensor, TensorFile, header};
 

@@ -25,22 +25,22 @@ pub fn code(dtype: DType) -> Option<Code> {
 }
 
 /// A region of 8-bit moments.
-pub struct Coded {
+pub struct CodedRegion {
     slot: PlacedSlot,
     code: Code,
 }
 
 /// The 8-bit regions of these plans, or a rank's shards of them. Parameters use the scales of their region.
-pub fn coded(plans: &PlanSet) -> Vec<Coded> {
+pub fn coded_regions(plans: &PlanSet) -> Vec<CodedRegion> {
     let is_region = |slot: &&PlacedSlot| slot.class == Class::Moment && slot.path.starts_with(REGION);
     let moments = plans.slots.iter().filter(is_region);
     let eight_bits = moments.filter_map(|slot| Some((slot, code(slot.ty.dtype)?)));
     let regions = eight_bits.filter(|(slot, _)| plans.slot(&scales_path(&slot.path)).is_some());
-    regions.map(|(slot, code)| Coded { slot: slot.clone(), code }).collect()
+    regions.map(|(slot, code)| CodedRegion { slot: slot.clone(), code }).collect()
 }
 
 /// Dequantises a piece of 8-bit moments.
-pub struct Scaled {
+pub struct CodedPiece {
     code: Code,
     /// The slot of the scales, and the range of scales of the blocks that the piece covers.
     pub scales: (String, Range<usize>),
@@ -48,15 +48,15 @@ pub struct Scaled {
     first: usize,
 }
 
-impl Scaled {
+impl CodedPiece {
     /// For a piece inside one of these regions; `None` if it is in none.
-    pub fn of(regions: &[Coded], plans: &PlanSet, piece: &TensorRange) -> Option<Scaled> {
+    pub fn of(regions: &[CodedRegion], plans: &PlanSet, piece: &TensorRange) -> Option<CodedPiece> {
         code(piece.ty.dtype)?;
         regions.iter().find_map(|region| {
             let range = region.range(plans, piece)?;
             let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
             let scales = (region.scales(), blocks);
-            Some(Scaled { code: region.code, scales, first: range.start % BLOCK })
+            Some(CodedPiece { code: region.code, scales, first: range.start % BLOCK })
         })
     }
 
@@ -80,7 +80,7 @@ impl Scaled {
     }
 }
 
-impl Coded {
+impl CodedRegion {
     /// The slot with the scales of all its blocks.
     fn scales(&self) -> String {
         scales_path(&self.slot.path)

@@ -16,9 +16,9 @@ use crate::Failure;
 use crate::UserError;
 use crate::refuse;
 use crate::run::checkpoint::{
-    self, Dtype, Index, Retention, Share, State, Tensor, TensorFile, Together, Unsaved, Watch, Written,
+    self, Dtype, Index, Retention, SaveResult, Share, State, Tensor, TensorFile, Together, Unsaved, Watch,
 };
-use crate::run::moments::{self, Scaled, coded};
+use crate::run::moments::{self, CodedPiece, coded_regions};
 
 /// The state between two steps, copied while training continues. On a GPU the copy runs concurrently with the next `grad`, and the next
 /// `apply` waits for it on the device. Each of several ranks copies the pieces that it writes, and pieces of another rank to
@@ -31,7 +31,7 @@ pub struct Snapshot {
     /// The rank that writes the compared pieces.
     owner: usize,
     /// Indices of the 8-bit pieces; their scales were copied after all pieces.
-    scaled: Vec<(usize, Scaled)>,
+    scaled: Vec<(usize, CodedPiece)>,
     /// Present on rank 0, where there are several ranks.
     index: Option<Index>,
     copying: Copying,
@@ -49,8 +49,8 @@ impl Snapshot {
         let mut pieces = owners.swap_remove(rank);
         let owned = pieces.len();
         pieces.extend(compared);
-        let regions = coded(plans);
-        let scaled = |(i, piece)| Some((i, Scaled::of(&regions, plans, piece)?));
+        let regions = coded_regions(plans);
+        let scaled = |(i, piece)| Some((i, CodedPiece::of(&regions, plans, piece)?));
         let scaled: Vec<_> = pieces.iter().enumerate().filter_map(scaled).collect();
         let ranges = pieces.iter().map(|piece| (piece.slot.clone(), piece.within()));
         let ranges: Vec<_> = ranges.chain(scaled.iter().map(|(_, scaled)| scaled.scales.clone())).collect();
@@ -65,7 +65,7 @@ impl Snapshot {
         kept: &Retention,
         together: Option<&Together>,
         watch: Watch,
-    ) -> Written {
+    ) -> SaveResult {
         let Snapshot { pieces, owned, owner, scaled, index, copying, state } = self;
         let copied = copying.finish();
         let values = match &copied {
@@ -93,7 +93,7 @@ impl Snapshot {
 /// The bytes of every piece in the form in which checkpoints store them.
 fn saved_values<'c>(
     pieces: &[TensorRange],
-    scaled: &[(usize, Scaled)],
+    scaled: &[(usize, CodedPiece)],
     copied: &'c Copied,
 ) -> Vec<Cow<'c, [u8]>> {
     let mut values: Vec<Cow<[u8]>> = (0..pieces.len()).map(|i| Cow::Borrowed(copied.tensor(i))).collect();
@@ -170,7 +170,7 @@ pub fn load(session: &mut Session, file: &TensorFile, wanted: impl Fn(Class) -> 
     let pieces = held(session, wanted);
     let differences = pieces.iter().filter_map(|piece| difference(file, &piece.path, &piece.ty));
     refuse_differences(differences.collect())?;
-    for region in coded(session.plans()) {
+    for region in coded_regions(session.plans()) {
         region.load(session, file, &pieces)?;
     }
     let bytes: usize = pieces.iter().map(TensorRange::bytes).sum();

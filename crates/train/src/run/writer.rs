@@ -19,17 +19,17 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
 /// The outcome of a save.
 #[derive(Debug)]
-pub struct Written {
+pub struct SaveOutcome {
     pub step: u64,
     pub seconds: f64,
     pub kept: Retention,
-    pub result: checkpoint::Written,
+    pub result: checkpoint::SaveResult,
 }
 
 pub struct Writer {
     /// Dropped first, which ends the thread.
     jobs: Option<Sender<(Snapshot, Retention)>>,
-    results: Receiver<Written>,
+    results: Receiver<SaveOutcome>,
     is_busy: bool,
     /// File system operations so far.
     done: Arc<AtomicU64>,
@@ -53,7 +53,7 @@ impl Writer {
                 };
                 let result = snapshot.save(&checkpoints, &kept, together.as_ref(), watch);
                 let seconds = began.elapsed().as_secs_f64();
-                let written = Written { step, seconds, kept, result };
+                let written = SaveOutcome { step, seconds, kept, result };
                 if report.send(written).is_err() {
                     return;
                 }
@@ -72,7 +72,7 @@ impl Writer {
     }
 
     /// The outcome of the save that has ended, if one has.
-    pub fn finished(&mut self) -> Option<Written> {
+    pub fn finished(&mut self) -> Option<SaveOutcome> {
         let written = if self.is_busy { self.results.try_recv().ok()? } else { return None };
         self.is_busy = false;
         Some(written)
@@ -80,7 +80,7 @@ impl Writer {
 
     /// Waits for the save that is under way, if one is. Meanwhile passes `progress` a count that grows with completed operations and
     /// with time, because a flush reports no progress.
-    pub fn wait(&mut self, progress: impl Fn(u64)) -> Option<Written> {
+    pub fn wait(&mut self, progress: impl Fn(u64)) -> Option<SaveOutcome> {
         if !self.is_busy {
             return None;
         }

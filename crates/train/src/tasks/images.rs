@@ -217,7 +217,7 @@ impl Dataset for ImageSets {
         };
         Ok(Box::new(ImageBatches {
             loader,
-            maker: Maker::training(config, feeding.micro_batch, &self.train, feeding.inputs())?,
+            maker: BatchMaker::training(config, feeding.micro_batch, &self.train, feeding.inputs())?,
             batches: LaneBatches::new(lanes, feeding.micro_batch),
         }))
     }
@@ -246,7 +246,7 @@ enum Images {
 
 struct ImageBatches {
     loader: Images,
-    maker: Maker,
+    maker: BatchMaker,
     batches: LaneBatches<ImageBatch>,
 }
 
@@ -302,7 +302,7 @@ impl BatchSource for ImageBatches {
 
 /// Makes batches of images for plans of one capacity.
 #[derive(Clone, Debug)]
-struct Maker {
+struct BatchMaker {
     /// Images that the plan has capacity for.
     capacity: usize,
     /// Tokens of an image.
@@ -317,18 +317,27 @@ struct Maker {
     inputs: Inputs,
 }
 
-impl Maker {
+impl BatchMaker {
     /// For training: with mixing, and with class weights, which may depend on the counts of classes in the set.
-    fn training(config: &Config, capacity: usize, set: &ImageSet, inputs: Inputs) -> Result<Maker, Failure> {
+    fn training(
+        config: &Config,
+        capacity: usize,
+        set: &ImageSet,
+        inputs: Inputs,
+    ) -> Result<BatchMaker, Failure> {
         let classes = config.model.classes().expect("a model of images has classes");
         let class_weights = config.train.class_weights.of_counts(&set.balance(classes))?;
-        Ok(Maker { mixing: Mixing::of(config), class_weights, ..Maker::plain(config, capacity, inputs) })
+        Ok(BatchMaker {
+            mixing: Mixing::of(config),
+            class_weights,
+            ..BatchMaker::plain(config, capacity, inputs)
+        })
     }
 
     /// Unmixed images, each with weight 1.
-    fn plain(config: &Config, capacity: usize, inputs: Inputs) -> Maker {
+    fn plain(config: &Config, capacity: usize, inputs: Inputs) -> BatchMaker {
         let classes = config.model.classes().unwrap_or(0);
-        Maker {
+        BatchMaker {
             capacity,
             tokens: config.model.tokens(),
             image_bytes: config.model.image_sides().map_or(0, |[height, width]| height * width * CHANNELS),
@@ -399,7 +408,8 @@ pub fn drawn(config: &Config, count: usize, part: usize, inputs: Inputs) -> Batc
     let label = |sample: &u64| (philox([*sample as u32, 0, 2, 0], seed)[0] % classes) as i32;
     let labels = samples.iter().map(label).collect();
     let images = ImageBatch { pixels, labels, samples, ..ImageBatch::default() };
-    Maker { mixing: Mixing::of(config), ..Maker::plain(config, count, inputs) }.batch(Role::GRAD, images)
+    BatchMaker { mixing: Mixing::of(config), ..BatchMaker::plain(config, count, inputs) }
+        .batch(Role::GRAD, images)
 }
 
 /// Images in order, in the view of evaluation.
@@ -407,14 +417,14 @@ pub struct OrderedImages {
     set: Arc<ImageSet>,
     view: View,
     count: u64,
-    maker: Maker,
+    maker: BatchMaker,
 }
 
 impl OrderedImages {
     /// The first images of a set, at most `most`.
     pub fn new(config: &Config, set: Arc<ImageSet>, most: usize) -> OrderedImages {
         let count = set.count().min(most as u64);
-        let maker = Maker::plain(config, 0, Inputs::default());
+        let maker = BatchMaker::plain(config, 0, Inputs::default());
         OrderedImages { set, view: view(config, false), count, maker }
     }
 }
@@ -432,7 +442,7 @@ impl EvalSet for OrderedImages {
         let first = (number * capacity) as u64;
         let range = first..(first + capacity as u64).min(self.count);
         let images = images::ordered(&self.set, &self.view, range)?;
-        let maker = Maker { capacity, inputs: inputs.clone(), ..self.maker.clone() };
+        let maker = BatchMaker { capacity, inputs: inputs.clone(), ..self.maker.clone() };
         Ok(maker.batch(Role::Eval, images))
     }
 

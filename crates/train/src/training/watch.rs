@@ -12,7 +12,7 @@ use flatout_runtime::cuda::nvml::Reading;
 use crate::device::Device;
 use crate::resolve::compile::Compiled;
 use crate::resolve::prediction;
-use crate::resolve::windows::OfWindow;
+use crate::resolve::windows::WindowPlan;
 use crate::run::events::GpuSample;
 
 /// Interval between two samples of the GPU. A sample takes milliseconds in the driver, on a thread of its own.
@@ -50,7 +50,7 @@ impl Expected {
             flops_per_token: flops as f64,
             predicted_seconds: cost.predicted_seconds,
         };
-        let of_window = |(index, window): (usize, &OfWindow)| {
+        let of_window = |(index, window): (usize, &WindowPlan)| {
             of(window.flops_per_token, prediction::step_cost_by(compiled, batch, Role::Grad(index)))
         };
         match &compiled.windows[..] {

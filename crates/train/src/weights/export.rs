@@ -29,7 +29,7 @@ use crate::run::BESIDE;
 use crate::run::checkpoint::{Dtype, header};
 use crate::weights::adapters::{also_trains, check_merge};
 use crate::weights::loaded::Loaded;
-use crate::weights::peft::{self, Trained};
+use crate::weights::peft::{self, AdapterExport};
 use crate::weights::pretrained::folder::{CONFIG, GENERATION, INDEX, PROCESSOR, SINGLE};
 use crate::weights::pretrained::{Weights, folder, narrow, parameters, processor_of};
 use flatout_data::durable;
@@ -152,7 +152,7 @@ impl Adapters {
             let within = if name == DEFAULT_ADAPTER { String::new() } else { format!("{name}/") };
             let into = folder.join(&within);
             fs::create_dir_all(&into).map_err(Failure::io(into.display()))?;
-            let trained = Trained {
+            let trained = AdapterExport {
                 model: &model,
                 weights: &mut loaded.weights,
                 adapters,
@@ -176,7 +176,7 @@ impl Adapters {
 }
 
 /// The configs of the exported model.
-struct Described {
+struct ModelConfigs {
     config: Value,
     positions: usize,
     /// Present for a model that generates text.
@@ -186,7 +186,7 @@ struct Described {
     tokenizer: Tokenizer,
 }
 
-fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
+fn describe(loaded: &mut Loaded, dtype: Width) -> Result<ModelConfigs, UserError> {
     let dir = loaded.dir.clone();
     if !loaded.is_run {
         refuse!("{} is in the Hugging Face layout already: a run is what can be exported", dir.display());
@@ -233,7 +233,7 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
     if let Ok(published) = model.published() {
         published.describe_processor(&mut config, &processor);
     }
-    Ok(Described {
+    Ok(ModelConfigs {
         config,
         positions: model.tokens(),
         generation,
@@ -259,7 +259,7 @@ fn answer_end(loaded: &Loaded, vocabulary: Option<&Vocabulary>) -> Option<u32> {
 fn write(
     loaded: &mut Loaded,
     wanted: &Export,
-    described: &Described,
+    described: &ModelConfigs,
     folder: &Path,
 ) -> Result<Exported, Failure> {
     let (files, parameters, bytes) = write_weights(loaded, wanted, folder)?;
@@ -309,7 +309,7 @@ pub(crate) fn template(loaded: &Loaded, tokenizer: &Tokenizer) -> Result<Option<
 }
 
 /// A tensor of the export, and the parameters that it is made of.
-struct Out {
+struct OutTensor {
     name: String,
     dims: Vec<usize>,
     parts: Vec<Stored>,
@@ -317,7 +317,7 @@ struct Out {
     resampled: Option<Resampled>,
 }
 
-impl Out {
+impl OutTensor {
     fn elements(&self) -> u64 {
         self.dims.iter().product::<usize>() as u64
     }
@@ -356,17 +356,17 @@ impl Out {
 type Types = BTreeMap<String, (TensorType, Init)>;
 
 /// The tensors of the export, in the order of the model.
-fn tensors(loaded: &Loaded, types: &Types) -> Vec<Out> {
+fn tensors(loaded: &Loaded, types: &Types) -> Vec<OutTensor> {
     let published = loaded.config.model.published().expect("a model that has a config.json is published");
     let stored = published.stored(&|path| types[path].0.dims.clone());
-    let mut outs: Vec<Out> = vec![];
+    let mut outs: Vec<OutTensor> = vec![];
     for part in stored.expect("a model that has a config.json has names") {
         let resampled = published.resampled().filter(|resampled| resampled.theirs == part.theirs);
         match outs.iter_mut().find(|out| out.name == part.theirs) {
             Some(out) => out.parts.push(part),
             None => {
                 let dims = resampled.map_or(part.dims.clone(), |resampled| resampled.dims(&part.dims));
-                outs.push(Out { name: part.theirs.clone(), dims, parts: vec![part], resampled });
+                outs.push(OutTensor { name: part.theirs.clone(), dims, parts: vec![part], resampled });
             }
         }
     }
@@ -382,8 +382,8 @@ fn write_weights(
     let dtype = if wanted.dtype == Width::F32 { Dtype::F32 } else { Dtype::Bf16 };
     let types = parameters(&loaded.config.model);
     let outs = tensors(loaded, &types);
-    let bytes = |out: &Out| out.elements() * dtype.bytes() as u64;
-    let (parameters, total) = (outs.iter().map(Out::elements).sum(), outs.iter().map(bytes).sum());
+    let bytes = |out: &OutTensor| out.elements() * dtype.bytes() as u64;
+    let (parameters, total) = (outs.iter().map(OutTensor::elements).sum(), outs.iter().map(bytes).sum());
     let shards = cut(outs, wanted.shard_bytes, bytes);
     let count = shards.len();
     let name = |number: usize| match count {

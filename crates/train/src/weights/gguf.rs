@@ -29,7 +29,7 @@ use crate::weights::loaded::Loaded;
 use crate::weights::pretrained::{Weights, parameters};
 use elements::{BLOCK, Elements};
 use target::{Target, WRITTEN_BY};
-use tokenizer::Frame;
+use tokenizer::TokenFacts;
 use write::Entry;
 
 choice! {
@@ -163,7 +163,7 @@ fn tokens(loaded: &mut Loaded, rows: usize) -> Result<Result<Metadata, String>, 
     };
     let learned = template(loaded, &tokenizer)?;
     let eos = vocabulary.eos();
-    let frame = Frame {
+    let facts = TokenFacts {
         rows,
         bos: vocabulary.bos(),
         eos,
@@ -175,7 +175,7 @@ fn tokens(loaded: &mut Loaded, rows: usize) -> Result<Result<Metadata, String>, 
         padding: special("pad_token").or_else(|| u32::try_from(file["padding"]["pad_id"].as_u64()?).ok()),
         chat_template: learned.or_else(of_file).or_else(of_config),
     };
-    Ok(tokenizer::describe(&file, &frame))
+    Ok(tokenizer::describe(&file, &facts))
 }
 
 /// Every parameter with its type and initial values.

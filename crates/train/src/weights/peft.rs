@@ -395,7 +395,7 @@ fn patterns(weights: &[&str], all: &[&str]) -> Vec<String> {
 }
 
 /// The source of one exported adapter, and what was trained with it.
-pub struct Trained<'a> {
+pub struct AdapterExport<'a> {
     pub model: &'a DecoderConfig,
     pub weights: &'a mut Weights,
     /// Adapters with one name.
@@ -407,8 +407,8 @@ pub struct Trained<'a> {
 }
 
 /// Writes both files of an adapter into a folder; returns the number of parameters and the bytes of the tensors.
-pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, u64), Failure> {
-    let Trained { model, weights, adapters, also, from } = trained;
+pub fn write(trained: AdapterExport<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, u64), Failure> {
+    let AdapterExport { model, weights, adapters, also, from } = trained;
     let modules = exportable(model, adapters)?;
     let beside = ModuleAdapters::of(&modules, adapters).expect("checked to be exportable");
     let shapes = parameters(&model.clone().into());
@@ -465,7 +465,7 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
     let mut file = header(&heads, &METADATA).map_err(Failure::io(path.display()))?;
     named.iter().for_each(|(_, _, bytes)| file.extend_from_slice(bytes));
     durable::write(&path, &file).map_err(Failure::io(path.display()))?;
-    let config = described_by(model, &beside, &modules, &whole, from);
+    let config = adapter_config(model, &beside, &modules, &whole, from);
     let text = serde_json::to_vec_pretty(&config).expect("JSON has a text");
     durable::write(&folder.join(CONFIG), &text).map_err(Failure::io(folder.display()))?;
     let elements = named.iter().map(|(_, dims, _)| dims.iter().product::<usize>() as u64).sum();
@@ -491,7 +491,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
 }
 
-fn described_by(
+fn adapter_config(
     model: &DecoderConfig,
     beside: &[ModuleAdapters<'_>],
     modules: &[Module],

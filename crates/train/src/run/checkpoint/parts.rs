@@ -44,7 +44,7 @@ pub enum Unsaved {
 }
 
 /// How a save ended.
-pub type Written = Result<Saved, Unsaved>;
+pub type SaveResult = Result<Saved, Unsaved>;
 
 /// The writers of all ranks, seen from one of them.
 pub struct Together {
@@ -107,7 +107,7 @@ impl Together {
     }
 
     /// Saves a checkpoint of which this rank writes a share. Every rank calls this with the same step.
-    pub fn save(&self, checkpoints: &Path, share: &Share, kept: &Retention, watch: Watch) -> Written {
+    pub fn save(&self, checkpoints: &Path, share: &Share, kept: &Retention, watch: Watch) -> SaveResult {
         let step = share.state.step;
         let ended = match self.of_first(|| begin(checkpoints, step, watch))? {
             BeginMessage::Failed(why) => EndMessage::Failed(self.of_rank(0, &why)),

@@ -81,7 +81,7 @@ impl Entry {
 
 /// A tensor as the header describes it.
 #[derive(Serialize, Deserialize)]
-struct Described {
+struct HeaderEntry {
     dtype: Dtype,
     shape: Vec<usize>,
     /// Offset of its first byte and of the byte after its last, from the end of the header.
@@ -105,7 +105,7 @@ pub fn header(tensors: &[(&str, Dtype, &[usize])], metadata: &[(&str, &str)]) ->
     for (name, dtype, shape) in tensors {
         let start = end;
         end += (shape.iter().product::<usize>() * dtype.bytes()) as u64;
-        let entry = Described { dtype: *dtype, shape: shape.to_vec(), data_offsets: [start, end] };
+        let entry = HeaderEntry { dtype: *dtype, shape: shape.to_vec(), data_offsets: [start, end] };
         let twin = header.insert(name.to_string(), serde_json::to_value(entry)?);
         assert!(twin.is_none() && *name != METADATA, "{name} is a tensor's own name");
     }
@@ -134,22 +134,22 @@ pub fn write(out: &mut impl Write, tensors: &[Tensor]) -> io::Result<()> {
 }
 
 /// The header's names and values in file order, so that duplicates are noticed.
-struct Named(Vec<(String, serde_json::Value)>);
+struct OrderedHeader(Vec<(String, serde_json::Value)>);
 
-impl<'de> Deserialize<'de> for Named {
+impl<'de> Deserialize<'de> for OrderedHeader {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Visitor;
         impl<'de> serde::de::Visitor<'de> for Visitor {
-            type Value = Named;
+            type Value = OrderedHeader;
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("an object of tensors")
             }
-            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Named, A::Error> {
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<OrderedHeader, A::Error> {
                 let mut named = vec![];
                 while let Some(pair) = map.next_entry()? {
                     named.push(pair);
                 }
-                Ok(Named(named))
+                Ok(OrderedHeader(named))
             }
         }
         deserializer.deserialize_map(Visitor)
@@ -188,12 +188,12 @@ impl TensorFile {
         }
         let mut header = vec![0; header_bytes as usize];
         file.read_exact(&mut header)?;
-        let Named(parsed) = serde_json::from_slice(&header)
+        let OrderedHeader(parsed) = serde_json::from_slice(&header)
             .map_err(|error| broken(format!("its header is not the format's JSON: {error}")))?;
         let data = 8 + header_bytes;
         let mut entries = BTreeMap::new();
         for (name, value) in parsed.into_iter().filter(|(name, _)| name != METADATA) {
-            let Described { dtype, shape, data_offsets: [start, end] } =
+            let HeaderEntry { dtype, shape, data_offsets: [start, end] } =
                 serde_json::from_value(value).map_err(|error| broken(format!("`{name}`: {error}")))?;
             let bytes = shape.iter().try_fold(dtype.bytes(), |n, &extent| n.checked_mul(extent));
             let right_size =

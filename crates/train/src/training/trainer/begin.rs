@@ -420,9 +420,9 @@ fn unreadable_log(error: std::io::Error) -> Failure {
     }
 }
 
-type Begun = (Progress, serde_json::Value, Skips, Patience);
+type ResumedState = (Progress, serde_json::Value, Skips, Patience);
 
-fn resume(config: &Config, session: &mut Session, run: &Path, path: &Path) -> Result<Begun, Failure> {
+fn resume(config: &Config, session: &mut Session, run: &Path, path: &Path) -> Result<ResumedState, Failure> {
     let (state, file) = checkpoint::open(path).map_err(Failure::io(path.display()))?;
     pretrained::resume(config, session, run)?;
     load(session, &file, Class::is_saved)?;

@@ -9,7 +9,7 @@ use flatout_models::library::gguf::{Metadata, Value};
 use serde_json::Value as Json;
 
 /// Facts about tokens that a file has in addition to their list.
-pub struct Frame {
+pub struct TokenFacts {
     /// Rows of the embedding, which may exceed the tokeniser's number of tokens.
     pub rows: usize,
     pub bos: u32,
@@ -31,7 +31,7 @@ const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
 /// The metadata of a tokeniser, or the reason for which llama.cpp has no equal one.
-pub fn describe(file: &Json, frame: &Frame) -> Result<Metadata, String> {
+pub fn describe(file: &Json, facts: &TokenFacts) -> Result<Metadata, String> {
     let model = &file["model"];
     // Files from before the field existed contain only BPE.
     let kind = model["type"].as_str().or(model["merges"].is_array().then_some("BPE"));
@@ -47,7 +47,7 @@ pub fn describe(file: &Json, frame: &Frame) -> Result<Metadata, String> {
     }
     let merges = merges(model)?;
     let is_sentence_piece = model["byte_fallback"].as_bool() == Some(true);
-    let (tokens, types) = tokens(file, frame.rows, is_sentence_piece)?;
+    let (tokens, types) = tokens(file, facts.rows, is_sentence_piece)?;
     let text = |text: &str| Value::String(text.into());
     let mut all: Vec<(&str, Value)> = vec![];
     match is_sentence_piece {
@@ -68,15 +68,15 @@ pub fn describe(file: &Json, frame: &Frame) -> Result<Metadata, String> {
     }
     all.push(("ggml.tokens", Value::Strings(tokens)));
     all.push(("ggml.token_type", Value::I32s(types)));
-    all.push(("ggml.bos_token_id", Value::U32(frame.bos)));
-    all.push(("ggml.eos_token_id", Value::U32(frame.eos)));
-    all.extend(frame.end_of_turn.map(|token| ("ggml.eot_token_id", Value::U32(token))));
-    all.extend(frame.unknown.map(|token| ("ggml.unknown_token_id", Value::U32(token))));
-    all.extend(frame.padding.map(|token| ("ggml.padding_token_id", Value::U32(token))));
+    all.push(("ggml.bos_token_id", Value::U32(facts.bos)));
+    all.push(("ggml.eos_token_id", Value::U32(facts.eos)));
+    all.extend(facts.end_of_turn.map(|token| ("ggml.eot_token_id", Value::U32(token))));
+    all.extend(facts.unknown.map(|token| ("ggml.unknown_token_id", Value::U32(token))));
+    all.extend(facts.padding.map(|token| ("ggml.padding_token_id", Value::U32(token))));
     let [first, last] = around(&file["post_processor"]);
-    all.push(("ggml.add_bos_token", Value::Bool(first == Some(frame.bos))));
-    all.push(("ggml.add_eos_token", Value::Bool(last == Some(frame.eos))));
-    all.extend(frame.chat_template.as_ref().map(|template| ("chat_template", text(template))));
+    all.push(("ggml.add_bos_token", Value::Bool(first == Some(facts.bos))));
+    all.push(("ggml.add_eos_token", Value::Bool(last == Some(facts.eos))));
+    all.extend(facts.chat_template.as_ref().map(|template| ("chat_template", text(template))));
     Ok(all.into_iter().map(|(key, value)| (format!("tokenizer.{key}"), value)).collect())
 }
 
@@ -338,8 +338,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn frame() -> Frame {
-        Frame {
+    fn facts() -> TokenFacts {
+        TokenFacts {
             rows: 8,
             bos: 0,
             eos: 1,
@@ -388,18 +388,18 @@ mod tests {
 
     #[test]
     fn every_row_of_the_embedding_has_a_token() {
-        let described = describe(&byte_level(gpt2()), &frame()).unwrap();
+        let described = describe(&byte_level(gpt2()), &facts()).unwrap();
         let tokens = ["<bos>", "<eos>", "a", "b", "ab", "Ġ", "<turn>", "[PAD7]"].map(String::from).to_vec();
         assert_eq!(value(&described, "ggml.tokens"), Some(Value::Strings(tokens)));
         let types = vec![CONTROL, CONTROL, NORMAL, NORMAL, NORMAL, NORMAL, USER_DEFINED, UNUSED];
         assert_eq!(value(&described, "ggml.token_type"), Some(Value::I32s(types)));
         assert_eq!(value(&described, "ggml.merges"), Some(Value::Strings(vec!["a b".into()])));
         assert_eq!(value(&described, "ggml.add_bos_token"), Some(Value::Bool(false)));
-        let few = describe(&byte_level(gpt2()), &Frame { rows: 5, ..frame() }).unwrap_err();
+        let few = describe(&byte_level(gpt2()), &TokenFacts { rows: 5, ..facts() }).unwrap_err();
         assert!(few.contains("has no row among 5"), "{few}");
         let mut twice = byte_level(gpt2());
         twice["model"]["vocab"] = json!({ "<bos>": 0, "<eos>": 1, "a": 2, "b": 3, "ab": 4, "[PAD7]": 5 });
-        assert!(describe(&twice, &frame()).unwrap_err().contains("are both spelled \"[PAD7]\""));
+        assert!(describe(&twice, &facts()).unwrap_err().contains("are both spelled \"[PAD7]\""));
     }
 
     #[test]
@@ -407,7 +407,7 @@ mod tests {
         let digits = json!({ "type": "Digits", "individual_digits": true });
         let smollm = json!({ "type": "Sequence", "pretokenizers": [digits, gpt2()] });
         let name =
-            |file: &Json| describe(file, &frame()).map(|described| value(&described, "ggml.pre").unwrap());
+            |file: &Json| describe(file, &facts()).map(|described| value(&described, "ggml.pre").unwrap());
         let text = |text: &str| Ok(Value::String(text.into()));
         assert_eq!(name(&byte_level(gpt2())), text("gpt-2"));
         assert_eq!(name(&byte_level(smollm)), text("smollm"));
@@ -446,19 +446,19 @@ mod tests {
         });
         file["post_processor"] =
             json!({ "type": "Sequence", "processors": [{ "type": "ByteLevel" }, template] });
-        let described = describe(&file, &frame()).unwrap();
+        let described = describe(&file, &facts()).unwrap();
         assert_eq!(value(&described, "ggml.add_bos_token"), Some(Value::Bool(true)));
         assert_eq!(value(&described, "ggml.add_eos_token"), Some(Value::Bool(false)));
-        let plain = describe(&byte_level(gpt2()), &frame()).unwrap();
+        let plain = describe(&byte_level(gpt2()), &facts()).unwrap();
         assert_eq!(value(&plain, "ggml.add_bos_token"), Some(Value::Bool(false)));
     }
 
     #[test]
     fn unknown_and_padding_tokens_are_written_where_there_are_some() {
         let keys = ["ggml.unknown_token_id", "ggml.padding_token_id"];
-        let none = describe(&byte_level(gpt2()), &frame()).unwrap();
+        let none = describe(&byte_level(gpt2()), &facts()).unwrap();
         assert_eq!(keys.map(|key| value(&none, key)), [None, None]);
-        let both = Frame { unknown: Some(0), padding: Some(6), ..frame() };
+        let both = TokenFacts { unknown: Some(0), padding: Some(6), ..facts() };
         let both = describe(&byte_level(gpt2()), &both).unwrap();
         assert_eq!(keys.map(|key| value(&both, key)), [Some(Value::U32(0)), Some(Value::U32(6))]);
     }
@@ -478,8 +478,8 @@ mod tests {
 
     #[test]
     fn sentence_pieces_are_merged_by_score() {
-        let frame = Frame { rows: 9, ..frame() };
-        let described = describe(&sentence_piece(), &frame).unwrap();
+        let facts = TokenFacts { rows: 9, ..facts() };
+        let described = describe(&sentence_piece(), &facts).unwrap();
         assert_eq!(value(&described, "ggml.model"), Some(Value::String("llama".into())));
         let scores = vec![0.0, 0.0, 0.0, 0.0, -2.0, 0.0, 0.0, 0.0, -1.0];
         assert_eq!(value(&described, "ggml.scores"), Some(Value::F32s(scores)));
@@ -492,7 +492,7 @@ mod tests {
             let mut file = sentence_piece();
             file["normalizer"] = json!(null);
             file["pre_tokenizer"] = metaspace;
-            describe(&file, &frame).map(|described| value(&described, "ggml.add_space_prefix").unwrap())
+            describe(&file, &facts).map(|described| value(&described, "ggml.add_space_prefix").unwrap())
         };
         let metaspace = |more: Json| {
             let mut all = json!({ "type": "Metaspace", "replacement": "▁" });
@@ -514,20 +514,20 @@ mod tests {
         let mut incomplete = sentence_piece();
         incomplete["model"]["merges"] = json!(["a b", "b b", "ab b"]);
         assert!(
-            describe(&incomplete, &frame)
+            describe(&incomplete, &facts)
                 .unwrap_err()
                 .contains("\"abb\" can be merged from other tokens as well")
         );
         let mut apart = sentence_piece();
         apart["model"]["merges"] = json!(["ab b", "a b", "b b", "a bb"]);
         assert!(
-            describe(&apart, &frame)
+            describe(&apart, &facts)
                 .unwrap_err()
                 .contains("\"abb\" is made by merges that are not consecutive")
         );
         let mut spaceless = sentence_piece();
         spaceless["normalizer"] = json!(null);
         spaceless["pre_tokenizer"] = json!(null);
-        assert!(describe(&spaceless, &frame).unwrap_err().contains("does not spell spaces"));
+        assert!(describe(&spaceless, &facts).unwrap_err().contains("does not spell spaces"));
     }
 }
