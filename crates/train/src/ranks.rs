@@ -30,7 +30,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub struct Ranks {
     world: World,
     wire: Option<Arc<TimedWire>>,
-    /// Every rank knows the reason for which the run cannot begin, and leaves by itself.
+    /// Every rank knows the reason why the run cannot begin, and leaves by itself.
     is_refused: Cell<bool>,
     has_begun: Cell<bool>,
     /// The smallest memory of any rank's device: plans must be equal, and some choices depend on what fits.
@@ -475,7 +475,7 @@ pub fn target_among(ranks: usize, target: Target) -> Target {
 #[derive(Serialize, Deserialize)]
 enum StartMessage<T> {
     Value(T),
-    /// Exit code and reason for which the run cannot begin.
+    /// Exit code and reason why the run cannot begin.
     Refusal(u8, String),
 }
 
@@ -483,7 +483,7 @@ fn failed(failure: flatout_world::Failure) -> Failure {
     Failure::Environment(failure.sentence)
 }
 
-/// The transport, and the reason for which it broke.
+/// The transport, and the reason why it broke.
 struct TimedWire {
     sockets: Sockets,
     broken: Mutex<Option<WireError>>,

@@ -18,7 +18,7 @@ use crate::machine;
 
 const FOLDER: &str = "timings";
 
-/// Stores a device's timings, or returns the reason for which that failed.
+/// Stores a device's timings, or returns the reason why that failed.
 pub fn keep(device: &Device, timings: &Timings) -> Result<(), String> {
     let key = timing_key(device);
     Store::of_this_user(FOLDER).put(&entry(&key), format!("{key}\n{}", timings.to_text()).as_bytes())

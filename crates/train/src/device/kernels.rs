@@ -16,7 +16,7 @@ pub struct Checked {
     pub kernel: String,
     /// Bound on the relative L2 error of each output.
     pub bound: f64,
-    /// The largest error, or the reason for which the case failed.
+    /// The largest error, or the reason why the case failed.
     pub error: Result<f64, String>,
 }
 
@@ -263,7 +263,7 @@ pub struct Candidate {
 pub struct Gpu {
     /// `None` where there is no GPU; otherwise whether it can be used.
     pub usable: Option<bool>,
-    /// Its description, or the reason for which it is not used.
+    /// Its description, or the reason why it is not used.
     pub sentence: String,
     pub candidates: Vec<Candidate>,
     /// Libraries of which no candidate was opened, and the command that installs each.

@@ -184,7 +184,7 @@ fn wire_ceiling(switches: &Switches) -> u64 {
     if switches.compute.wire == Wire::Nccl { nccl::CEILING_BYTES } else { 0 }
 }
 
-/// The links between this machine's GPUs, or the reason for which they are unknown.
+/// The links between this machine's GPUs, or the reason why they are unknown.
 pub fn topology() -> Result<&'static Topology, String> {
     gpu::topology().map_err(|why| why.to_string())
 }

@@ -282,9 +282,9 @@ impl Generator {
         self.continue_prompts(&prompts, how, token)
     }
 
-    /// Continues every prompt, as many at a time as there are lanes, each independently: the continuation of a prompt does not depend
-    /// on the others. A lane that is done takes the next prompt. Passes on each token as it arrives, with the number of its prompt,
-    /// and returns all tokens after each prompt.
+    /// Continues every prompt, as many at a time as there are lanes, each independently: the continuation of a prompt does not
+    /// depend on the others. A lane that is done takes the next prompt. Passes on each token as it arrives, with the number of
+    /// its prompt, and returns all tokens after each prompt.
     pub fn continue_prompts(
         &mut self,
         prompts: &[Prompt],

@@ -112,14 +112,14 @@ impl Patience {
         Patience { best: counter(BEST).map(f64::from_bits), since: counter(SINCE).unwrap_or(0) }
     }
 
-    /// The reason for which a run with a goal ends here, if it does: an evaluation reached the goal.
+    /// The reason why a run with a goal ends here, if it does: an evaluation reached the goal.
     pub fn reached(&self, metric: Metric, goal: Option<f64>) -> Option<String> {
         let (goal, best) = (goal?, self.best?);
         let is_there = best == goal || metric.is_better(best, goal);
         is_there.then(|| format!("{metric} reached {best:.4}, and {goal} was asked for (eval.goal)"))
     }
 
-    /// The reason for which a run with this patience ends here, if it does.
+    /// The reason why a run with this patience ends here, if it does.
     pub fn ends(&self, metric: Metric, patience: Option<u64>) -> Option<String> {
         let most = patience.filter(|most| self.since >= *most)?;
         let best = self.best.map_or("never a number".into(), |best| format!("{best:.4} at best"));

@@ -20,9 +20,9 @@ use crate::run::checkpoint::{
 };
 use crate::run::moments::{self, CodedPiece, coded_regions};
 
-/// The state between two steps, copied while training continues. On a GPU the copy runs concurrently with the next `grad`, and the next
-/// `apply` waits for it on the device. Each of several ranks copies the pieces that it writes, and pieces of another rank to
-/// compare.
+/// The state between two steps, copied while training continues. On a GPU the copy runs concurrently with the next `grad`, and
+/// the next `apply` waits for it on the device. Each of several ranks copies the pieces that it writes, and pieces of another
+/// rank to compare.
 pub struct Snapshot {
     /// The pieces it writes, then those it compares.
     pieces: Vec<TensorRange>,

@@ -78,8 +78,8 @@ impl Writer {
         Some(written)
     }
 
-    /// Waits for the save that is under way, if one is. Meanwhile passes `progress` a count that grows with completed operations and
-    /// with time, because a flush reports no progress.
+    /// Waits for the save that is under way, if one is. Meanwhile passes `progress` a count that grows with completed operations
+    /// and with time, because a flush reports no progress.
     pub fn wait(&mut self, progress: impl Fn(u64)) -> Option<SaveOutcome> {
         if !self.is_busy {
             return None;

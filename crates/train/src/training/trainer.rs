@@ -185,7 +185,7 @@ struct Trainer<'a, 'n, 's> {
     is_past_peak: bool,
     /// Samples since this process began that contributed nothing to training.
     samples_left_out: u64,
-    /// The reason for which all ranks stop, where there are several ranks and one was asked to stop.
+    /// The reason why all ranks stop, where there are several ranks and one was asked to stop.
     agreed_stop: Option<&'static str>,
     sharing: Sharing,
     /// The end of the newest update, as long as only updates have run since.
@@ -529,7 +529,7 @@ impl Trainer<'_, '_, '_> {
         Ok(())
     }
 
-    /// The reason for which the run ends before its last step, if there is one.
+    /// The reason why the run ends before its last step, if there is one.
     fn early(&self) -> Option<String> {
         let (metric, eval) = (self.config.eval.metric, &self.config.eval);
         let reached = self.patience.reached(metric, eval.goal);

@@ -23,7 +23,7 @@ pub struct Results {
     pub is_applied: bool,
     /// Present where preferences are learned.
     pub rewards: Option<RewardMetrics>,
-    /// The reason for which all ranks stop after this update, where one of several ranks was asked to stop.
+    /// The reason why all ranks stop after this update, where one of several ranks was asked to stop.
     pub stop: Option<&'static str>,
 }
 

@@ -18,7 +18,8 @@ use crate::run::events::GpuSample;
 /// Interval between two samples of the GPU. A sample takes milliseconds in the driver, on a thread of its own.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
-/// Updates whose median speed is compared with the prediction, and the smallest ratio of the two (or its inverse) without a warning.
+/// Updates whose median speed is compared with the prediction, and the smallest ratio of the two (or its inverse) without a
+/// warning.
 const UPDATES_COMPARED: usize = 16;
 const MIN_RATIO: f64 = 0.6;
 /// The largest share of an update's time spent waiting for rows with which the update still counts.

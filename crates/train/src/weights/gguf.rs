@@ -134,7 +134,7 @@ fn general(dir: &Path, architecture: &str, own: &Metadata, dtype: Width) -> Meta
     all
 }
 
-/// The tokeniser's metadata, or the reason for which there is none.
+/// The tokeniser's metadata, or the reason why there is none.
 fn tokens(loaded: &mut Loaded, rows: usize) -> Result<Result<Metadata, String>, Failure> {
     let tokenizer = Tokenizer::of(loaded);
     let parsed = |name: &str| {

@@ -44,7 +44,7 @@ pub struct Told {
     pub top: Vec<(u32, f32)>,
 }
 
-/// The reason for which a text ended.
+/// The reason why a text ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Finish {
     /// This token ended it, which is not part of the text.

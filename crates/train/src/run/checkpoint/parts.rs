@@ -34,7 +34,7 @@ use crate::ranks::{Ranks, message};
 /// The channel for the calls of writer threads.
 const CHANNEL: &str = "checkpoints";
 
-/// The reason for which a save gave no checkpoint.
+/// The reason why a save failed.
 #[derive(Debug)]
 pub enum Unsaved {
     /// It could not be written; the next save may succeed.
@@ -57,7 +57,7 @@ pub struct Together {
 /// A rank's share of a save.
 pub struct Share<'a> {
     pub state: &'a State,
-    /// The tensors of its part, or the reason for which the copy failed.
+    /// The tensors of its part, or the reason why the copy failed.
     pub own: Result<Vec<Tensor<'a>>, String>,
     /// The rank whose tensors it compares, and its own replicas of them.
     pub seen: (usize, Vec<Tensor<'a>>),

@@ -91,7 +91,8 @@ pub(super) fn apply(checkpoints: &Path, saved: u64, kept: &Retention, watch: Wat
     Ok(())
 }
 
-/// Removes checkpoints other than the complete one of a step that need not stay, if a process was killed between saving and pruning.
+/// Removes checkpoints other than the complete one of a step that need not stay, if a process was killed between saving and
+/// pruning.
 pub fn prune(checkpoints: &Path, step: u64, kept: &Retention) -> io::Result<()> {
     if step > 0 { apply(checkpoints, step, kept, &mut |_| Ok(())) } else { Ok(()) }
 }

@@ -30,7 +30,7 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// The metadata of a tokeniser, or the reason for which llama.cpp has no equal one.
+/// The metadata of a tokeniser, or the reason why llama.cpp has no equal one.
 pub fn describe(file: &Json, facts: &TokenFacts) -> Result<Metadata, String> {
     let model = &file["model"];
     // Files from before the field existed contain only BPE.
