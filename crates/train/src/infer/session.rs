@@ -1,4 +1,4 @@
-//! A session that runs a loaded model's programs.
+//! Opens a session that runs a loaded model's programs.
 
 use flatout_ir::{Base, Program, Role, compile};
 use flatout_runtime::Session;

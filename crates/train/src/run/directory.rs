@@ -38,9 +38,9 @@ choice! {
     pub enum Resume {
         /// Refuse.
         Never = "never",
-        /// Continue it; begin where there is none.
+        /// Continue it; begin a new run if there is none.
         Auto = "auto",
-        /// Continue it; refuse where there is none.
+        /// Continue it; refuse if there is none.
         Must = "must",
     }
 }

@@ -69,7 +69,7 @@ pub struct Start {
     /// Kernels of the plans that may give different bits each time.
     #[serde(default)]
     pub not_deterministic: Vec<String>,
-    /// The kernels that attention runs on, on a GPU, with the times they were chosen by.
+    /// The kernels that run attention, on a GPU, with the times they were chosen by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<String>,
     /// Number of products per kernel, on a GPU.
@@ -164,7 +164,7 @@ pub struct Prepared {
     pub products_remembered: usize,
 }
 
-/// The training data in numbers; absent where a source cannot tell.
+/// The training data in numbers; a number is absent if the source does not know it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DataFacts {
     pub source: String,

@@ -57,7 +57,8 @@ pub struct StopFlag {
 pub fn install() -> io::Result<StopFlag> {
     let signal = Arc::new(AtomicUsize::new(0));
     let interrupted = Arc::new(AtomicBool::new(false));
-    // Handlers run in the order they were added: the first SIGINT finds `interrupted` unset and passes on to set it.
+    // Handlers run in the order they were added: at the first SIGINT this one finds `interrupted` unset, and the next one sets
+    // it.
     flag::register_conditional_shutdown(SIGINT, LEFT_WITHOUT_SAVING, Arc::clone(&interrupted))?;
     flag::register(SIGINT, interrupted)?;
     flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;

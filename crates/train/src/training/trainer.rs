@@ -82,7 +82,7 @@ pub trait Sink {
     fn record(&mut self, event: &Event) -> Option<String>;
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub status: Status,

@@ -214,7 +214,7 @@ mod tests {
         );
     }
 
-    /// `tiny` has one table for both, and each place is asked for by its name.
+    /// In `tiny` embedding and head are one tied table, and each of the two is selected by its own name.
     #[test]
     fn the_embedding_and_the_head_are_asked_for_by_name() {
         let weights = |paths: &str| -> Vec<String> {

@@ -43,7 +43,7 @@ pub enum Unsaved {
     Unequal(String),
 }
 
-/// How a save ended.
+/// The result of a save.
 pub type SaveResult = Result<Saved, Unsaved>;
 
 /// The writers of all ranks, seen from one of them.

@@ -52,7 +52,7 @@ impl Saving {
     }
 }
 
-/// The shortest wait for an earlier save that is worth a warning, once a run.
+/// The shortest wait for an earlier save that gives a warning, once per run.
 const LONG_WAIT_SECONDS: f64 = 1.0;
 
 impl Trainer<'_, '_, '_> {

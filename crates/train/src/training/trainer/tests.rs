@@ -18,7 +18,7 @@ thread_local! {
     static DISTURB: RefCell<Option<Disturb>> = const { RefCell::new(None) };
 }
 
-/// Called by the loop on every micro-batch.
+/// Called by the training loop on every micro-batch.
 pub(super) fn disturbed(mut batch: Batch) -> Batch {
     DISTURB.with_borrow(|disturb| disturb.iter().for_each(|disturb| disturb(&mut batch)));
     batch
