@@ -46,7 +46,7 @@ struct Response {
 
 impl Response {
     fn take(&mut self, news: Progress) {
-        assert_eq!(self.finish, None, "nothing comes behind the end");
+        assert_eq!(self.finish, None, "nothing comes after the end");
         self.echoed.extend(news.echoed);
         self.text += &news.text;
         self.tokens.extend(news.tokens);

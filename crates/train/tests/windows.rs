@@ -29,7 +29,7 @@ fn one_window_trains_as_the_model_of_that_window() {
     let scheduled = losses("scheduled", &["schedule.windows=[4]"]);
     let own = losses("own", &["model.window=4"]);
     assert_eq!(scheduled.0, own.0);
-    assert_ne!(scheduled.1, own.1, "evaluations see as the model says, which here is everything");
+    assert_ne!(scheduled.1, own.1, "evaluations use the window of the model, which here is unlimited");
     // A window of the whole context has no effect.
     assert_eq!(losses("wide", &["schedule.windows=[32]"]), losses("plain", &[]));
 }

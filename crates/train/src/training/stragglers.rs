@@ -189,7 +189,7 @@ mod tests {
         let now_and_then: Vec<f64> =
             (0..200).map(|step| if step % 19 == 0 { 101.0 } else { 500.0 }).collect();
         assert_eq!(warned(&mut stragglers, &now_and_then), []);
-        assert_eq!(warned(&mut stragglers, &[50.0; 100]), [], "a fast rank makes nobody slow");
+        assert_eq!(warned(&mut stragglers, &[50.0; 100]), [], "a fast rank makes no other rank slow");
     }
 
     /// The slow device waits least for the others, which identifies it.

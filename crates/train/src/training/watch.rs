@@ -227,7 +227,7 @@ mod tests {
         assert_eq!((seen.of_predicted, seen.of_roofline), (Some(0.5), None));
         let mut watch = watch;
         let doubts: Vec<String> = (0..40).filter_map(|_| watch.doubt(&seen, 0.0)).collect();
-        assert_eq!(doubts.len(), 1, "it is said once: {doubts:?}");
+        assert_eq!(doubts.len(), 1, "the warning is given once: {doubts:?}");
         assert!(doubts[0].contains("2.0 times as long as the calibration"), "{doubts:?}");
         let mut quick = Watch { shares: vec![], ..watch };
         assert_eq!((0..40).find_map(|_| quick.doubt(&seen, 0.5)), None, "it waits for its rows");

@@ -181,7 +181,7 @@ mod tests {
         let mut text = GrowingText::new(vocabulary.clone(), &[]);
         assert!(fox[..fox.len() - 1].iter().all(|token| text.push(*token).is_none()));
         assert_eq!(text.finish(), "\u{fffd}");
-        assert_eq!(text.finish(), "", "and nothing is left behind it");
+        assert_eq!(text.finish(), "", "and nothing is left after it");
         let mut text = GrowingText::new(vocabulary, &fox[..1]);
         let rest: Vec<Option<String>> = fox[1..].iter().map(|token| text.push(*token)).collect();
         assert_eq!(rest.last(), Some(&Some("🦊".into())), "the first tokens complete the prompt's");
