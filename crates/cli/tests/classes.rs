@@ -88,7 +88,7 @@ fn a_labelled_file_is_learned_judged_and_asked_about() {
     assert_eq!((rows[0], rows.len()), ("row,class,food,weather", 11));
     assert!(rows[1].starts_with("\"new.csv, line 2\",weather,"), "{}", rows[1]);
     let refused = say(dir, &["eval", "run", "--predict", "new.csv", "--out", "said.txt"]);
-    assert!(refused.code == Some(2) && refused.err.contains("wants to end in .jsonl or .csv"), "{refused:?}");
+    assert!(refused.code == Some(2) && refused.err.contains("must end in .jsonl or .csv"), "{refused:?}");
 
     done(say(dir, &["export", "run@best", "--to", "out"]));
     let config: Value =

@@ -278,7 +278,7 @@ const SHARDS: &[Case] = &[
     (
         "an index that lies about a shard",
         |m| index(m, |i| i["weight_map"][NORM] = json!(FIRST)),
-        "has `model.norm.weight`, and it has not",
+        "has `model.norm.weight`, but it does not",
     ),
     (
         "a tensor in two shards",
@@ -360,8 +360,8 @@ fn ids_that_are_not_the_models() {
         ("[[1, 53]]", "row 0 has token 53, and the model's vocabulary is 53"),
         ("[[1], []]", "row 1 has no tokens"),
         ("[]", "has no rows"),
-        ("[[-1]]", "wants to be rows of token ids"),
-        ("{", "wants to be rows of token ids"),
+        ("[[-1]]", "must hold rows of token ids"),
+        ("{", "must hold rows of token ids"),
     ] {
         fs::write(dir.join("ids.json"), ids).expect("a file");
         let said = say(dir, &["logits", "model", "--ids", "ids.json", "--out", "out.safetensors"]);
