@@ -1,17 +1,17 @@
-//! The text of an operation's attributes: every attribute prints to a word and reads back to an equal value.
+//! The text of an operation's attributes: every attribute prints as a word that parses back to an equal value.
 
 use crate::types::DType;
 
 pub trait Attr: Sized {
     fn show(&self) -> String;
     fn read(text: &str) -> Result<Self, String>;
-    /// The value that the text leaves out: most operations have it.
+    /// The default, which the text omits: most operations have it.
     fn unsaid() -> Option<Self> {
         None
     }
 }
 
-/// Whether the text leaves a value out.
+/// Whether the text omits this value.
 pub(crate) fn is_unsaid<T: Attr + PartialEq>(value: &T) -> bool {
     T::unsaid().as_ref() == Some(value)
 }
@@ -50,7 +50,8 @@ impl<T: Attr> Attr for Vec<T> {
     }
 }
 
-/// An enum without fields whose variants have names in the text form, which may leave one of them out.
+/// An enum without fields whose variants have names in the text form; one of them may be the default, which the text
+/// omits.
 macro_rules! named {
     (
         $(#[$meta:meta])* $vis:vis enum $ty:ident { $($(#[$vmeta:meta])* $variant:ident = $name:literal),* $(,)? }

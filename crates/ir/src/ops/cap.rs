@@ -1,11 +1,11 @@
-//! A smooth bound: x becomes cap tanh(x / cap), which is x near 0 and never leaves -cap to cap. Its slope is 1 - (y / cap)^2 of
-//! the result y.
+//! A smooth bound: x becomes cap tanh(x / cap), which is close to x near 0 and stays within -cap to cap. Its slope is 1
+//! - (y / cap)^2 for the result y.
 
 use crate::attr::Attr;
 use crate::builder::Tensor;
 use crate::ops::elementwise::Elementwise as E;
 
-/// The bound on values; none leaves them as they are.
+/// The bound on values; `None` leaves them unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cap(pub Option<f32>);
 
