@@ -1,5 +1,5 @@
-//! Reverse-mode differentiation, by appending to the graph. Only what leads from the wanted inputs to the seeds is
-//! visited, so frozen weights and everything below the first trained one cost nothing.
+//! Reverse-mode differentiation, by appending to the graph. It visits only nodes between the inputs to differentiate
+//! and the seeds, so frozen weights and everything below the first trained one cost nothing.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use crate::builder::{Builder, Tensor};
 use crate::graph::{NodeId, Value};
 use crate::ops::{Op, Vjp};
 
-/// Gradients of the sum of `seeds` (value, its gradient) with respect to `wrt`; zeros where nothing flows.
+/// Gradients of the sum of `seeds` (value, its gradient) with respect to `wrt`; zeros where no gradient flows.
 pub fn gradients<'g>(
     b: &'g Builder,
     seeds: &[(Tensor<'g>, Tensor<'g>)],
@@ -54,7 +54,7 @@ pub fn gradients<'g>(
     wrt.iter().map(gradient).collect()
 }
 
-/// The inputs of a gradient operation, each a value of its own: where one tensor stands in two places, each place has
+/// The inputs of a gradient operation, each as a distinct value: where one tensor is passed twice, each position has
 /// its own derivative, and the rule of the forward operation adds them up.
 pub fn distinct<'g>(b: &'g Builder, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let own = |(i, t): (usize, &Tensor<'g>)| {
@@ -64,7 +64,7 @@ pub fn distinct<'g>(b: &'g Builder, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     ins.iter().enumerate().map(own).collect()
 }
 
-/// Which outputs of a node depend on what is differentiated.
+/// The outputs of a node that depend on the tensors to differentiate.
 #[derive(Clone, Default)]
 struct Wanted {
     all: bool,
@@ -93,8 +93,8 @@ fn reached(b: &Builder, wrt: &[Tensor<'_>], last: u32) -> Vec<Wanted> {
     })
 }
 
-/// Adds up the contributions to one gradient. Gradients of slices that tile the whole are joined, not padded and
-/// added: the gradient of a fused q, k, v product is one tensor its three producers write side by side.
+/// Adds up the contributions to one gradient. Gradients of slices that tile the whole are joined, not padded and added:
+/// the gradient of a fused q, k, v product is one tensor its three producers write side by side.
 fn sum<'g>(b: &'g Builder, parts: Vec<Tensor<'g>>) -> Tensor<'g> {
     let (slices, mut rest): (Vec<_>, Vec<_>) =
         parts.into_iter().partition(|t| matches!(t.source().op, Op::Pad { .. }));
@@ -129,7 +129,7 @@ fn tiles<'g>(slices: &[Tensor<'g>]) -> Option<(usize, Vec<Tensor<'g>>)> {
     (end == slices[0].dims()[axis]).then(|| (axis, pieces.into_iter().map(|(_, t)| t).collect()))
 }
 
-/// The tensor that pieces were cut from, where they are all of it in order: it need not be put together again.
+/// The tensor that pieces were sliced from, where they are all of it in order: then no concat is needed.
 fn cut_from<'g>(pieces: &[Tensor<'g>], axis: usize) -> Option<Tensor<'g>> {
     let whole = pieces.first()?.source().ins.first().map(|v| pieces[0].b.tensor(*v))?;
     let mut end = 0;

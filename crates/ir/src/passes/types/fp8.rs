@@ -282,13 +282,13 @@ impl Narrowing<'_> {
         self.replay.copy_as(id, op, vec![a, b, a_scale, b_scale]);
     }
 
-    /// An operand as it lies or `turned`, and its scale.
-    fn operand(&mut self, operand: Operand, turned: bool, at: NodeId) -> (Value, Value) {
+    /// An operand as it lies or `transposed`, and its scale.
+    fn operand(&mut self, operand: Operand, transposed: bool, at: NodeId) -> (Value, Value) {
         match operand {
             Operand::Weight(copy) => {
                 let (what, dims) =
-                    (if turned { "columns" } else { "rows" }, &self.replay.old.slot(copy).ty.dims);
-                let dims = if turned { vec![dims[1], dims[0]] } else { dims.clone() };
+                    (if transposed { "columns" } else { "rows" }, &self.replay.old.slot(copy).ty.dims);
+                let dims = if transposed { vec![dims[1], dims[0]] } else { dims.clone() };
                 let codes = self.weight(copy, what, TensorType::new(DType::E4M3, dims), at);
                 (codes, self.weight(copy, "scale", TensorType::new(DType::F32, [1]), at))
             }
@@ -298,7 +298,7 @@ impl Narrowing<'_> {
                     Some((scale, _)) => self.replay.add(Op::Read { slot: *scale }, vec![], at),
                     None => node.out(2),
                 };
-                (node.out(turned as u8), scale)
+                (node.out(transposed as u8), scale)
             }
         }
     }

@@ -103,8 +103,8 @@ fn columns(b: &Builder, grad: &Graph, weight: &Slot, name: &str, role: Role) {
     let columns = grad.find_slot(&weight_path("columns", name)).filter(|_| role == Role::Derive);
     let Some(columns) = columns else { return };
     let codes = Slot { path: Codes::Fp8.path(&weight.path), ty: Codes::Fp8.ty(&weight.ty), ..weight.clone() };
-    let turned = b.at_path(name, || b.read(slot(b, codes)).transpose(&[1, 0]));
-    b.write(slot(b, grad.slot(columns).clone()), turned);
+    let transposed = b.at_path(name, || b.read(slot(b, codes)).transpose(&[1, 0]));
+    b.write(slot(b, grad.slot(columns).clone()), transposed);
 }
 
 /// The value that the graph writes to a slot, be it as a part of a larger one.
