@@ -150,7 +150,7 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
     graphs.iter().for_each(|(_, g)| check("gathers", g));
 
     // Each rank holds only its shard of what is sharded.
-    let sharded = shards::take_wholes(&mut graphs, &divided, options);
+    let sharded = shards::remove_wholes(&mut graphs, &divided, options);
     graphs.iter().for_each(|(_, g)| check("shards", g));
     let trained = sharded.iter().filter(|tensor| tensor.class == Class::Weight).count();
     reports.add(Role::Apply, "shards", trained, || {
