@@ -66,20 +66,20 @@ pub fn distinct<'g>(b: &'g Builder, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
 
 /// The outputs of a node that depend on the tensors to differentiate.
 #[derive(Clone, Default)]
-struct Wanted {
+struct Dependent {
     all: bool,
     some: Vec<u8>,
 }
 
-impl Wanted {
+impl Dependent {
     fn get(&self, v: Value) -> bool {
         self.all || self.some.contains(&v.out)
     }
 }
 
-fn reached(b: &Builder, wrt: &[Tensor<'_>], last: u32) -> Vec<Wanted> {
+fn reached(b: &Builder, wrt: &[Tensor<'_>], last: u32) -> Vec<Dependent> {
     b.with_graph(|g| {
-        let mut wanted = vec![Wanted::default(); last as usize + 1];
+        let mut wanted = vec![Dependent::default(); last as usize + 1];
         for t in wrt.iter().filter(|t| t.v.node.0 <= last) {
             wanted[t.v.node.0 as usize].some.push(t.v.out);
         }

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_at_random_has_no_bias_and_is_between_neighbours() {
+    fn stochastic_rounding_is_unbiased_and_between_neighbours() {
         for code in CODES {
             let values = block(5, code, 1.0);
             let mut sums = vec![0.0; BLOCK];
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn second_moments_above_zero_stay_so_and_codes_stay_where_they_are() {
+    fn positive_second_moments_stay_positive_and_codes_are_stable() {
         let values: Vec<f32> =
             (0..BLOCK).map(|i| if i == 0 { 1.0 } else { 1e-30 * (i % 2) as f32 }).collect();
         let (codes, _) = encoded(Code::Unsigned, &values, 1);

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_apart_are_noticed() {
+    fn differing_values_are_rejected() {
         assert!(within(1e-6, &[1.0, f64::NEG_INFINITY], &[1.0, f64::NEG_INFINITY]).is_ok());
         assert!(within(1e-6, &[1.0, 2.0], &[1.0, 2.0 + 1e-5]).is_err());
         assert!(within(1e-6, &[1.0, f64::NAN], &[1.0, f64::NAN]).is_err());
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_gradient_is_noticed() {
+    fn a_wrong_gradient_is_rejected() {
         let (forward, mut values) = Case { name: "a line", build: |t| vec![t.x(&[3]).scale(2.0)] }.forward();
         seed(&forward, &mut values);
         let differences = central_differences(&in_f64(&forward), &values, "x0");

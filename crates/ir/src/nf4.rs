@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_codes_become_these_codes_again() {
+    fn decoded_values_encode_to_the_same_codes() {
         let codes: Vec<u8> = (0..BLOCK as u8 / 2).map(|i| i.wrapping_mul(0x23) ^ 0xf0).collect();
         let mut values = [0.0; BLOCK];
         dequantize(&codes, |_| 0.37, |x| x, 0, &mut values);

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_writes_what_it_alone_has_and_its_share_of_the_rest() {
+    fn a_rank_writes_its_own_state_and_its_share_of_shared_state() {
         // Two replicas of two shards, and a vector that all ranks hold.
         let shard = |shard: usize| {
             let sharded = TensorRange { at: 7, ..piece("w", DType::F32, 80, 40 * shard..40 * shard + 40) };
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_less_of_its_own_writes_more_of_what_all_have() {
+    fn ranks_with_less_state_of_their_own_write_more_shared_state() {
         assert_eq!(filled(&[0, 0, 0], 10), [3, 3, 4]);
         assert_eq!(filled(&[5, 5, 5], 10), [3, 3, 4]);
         assert_eq!(filled(&[5, 0, 3], 4), [0, 3, 1]);
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_of_several_ranks_divide_what_is_saved_and_hold_all() {
+    fn ranks_divide_saved_state_and_hold_all_of_it() {
         let slot = |path: &str, class: Class, n: usize, is_whole: bool| {
             let ty = TensorType::new(DType::F32, [n]);
             let view = View::dense(0, &ty);

@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_repeated_counts_once() {
+    fn repeated_elements_count_once() {
         let dense = View::dense(0, &TensorType::new(DType::BF16, [6, 4]));
         let row = View { strides: vec![0, 1], ..dense.clone() };
         let one = View { strides: vec![0, 0], ..dense.clone() };

@@ -94,7 +94,7 @@ mod tests {
 
     /// A dropout of one in ten over many draws, checked at every position of a block.
     #[test]
-    fn as_many_are_dropped_as_asked_for() {
+    fn dropout_drops_the_requested_share() {
         for place in 0..8 {
             let dropped =
                 (0..50_000).filter(|i| RowDraw::new([3, 4, 5], 6, *i, 7).of(place) < drop_below(0.1));

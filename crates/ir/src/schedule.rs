@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_joined_runs_beside() {
+    fn exchanges_that_nothing_joins_overlap() {
         assert_eq!(played(0.0, &[(1.0, None), (2.0, None)]), (3.0, 0.0));
         assert_eq!(played(0.0, &[(1.0, None), (-2.0, None), (3.0, Some(1))]), (6.0, 2.0), "joined at once");
         assert_eq!(played(0.0, &[(1.0, None), (-2.0, None), (3.0, None)]), (4.0, 0.0), "hidden");
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn every_launch_has_its_place_on_the_axis() {
+    fn timelines_have_every_launch() {
         let launches = [(1.0, None), (-2.0, None), (1.0, None), (-1.0, None), (1.0, Some(1)), (1.0, Some(3))];
         let seconds = launches.map(|(seconds, _)| f64::abs(seconds));
         let runs = timeline(&plan(&launches), 0.0, &seconds);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn launches_beside_an_exchange_have_less_of_the_device() {
+    fn launches_beside_an_exchange_are_slower() {
         // With half of the device for two seconds, one second of work is left over.
         assert_eq!(played(0.5, &[(-2.0, None), (3.0, None)]), (4.0, 1.0));
         assert_eq!(played(0.5, &[(-4.0, None), (1.0, None)]), (4.0, 3.0));

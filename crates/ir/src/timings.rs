@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_timed_takes_as_long_again() {
+    fn timed_sizes_are_predicted_exactly() {
         let timings =
             Timings::new([at(1_000_000, 3e-6), at(1_000_000, 5e-6), at(1_000_000, 4e-6), at(7, 0.0)]);
         assert_eq!(timings.points().len(), 1, "one a size, and nothing that took no time");
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn between_points_efficiency_lies_between_theirs() {
+    fn efficiency_is_interpolated_between_points() {
         // A fixed cost of a microsecond, and half of the peak rate.
         let cost = |flops: u64| 1e-6 + flops as f64 / 5e11;
         let timings =
@@ -350,14 +350,14 @@ mod tests {
     }
 
     #[test]
-    fn what_does_next_to_nothing_tells_nothing_of_what_does_much() {
+    fn small_launches_do_not_affect_predictions_of_large_ones() {
         let timings = Timings::new([at(1, 2e-6), at(10, 2.5e-6)]);
         let expected = timings.expect(&at(1_000_000_000, 0.0).size, &RATES).unwrap();
         assert!((expected / 1.002e-3 - 1.0).abs() < 1e-6, "its roofline, and the least: {expected}");
     }
 
     #[test]
-    fn a_kernel_without_points_is_taken_for_its_kind() {
+    fn kernels_without_points_use_points_of_their_kind() {
         let timings = Timings::new([at(1, 1e-9), at(1_000_000, 4e-6)]);
         let other = size("other", Units::F32, 2_000_000, 1000);
         assert!((timings.expect(&other, &RATES).unwrap() / 8e-6 - 1.0).abs() < 1e-3);
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exchange_is_expected_between_points_of_its_kernel_and_ranks() {
+    fn exchanges_are_interpolated_between_points_of_their_kernel_and_ranks() {
         let exchange = |kernel: &str, inner: u64, ways: u64| Size {
             work: Work::Wire,
             inner,

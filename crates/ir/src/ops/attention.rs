@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_have_the_pairs_that_they_show() {
+    fn window_pair_counts_are_exact() {
         let q = |tokens| TensorType::new(DType::F32, [tokens, 1, 1]);
         for (len, back, ahead) in
             [(7, 3, 0), (7, 0, 0), (7, 6, 0), (7, 90, 0), (7, 2, 2), (8, 3, 90), (1, 5, 5)]

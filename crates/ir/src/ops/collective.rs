@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trees_are_balanced_where_they_can_be() {
+    fn sums_over_powers_of_two_are_balanced_trees() {
         let written = |terms: usize| {
             let mut sums: Vec<String> = (0..terms).map(|i| i.to_string()).collect();
             tree(terms, |onto, term| sums[onto] = format!("({}+{})", sums[onto], sums[term]));

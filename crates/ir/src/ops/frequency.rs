@@ -225,7 +225,7 @@ mod tests {
 
     /// Pair f of 4 turns by theta^(-(f mod 2) / 2).
     #[test]
-    fn frequencies_begin_anew_for_every_run() {
+    fn every_run_has_the_same_frequencies() {
         let frequencies = Frequencies { runs: 2, ..Frequencies::from(1e4) };
         assert_eq!(frequencies.turns(4), [1.0, 0.01, 1.0, 0.01]);
         let table: Vec<f64> = frequencies.table(3, 4).collect();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn fast_pairs_stay_and_slow_ones_are_stretched() {
+    fn scaling_keeps_fast_pairs_and_slows_slow_ones() {
         let turns = |scaling| Frequencies { scaling, ..Frequencies::from(1e4) }.turns(64);
         let plain = turns(Scaling::None);
         assert!((plain[16] - 1e4f64.powf(-0.25)).abs() < 1e-15);
@@ -253,7 +253,7 @@ mod tests {
     /// Published worked values: for Llama 3.1's head of 128 at theta 5e5, frequencies 0 to 28 stay and those from 36 on
     /// are divided by 8.
     #[test]
-    fn llama3_changes_where_it_should() {
+    fn llama3_scaling_changes_only_slow_frequencies() {
         let scaling = Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
         let plain = Frequencies::from(5e5).turns(64);
         let stretched = Frequencies { scaling, ..Frequencies::from(5e5) }.turns(64);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn frequencies_are_divided_one_by_one() {
+    fn frequencies_are_divided_by_their_own_factors() {
         let factors = Factors::of(&[1.0, 4.0]);
         assert_eq!(factors, Factors::of(&[1.0, 4.0]));
         let frequencies =

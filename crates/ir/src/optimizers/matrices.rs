@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_that_repeat_are_runs() {
+    fn repeated_layers_form_runs() {
         let matrix = |start, rows, columns| Matrix { start, rows, columns };
         let layer = |at: usize| vec![matrix(at, 3, 4), matrix(at + 16, 2, 2)];
         let other = vec![matrix(64, 5, 2)];
