@@ -12,7 +12,7 @@ use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::oracle::{self, Values};
 use flatout_ir::passes::differentiate::{differentiate, gradient_path};
-use flatout_ir::passes::forward::adapters::{self, How};
+use flatout_ir::passes::forward::adapters::{self, AdapterContext};
 use flatout_ir::passes::input_path;
 use flatout_ir::target::paper;
 use flatout_ir::{
@@ -385,8 +385,9 @@ fn adapters_of_a_shared_weight_serve_both_applications() {
 fn applications_draw_dropout_separately() {
     let g = shared(&apart(ModelFamily::Llama, false), true);
     let update = Update::default();
-    let how = How { update: &update, role: Role::GRAD, folds: true };
-    let (g, _) = adapters::adapters(&g, &adapted(&["attn.wo"], &[FIRST], false, 0.5), how).expect("adapters");
+    let context = AdapterContext { update: &update, role: Role::GRAD, folds: true };
+    let (g, _) =
+        adapters::adapters(&g, &adapted(&["attn.wo"], &[FIRST], false, 0.5), context).expect("adapters");
     let keys: Vec<u64> =
         g.nodes.iter().filter(|n| n.op.kind() == OpKind::Dropout).map(|node| node.key).collect();
     assert!(keys.len() == 2 && keys[0] != keys[1], "{keys:?}");

@@ -106,8 +106,8 @@ fn adapted(g: &Graph, scales: [f64; 3], folds: bool) -> Trained {
     };
     let all: Vec<Adapter> = ["wq", "wk", "wv"].into_iter().zip(scales).map(beside).collect();
     let update = Update::default();
-    let how = adapters::How { update: &update, role: Role::GRAD, folds };
-    differentiate::differentiate(&adapters::adapters(g, &all, how).expect("adapters").0)
+    let context = adapters::AdapterContext { update: &update, role: Role::GRAD, folds };
+    differentiate::differentiate(&adapters::adapters(g, &all, context).expect("adapters").0)
 }
 
 #[test]
