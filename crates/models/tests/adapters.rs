@@ -282,14 +282,14 @@ fn choices() -> [Options; 8] {
 }
 
 #[test]
-fn lora_has_the_gradients_of_the_weight_it_makes() {
+fn lora_has_the_gradients_of_the_adapted_weight() {
     for options in choices() {
         cases(false).iter().for_each(|adapters| compare(adapters, options.clone(), 1e-4));
     }
 }
 
 #[test]
-fn dora_has_the_gradients_of_the_weight_it_makes_with_a_constant_norm() {
+fn dora_has_the_gradients_of_the_adapted_weight_with_a_constant_norm() {
     for options in choices() {
         cases(true).iter().for_each(|adapters| compare(adapters, options.clone(), 1e-4));
     }
@@ -333,7 +333,7 @@ fn both_ends_of_a_decoder_have_adapters() {
 
 /// The head's adapter leaves logits in chunks: no plan has them all.
 #[test]
-fn a_heads_adapter_keeps_no_logits() {
+fn a_heads_adapter_does_not_materialise_logits() {
     let g = build(&DecoderConfig { vocab: 4096, ..small::decoder() }, loss(24));
     let options = |adapters: Vec<Adapter>| Options { adapters, freeze: frozen(&g), ..Options::default() };
     let plans = |adapters: Vec<Adapter>| {
@@ -360,7 +360,7 @@ fn joined(plans: &PlanSet) -> usize {
 }
 
 #[test]
-fn with_many_rows_what_adapters_add_is_part_of_the_product() {
+fn with_many_rows_adapters_join_the_product() {
     let (g, dora) = many_rows();
     let with = |f: &dyn Fn(&mut Adapter)| {
         let mut all = dora.clone();
@@ -412,7 +412,7 @@ fn dropout_draws_the_same_however_products_are_merged() {
 
 /// Dropout inside an adapter's products is the dropout beside them, but for the rounding of what is kept.
 #[test]
-fn thin_products_drop_the_same() {
+fn thin_products_match_separate_dropout() {
     let model = DecoderConfig { width: 16, head_size: Some(8), ..small::decoder() };
     let g = build(&model, LOSS);
     let weights = ["layers.0.attn.wq", "layers.0.attn.wo", "layers.1.attn.wq", "layers.1.attn.wo"];
@@ -443,7 +443,7 @@ fn thin_products_drop_the_same() {
 
 /// Nothing below the first adapter is differentiated, no frozen weight has a gradient, and frozen matrices are bf16.
 #[test]
-fn only_what_leads_to_an_adapter_is_computed() {
+fn only_gradients_that_reach_adapters_are_computed() {
     let g = build(&small::decoder(), LOSS);
     let adapters: Vec<Adapter> = ["wq", "wk", "wv", "wo"]
         .iter()
@@ -576,7 +576,7 @@ fn frozen_beside(g: &Graph, adapters: &[Adapter]) -> BTreeSet<String> {
 
 /// In every form of the plans, beside LoRA and DoRA, and with nothing beside the base but norms that are trained.
 #[test]
-fn a_base_in_four_bits_computes_as_its_values_do() {
+fn an_nf4_base_computes_like_its_decoded_values() {
     let g = build(&small::decoder(), LOSS);
     let narrow = Options { precision: Precision::BF16, ..Options::default() };
     let choices = || {
@@ -602,7 +602,7 @@ fn even_decoder() -> Graph {
 
 /// The same of eight bits, whether products multiply the codes or what is dequantised.
 #[test]
-fn a_base_in_eight_bits_computes_as_its_values_do() {
+fn an_fp8_base_computes_like_its_decoded_values() {
     let g = even_decoder();
     let eight = |scaling| Options { precision: Precision::FP8, fp8_scaling: scaling, ..Options::default() };
     let eight_bits = || {
@@ -627,7 +627,7 @@ fn a_base_in_eight_bits_computes_as_its_values_do() {
 /// Weights in eight bits take two bytes a value where products multiply the codes both ways, one where they are dequantised, and
 /// nothing keeps them otherwise.
 #[test]
-fn a_base_in_eight_bits_is_there_once() {
+fn an_fp8_base_is_stored_once() {
     let g = even_decoder();
     let linear = base::linear(&g);
     let plans = |precision: Precision, base: Base| {
@@ -669,7 +669,7 @@ fn a_base_in_eight_bits_is_there_once() {
 
 /// No more than one weight is there in full at a time, and none of them between the passes.
 #[test]
-fn a_base_in_four_bits_leaves_no_copy() {
+fn an_nf4_base_has_no_full_copy() {
     let config = DecoderConfig { layers: 6, width: 64, ffn: 192, ..small::decoder() };
     let g = build(&config, LOSS);
     for precision in [Precision::F32, Precision::BF16] {

@@ -220,7 +220,7 @@ fn every_option_of_the_model_compiles_to_its_gradients() {
 
 /// In f64, with what is dropped: a last block that leaves rows out is no other model.
 #[test]
-fn a_last_block_at_the_rows_that_are_read_gives_the_gradients_of_one_at_every_row() {
+fn a_trimmed_last_block_has_the_same_gradients() {
     for config in [small(), gpt2(), gemma(), DecoderConfig { layers: 1, ..small() }] {
         let [whole, trimmed] = [ANSWERS, TRIMMED].map(|form| build(&config, form));
         // Their slots lie in another order, which values are drawn by; and the row that is none counts nothing.
@@ -346,7 +346,7 @@ fn landings_are_planned_memory() {
 
 /// Tables of learned values are embeddings: two layers read each, and Muon leaves them to AdamW.
 #[test]
-fn tables_of_values_belong_to_no_layer() {
+fn value_tables_belong_to_no_layer() {
     let graph = build(&DecoderConfig { value_embeddings: 1, tied: false, ..small() }, LOSS);
     let tables: Vec<_> = graph.slots.iter().filter(|slot| slot.path.starts_with("value_embed")).collect();
     assert_eq!(tables.len(), 1);

@@ -225,7 +225,7 @@ fn options(mesh: Mesh, lanes: usize) -> Options {
 }
 
 #[test]
-fn ranks_make_the_update_of_all_rows() {
+fn ranks_compute_the_update_of_all_rows() {
     let (c, how) = (&config(), Update::default());
     for (ranks, rows) in [(2, 4), (3, 6), (4, 4), (8, 8)] {
         let want = plain(c, rows, &how);
@@ -268,7 +268,7 @@ fn ranks_share_the_scales_of_8_bit_floats() {
 
 /// The same bits for every number of ranks that divides the lanes, and for every mesh of them.
 #[test]
-fn bits_do_not_depend_on_how_many_ranks_have_the_lanes() {
+fn bits_do_not_depend_on_the_number_of_ranks() {
     let c = &config();
     let one = on_ranks(c, 8, &options(Mesh::ONE, 8));
     close(&one, &plain(c, 8, &Update::default()), 1e-5, "eight lanes on one rank");
@@ -298,7 +298,7 @@ fn plans_of(c: &DecoderConfig, options: &Options) -> PlanSet {
 /// Ranks that have shares make the update of all rows, at every level, in any number of buckets and on any mesh; and where a rank
 /// has one micro-batch, all levels have the same bits.
 #[test]
-fn ranks_with_shares_make_the_update_of_all_rows() {
+fn sharded_ranks_compute_the_update_of_all_rows() {
     let (c, how) = (&dividable(), Update::default());
     for (mesh, rows) in [
         (Mesh::new(1, 2), 4),
@@ -376,7 +376,7 @@ fn ranks_have_whole_layers_of_matrices() {
 
 /// A table of learned values that two layers read is divided as others are: the sum of both gradients has the bits of one rank.
 #[test]
-fn tables_that_two_layers_read_are_divided() {
+fn tables_shared_by_two_layers_are_divided() {
     // Of fewer tokens the table would be too small to be worth it.
     let c = &DecoderConfig { value_embeddings: 1, tied: false, vocab: 2048, ..dividable() };
     let two = Mesh::new(1, 2);
@@ -400,7 +400,7 @@ fn tables_that_two_layers_read_are_divided() {
 /// Where ranks add their gradients in every micro-batch, they have lanes that lie side by side at a time: the bits of one rank for
 /// every number of ranks and every mesh.
 #[test]
-fn ranks_in_step_have_the_bits_of_one_rank() {
+fn ranks_that_sum_every_batch_have_the_bits_of_one_rank() {
     let c = &dividable();
     let one = on_ranks(c, 8, &options(Mesh::ONE, 8));
     for mesh in [Mesh::new(1, 2), Mesh::new(1, 4), Mesh::new(2, 2), Mesh::new(1, 8), Mesh::new(4, 2)] {
@@ -413,7 +413,7 @@ fn ranks_in_step_have_the_bits_of_one_rank() {
 
 /// 8-bit copies of weights are made of what was gathered.
 #[test]
-fn ranks_with_shares_quantise_whole_weights() {
+fn sharded_ranks_quantise_gathered_weights() {
     let c = &DecoderConfig {
         width: 32,
         head_size: Some(16),
@@ -482,7 +482,7 @@ fn a_frozen_base_is_divided_beside_adapters() {
 
 /// Bytes a trained parameter a rank, by what holds it.
 #[test]
-fn shares_take_their_part_of_the_memory() {
+fn shards_divide_the_memory() {
     let c =
         &DecoderConfig { width: 512, head_size: Some(64), ffn: 1024, layers: 3, vocab: 512, ..dividable() };
     let parameters: usize =
@@ -525,7 +525,7 @@ fn eight_layers(tied: bool) -> DecoderConfig {
 
 /// Gradients that are added as they are made take the memory of few layers, and are computed where they are sent from.
 #[test]
-fn gradients_in_step_are_made_where_they_are_sent_from() {
+fn scattered_gradients_are_computed_in_the_send_buffer() {
     for tied in [false, true] {
         let c = &eight_layers(tied);
         for precision in [Precision::F32, Precision::BF16] {
@@ -553,7 +553,7 @@ fn gradients_in_step_are_made_where_they_are_sent_from() {
 /// Layers' weights are gathered for the forward pass and again for the backward pass, each beside the layer before it, and of
 /// gathered weights a plan has those of two layers at most.
 #[test]
-fn weights_are_gathered_beside_the_layer_before() {
+fn weight_gathers_overlap_the_previous_layer() {
     for (precision, element) in [(Precision::F32, 4), (Precision::BF16, 2)] {
         let c = &eight_layers(true);
         let mesh = Mesh::new(1, 4);
@@ -602,7 +602,7 @@ fn weights_are_gathered_beside_the_layer_before() {
 
 /// One rank that exchanges with itself makes the update of one that does not, to the bit; without that it has no exchange.
 #[test]
-fn one_rank_that_exchanges_with_itself_has_the_bits_of_one_that_does_not() {
+fn a_rank_exchanging_with_itself_has_the_same_bits() {
     let c = &config();
     for precision in [Precision::F32, Precision::BF16] {
         let plain = Options { precision, ..options(Mesh::ONE, 1) };
@@ -620,7 +620,7 @@ fn one_rank_that_exchanges_with_itself_has_the_bits_of_one_that_does_not() {
 
 /// Which exchange lies in which plan; and without shares there is nothing of them.
 #[test]
-fn shares_are_exchanged_where_they_are_updated_and_gathered_where_they_are_read() {
+fn shards_are_exchanged_by_updates_and_gathered_by_readers() {
     let c = &dividable();
     let average = |o: Options| Options { update: Update { average: Some(0.9), ..Update::default() }, ..o };
     let mesh = Mesh::new(1, 4);
@@ -671,7 +671,7 @@ fn shares_are_exchanged_where_they_are_updated_and_gathered_where_they_are_read(
 
 /// Evaluation reads averages that were gathered, and training goes on with the weights that `derive` brings back.
 #[test]
-fn averages_are_gathered_for_evaluation_and_weights_come_back() {
+fn averages_are_gathered_for_evaluation_and_weights_restored() {
     let c = &dividable();
     for precision in [Precision::F32, Precision::BF16] {
         let how = Update { average: Some(0.9), ..Update::default() };
@@ -726,7 +726,7 @@ fn averages_are_gathered_for_evaluation_and_weights_come_back() {
 
 /// A launch behind a join needs it: without one, the plans are refused and late exchanges give other numbers.
 #[test]
-fn a_join_that_is_missing_is_noticed() {
+fn a_missing_join_is_detected() {
     let c = &dividable();
     let options = shared(Mesh::new(1, 2), 2, 2);
     let program = Program { role: Role::GRAD, graph: graph(c, 1) };
@@ -749,7 +749,7 @@ fn a_join_that_is_missing_is_noticed() {
 /// Without overlap every exchange is joined by the next compute launch, and bits are the same; with it, a bucket is gathered
 /// while the next is updated.
 #[test]
-fn exchanges_run_beside_launches_that_do_not_wait_for_them() {
+fn exchanges_overlap_launches_that_do_not_join_them() {
     let c = &dividable();
     for (mesh, rows) in
         [(Mesh::new(1, 2), 2), (Mesh::new(1, 4), 4), (Mesh::new(2, 2), 4), (Mesh::new(1, 8), 8)]
