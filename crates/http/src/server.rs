@@ -232,14 +232,14 @@ async fn respond(asked: hyper::Request<Incoming>, shared: Arc<Shared>) -> Respon
         Err(answer) => answer,
         Ok((request, room)) => match (shared.settings.immediate)(&request) {
             Some(answer) => answer,
-            None => replied(request, room, shared).await,
+            None => run_function(request, room, shared).await,
         },
     };
     response(answer, is_head)
 }
 
 /// The function's answer. A body keeps its room until the function has finished with it.
-async fn replied(request: Request, room: Option<OwnedSemaphorePermit>, shared: Arc<Shared>) -> Answer {
+async fn run_function(request: Request, room: Option<OwnedSemaphorePermit>, shared: Arc<Shared>) -> Answer {
     let refusal = shared.settings.refusal;
     let failed = || refusal(500, "the answer failed; flatout goes on");
     let run = move || {
@@ -261,7 +261,7 @@ async fn admit(
     shared: &Shared,
 ) -> Result<(Request, Option<OwnedSemaphorePermit>), Answer> {
     let (head, incoming) = asked.into_parts();
-    match judge(&head, &shared.settings) {
+    match check_head(&head, &shared.settings) {
         Err(answer) => {
             discard(incoming).await;
             Err(answer)
@@ -275,7 +275,7 @@ async fn admit(
 }
 
 /// Checks a request by its head; returns the limits of its body if it has one.
-fn judge<'s>(head: &Parts, settings: &'s Settings) -> Result<(Request, Option<&'s Bodies>), Answer> {
+fn check_head<'s>(head: &Parts, settings: &'s Settings) -> Result<(Request, Option<&'s Bodies>), Answer> {
     let Settings { guard, bodies, refusal, .. } = settings;
     let request = Request::new(head.uri.path(), head.uri.query().unwrap_or(""));
     let text = |name: HeaderName| head.headers.get(name).and_then(|value| value.to_str().ok());

@@ -6,14 +6,14 @@ pub trait Attr: Sized {
     fn show(&self) -> String;
     fn read(text: &str) -> Result<Self, String>;
     /// The default, which the text omits: most operations have it.
-    fn unsaid() -> Option<Self> {
+    fn omitted() -> Option<Self> {
         None
     }
 }
 
 /// Whether the text omits this value.
-pub(crate) fn is_unsaid<T: Attr + PartialEq>(value: &T) -> bool {
-    T::unsaid().as_ref() == Some(value)
+pub(crate) fn is_omitted<T: Attr + PartialEq>(value: &T) -> bool {
+    T::omitted().as_ref() == Some(value)
 }
 
 macro_rules! attr_by_display {
@@ -55,7 +55,7 @@ impl<T: Attr> Attr for Vec<T> {
 macro_rules! named {
     (
         $(#[$meta:meta])* $vis:vis enum $ty:ident { $($(#[$vmeta:meta])* $variant:ident = $name:literal),* $(,)? }
-        $(unsaid $unsaid:ident)?
+        $(omitted $omitted:ident)?
     ) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -76,7 +76,7 @@ macro_rules! named {
                     _ => Err(format!("`{text}` is not a {}", stringify!($ty))),
                 }
             }
-            $(fn unsaid() -> Option<Self> { Some($ty::$unsaid) })?
+            $(fn omitted() -> Option<Self> { Some($ty::$omitted) })?
         }
     };
 }
@@ -89,7 +89,7 @@ impl<'a> AttrMap<'a> {
     pub fn take<T: Attr>(&mut self, name: &str) -> Result<T, String> {
         match self.0.iter().position(|(n, _)| *n == name) {
             Some(i) => T::read(self.0.remove(i).1),
-            None => T::unsaid().ok_or_else(|| format!("attribute `{name}` is missing")),
+            None => T::omitted().ok_or_else(|| format!("attribute `{name}` is missing")),
         }
     }
 }

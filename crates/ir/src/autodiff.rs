@@ -17,7 +17,7 @@ pub fn gradients<'g>(
     let Some(last) = seeds.iter().map(|(y, _)| y.v.node.0).max() else {
         return wrt.iter().map(zeros).collect();
     };
-    let wanted = reached(b, wrt, last);
+    let dependents = dependents(b, wrt, last);
     let mut found: HashMap<Value, Vec<Tensor<'g>>> = HashMap::new();
     for (y, dy) in seeds {
         found.entry(y.v).or_default().push(*dy);
@@ -25,7 +25,7 @@ pub fn gradients<'g>(
     for id in (0..=last).rev().map(NodeId) {
         let node = b.with_graph(|g| g.node(id).clone());
         let is_wrt = |v: Value| wrt.iter().any(|t| t.v == v);
-        let needs: Vec<bool> = node.ins.iter().map(|v| wanted[v.node.0 as usize].get(*v)).collect();
+        let needs: Vec<bool> = node.ins.iter().map(|v| dependents[v.node.0 as usize].get(*v)).collect();
         if !needs.contains(&true) {
             continue;
         }
@@ -77,19 +77,19 @@ impl Dependent {
     }
 }
 
-fn reached(b: &Builder, wrt: &[Tensor<'_>], last: u32) -> Vec<Dependent> {
+fn dependents(b: &Builder, wrt: &[Tensor<'_>], last: u32) -> Vec<Dependent> {
     b.with_graph(|g| {
-        let mut wanted = vec![Dependent::default(); last as usize + 1];
+        let mut dependents = vec![Dependent::default(); last as usize + 1];
         for t in wrt.iter().filter(|t| t.v.node.0 <= last) {
-            wanted[t.v.node.0 as usize].some.push(t.v.out);
+            dependents[t.v.node.0 as usize].some.push(t.v.out);
         }
         for (i, node) in g.nodes[..=last as usize].iter().enumerate() {
             let float = node.outs.iter().any(|t| t.dtype.is_float());
-            if float && node.ins.iter().any(|v| wanted[v.node.0 as usize].get(*v)) {
-                wanted[i].all = true;
+            if float && node.ins.iter().any(|v| dependents[v.node.0 as usize].get(*v)) {
+                dependents[i].all = true;
             }
         }
-        wanted
+        dependents
     })
 }
 

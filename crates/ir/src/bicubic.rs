@@ -38,7 +38,7 @@ fn plain_line(from: usize, to: usize) -> Vec<f64> {
     weights
 }
 
-/// The same with antialiasing.
+/// `[to, from]` weights along one axis, with antialiasing.
 fn smooth_line(from: usize, to: usize) -> Vec<f64> {
     let mut weights = vec![0.0; to * from];
     let step = from as f64 / to as f64;

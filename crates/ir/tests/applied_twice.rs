@@ -35,7 +35,7 @@ const SECOND: &str = "layers.1.";
 enum ModelFamily {
     /// RMS norms, norms of queries and keys, gated feed-forward.
     Llama,
-    /// Likewise, with norms after both halves.
+    /// RMS norms, also after both halves, norms of queries and keys, gated feed-forward.
     Gemma,
     /// Biases, centred norms, GELU, learned scales after both halves.
     Vit,

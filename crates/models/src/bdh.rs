@@ -84,7 +84,7 @@ fn application<'g>(
     let a = u.linear(encoder).activate(Act::Relu); // [T, H * N]
     let rope = RopeSpec::text(n, Frequencies::from(c.rope_theta), Pairs::Interleaved);
     let r = a.reshape(&[t, h, n]).rope(pass.positions, &rope);
-    let seen = see(pass, i, r, u.reshape(&[t, 1, d])); // [T, H, D]
+    let seen = attend(pass, i, r, u.reshape(&[t, 1, d])); // [T, H, D]
     let y = norm(c, seen).transpose(&[1, 0, 2]); // [H, T, D]
     let gate = y.linear(gate).transpose(&[1, 0, 2]).reshape(&[t, h * n]);
     let gated = gate.activate(Act::Relu) * a;
@@ -102,7 +102,7 @@ fn norm<'g>(c: &BdhConfig, x: Tensor<'g>) -> Tensor<'g> {
 }
 
 /// Linear attention of latents r [T, H, N] over states u [T, 1, D] in one application: [T, H, D].
-fn see<'g>(pass: &Pass<'g>, application: usize, r: Tensor<'g>, u: Tensor<'g>) -> Tensor<'g> {
+fn attend<'g>(pass: &Pass<'g>, application: usize, r: Tensor<'g>, u: Tensor<'g>) -> Tensor<'g> {
     let Sight { q, k, masking, cache } = pass.sight;
     let attend = |k: Keys| LinearAttend { scale: 1.0, mask: pass.mask, q, k, rotary: Rotary::None };
     let Some(cache) = cache else {

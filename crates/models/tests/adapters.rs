@@ -602,7 +602,7 @@ fn even_decoder() -> Graph {
     build(&config, Form::Loss(LossForm::rows(2, 16)))
 }
 
-/// Likewise for eight bits, whether products multiply the codes or dequantised values.
+/// An E4M3 base computes like its decoded values, whether products multiply the codes or dequantised values.
 #[test]
 fn an_fp8_base_computes_like_its_decoded_values() {
     let g = even_decoder();

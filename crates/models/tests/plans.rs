@@ -59,7 +59,7 @@ const LOSS: Form = Form::Loss(LossForm { dropout: true, ..LossForm::rows(ROWS, 5
 /// The loss at four of ten tokens.
 const ANSWERS: Form = Form::Loss(LossForm { read: Some(4), dropout: true, ..LossForm::rows(ROWS, 5) });
 
-/// Likewise, with the last block only at these four tokens after its attention.
+/// The loss at four of ten tokens, with the last block only at these tokens after its attention.
 const TRIMMED: Form =
     Form::Loss(LossForm { read: Some(4), trims_last: true, dropout: true, ..LossForm::rows(ROWS, 5) });
 

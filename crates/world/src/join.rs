@@ -34,7 +34,7 @@ pub type Note = Arc<dyn Fn(&str) + Send + Sync>;
 /// Ends the process after a failure, from a thread of this crate, whatever the main thread waits for. It prints the
 /// sentence if `Failure::is_mine_to_say`.
 pub type Leave = Arc<dyn Fn(&Failure) + Send + Sync>;
-/// Likewise ends the process because a rank was asked to stop before the run began, with the reason.
+/// Ends the process, like `Leave`, because a rank was asked to stop before the run began, with the reason.
 pub type Stop = Arc<dyn Fn(&str) + Send + Sync>;
 /// Receives the handle with which this rank stops all ranks, before any other rank knows of this one. From then on, a
 /// rank that is asked to stop must use the handle before it leaves.
@@ -80,7 +80,7 @@ impl World {
         if let Some(messages) = messages {
             let core = Arc::clone(&core);
             let listen = move || {
-                parent::listen(messages, |message| core.hear(message));
+                parent::listen(messages, |message| core.handle_message(message));
                 core.lose_parent();
             };
             thread::Builder::new().name("parent".into()).spawn(listen).map_err(system)?;
@@ -262,7 +262,7 @@ fn targets(
     match &place.meeting {
         Meeting::Alone => unreachable!("one rank looks for nobody"),
         Meeting::Parent => {
-            let address = core.told_address(deadline).and_then(|address| address.parse().ok());
+            let address = core.wait_for_address(deadline).and_then(|address| address.parse().ok());
             Ok((address.into_iter().collect(), None))
         }
         // An unknown host name may become known, because its node may still be starting.

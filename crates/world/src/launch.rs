@@ -96,7 +96,7 @@ pub fn launch(launch: &Launch<'_>) -> Result<u8, String> {
         children.ranks.iter_mut().for_each(|rank| drop(rank.child.wait()));
         return Err(sentence);
     }
-    children.look_after(&events);
+    children.supervise(&events);
     handle.close();
     Ok(children.code())
 }
@@ -211,11 +211,11 @@ struct Children<'a> {
 
 impl Children<'_> {
     /// Waits for all ranks and handles events in the meantime.
-    fn look_after(&mut self, events: &Receiver<Event>) {
+    fn supervise(&mut self, events: &Receiver<Event>) {
         while self.ranks.iter().any(|rank| rank.end.is_none()) {
             match events.recv_timeout(TICK) {
                 Ok(Event::Signal(number)) => self.pass_on(number),
-                Ok(Event::Message(local, message)) => self.hear(local, message),
+                Ok(Event::Message(local, message)) => self.handle_message(local, message),
                 Err(RecvTimeoutError::Timeout) => {}
                 // The thread for signals keeps a sender until the end.
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(TICK),
@@ -231,10 +231,10 @@ impl Children<'_> {
         // Messages that were in flight when the last rank ended.
         while let Ok(event) = events.recv_timeout(TICK) {
             if let Event::Message(local, message) = event {
-                self.hear(local, message);
+                self.handle_message(local, message);
             }
         }
-        self.speak();
+        self.print_failure();
     }
 
     fn pass_on(&self, number: i32) {
@@ -250,7 +250,7 @@ impl Children<'_> {
         }
     }
 
-    fn hear(&mut self, local: usize, message: ToParent) {
+    fn handle_message(&mut self, local: usize, message: ToParent) {
         match message {
             ToParent::Address(address) => {
                 self.ranks.iter().for_each(|rank| rank.channel.tell(&ToRank::Address(address.clone())));
@@ -297,7 +297,7 @@ impl Children<'_> {
 
     /// Prints the failure unless someone else does. A rank 0 that ended by itself has printed it, on this node or
     /// another.
-    fn speak(&self) {
+    fn print_failure(&self) {
         let Some(failure) = &self.failure else { return };
         let has_spoken = match self.ranks.iter().find(|rank| rank.rank == 0) {
             Some(first) => first.end.and_then(|end| end.code()).is_some_and(|code| code != 0),

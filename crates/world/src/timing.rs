@@ -15,7 +15,7 @@ pub struct Timing {
     pub silent_after: Duration,
     /// The time without progress on any rank after which the run counts as stuck; at least `STILL_STEPS` median steps.
     pub still_after: Duration,
-    /// Likewise before the first step, while plans are compiled and data is prepared.
+    /// The time without progress before the first step, while plans are compiled and data is prepared.
     pub still_at_start: Duration,
     /// The time that the parent process has to report how a rank ended whose connection closed.
     pub account: Duration,

@@ -38,7 +38,7 @@ pub(crate) struct Core {
     /// Messages from other ranks that rank 0 has not read yet, with their ranks.
     pub posts: Mutex<Vec<(usize, Vec<u8>)>>,
     /// Whether a failure is being handled.
-    is_falling: AtomicBool,
+    is_failing: AtomicBool,
     /// Whether the run is over or has failed: nothing waits for the hub or for other ranks any more.
     pub is_over: Arc<AtomicBool>,
 }
@@ -86,7 +86,7 @@ impl Core {
             changed: Condvar::new(),
             status: Mutex::default(),
             posts: Mutex::default(),
-            is_falling: AtomicBool::new(false),
+            is_failing: AtomicBool::new(false),
             is_over: Arc::default(),
         }
     }
@@ -111,7 +111,7 @@ impl Core {
     }
 
     /// Waits for the parent to report the address of rank 0; `None` at `until` or after a failure.
-    pub fn told_address(&self, until: Instant) -> Option<String> {
+    pub fn wait_for_address(&self, until: Instant) -> Option<String> {
         let mut state = self.state();
         loop {
             if state.address.is_some() || state.failure.is_some() {
@@ -124,17 +124,17 @@ impl Core {
     }
 
     /// Handles a message from the parent.
-    pub fn hear(&self, message: ToRank) {
+    pub fn handle_message(&self, message: ToRank) {
         match message {
             ToRank::Address(address) => self.state().address = Some(address),
             ToRank::Ended(account) => {
                 self.state().accounts.push(account.clone());
                 if self.members.get().is_some() {
                     self.send(FrameKind::Account, &json(&account));
-                } else if !self.is_told_why() && !self.is_over.load(Ordering::SeqCst) {
+                } else if !self.hub_explains() && !self.is_over.load(Ordering::SeqCst) {
                     let Account { rank, process, how } = account;
                     let who = format!("rank {rank} ({}, process {process})", self.host);
-                    self.fall(
+                    self.fail(
                         Failure::new(Some(rank), format!("{who} {how} before all ranks had joined")),
                         false,
                     );
@@ -149,11 +149,11 @@ impl Core {
 
     /// Whether the hub explains within a moment why ranks end: a rank that it told first may be gone before this one is
     /// told.
-    fn is_told_why(&self) -> bool {
+    fn hub_explains(&self) -> bool {
         let until = Instant::now() + MOMENT;
         let mut state = self.state();
         loop {
-            if state.failure.is_some() || self.is_falling.load(Ordering::SeqCst) {
+            if state.failure.is_some() || self.is_failing.load(Ordering::SeqCst) {
                 return true;
             }
             let Some(left) = until.checked_duration_since(Instant::now()) else { return false };
@@ -165,15 +165,15 @@ impl Core {
     /// Handles the end of the channel to the parent.
     pub fn lose_parent(&self) {
         if !self.is_over.load(Ordering::SeqCst) {
-            self.fall(Failure::new(None, "the process that started the ranks is gone"), false);
+            self.fail(Failure::new(None, "the process that started the ranks is gone"), false);
         }
     }
 
     /// Handles the failure of the run: tells the parent, and calls the function that ends the process. Only if that
     /// returns are waiting threads woken, so that the main thread does not print a message of its own while the failure
     /// is printed.
-    fn fall(&self, mut failure: Failure, is_hub_gone: bool) {
-        if self.is_falling.swap(true, Ordering::SeqCst) {
+    fn fail(&self, mut failure: Failure, is_hub_gone: bool) {
+        if self.is_failing.swap(true, Ordering::SeqCst) {
             return;
         }
         failure.is_mine_to_say =
@@ -194,7 +194,7 @@ impl Core {
 
     /// Handles a stop before the run has begun: calls the function that ends the process. If that returns, calls fail.
     pub fn stopped(&self, reason: &str) {
-        if self.is_falling.load(Ordering::SeqCst) || self.is_over.swap(true, Ordering::SeqCst) {
+        if self.is_failing.load(Ordering::SeqCst) || self.is_over.swap(true, Ordering::SeqCst) {
             return;
         }
         (self.stop)(reason);
@@ -283,7 +283,7 @@ impl Core {
                         .then(|| parse::<Failure>(&frame.payload))
                         .flatten();
                     let unread = || Failure::new(Some(0), "rank 0 sent a message that cannot be read");
-                    return self.fall(told.unwrap_or_else(unread), false);
+                    return self.fail(told.unwrap_or_else(unread), false);
                 }
                 Err(_) if self.is_over.load(Ordering::SeqCst) => return,
                 Err(why) => return self.lose_hub(why),
@@ -324,6 +324,6 @@ impl Core {
             }
             (None, why) => format!("{who}, which holds the ranks together, is gone{at}: {why}"),
         };
-        self.fall(Failure::new(Some(0), sentence), true);
+        self.fail(Failure::new(Some(0), sentence), true);
     }
 }

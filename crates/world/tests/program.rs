@@ -35,7 +35,7 @@ impl Program {
         Program::start_by(ranks, arguments, &["env"])
     }
 
-    /// Likewise, through another program that executes it.
+    /// Starts them through another program that executes the command.
     pub fn start_by(ranks: usize, arguments: &[&str], by: &[&str]) -> Program {
         let program = Program::begin_by(ranks, arguments, by);
         program.wait_for_steps(1);

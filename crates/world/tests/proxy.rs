@@ -12,7 +12,7 @@ pub fn delayed(to: SocketAddr, delay: Duration) -> SocketAddr {
     link(to, delay, Arc::default())
 }
 
-/// Likewise, until `is_cut` is set: from then on nothing arrives, and neither side is told.
+/// A delayed address, until `is_cut` is set: from then on nothing arrives, and neither side is told.
 pub fn link(to: SocketAddr, delay: Duration, is_cut: Arc<AtomicBool>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

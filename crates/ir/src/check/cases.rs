@@ -247,7 +247,7 @@ pub const ATTENTION: &[Case] = cases! {
 /// Not an operation: attention over disjoint sets of keys, merged.
 pub const MERGE: &[Case] = cases! {
     "attention, merged" => |t| {
-        let (o, lse) = attention::merge(&[some_attention(t, 5), some_attention(t, 3)]);
+        let (o, lse) = attention::merge(&[small_attention(t, 5), small_attention(t, 3)]);
         vec![o, lse]
     };
     "attention, merged of three, some without keys" => |t| {
@@ -495,7 +495,7 @@ fn attention_and_lse(t: &Trial, mask: Mask, h: usize, hk: usize, q: Cut, k: Cut)
 }
 
 /// Two queries of three heads over `keys` keys.
-fn some_attention(t: &Trial, keys: usize) -> (Tensor<'_>, Tensor<'_>) {
+fn small_attention(t: &Trial, keys: usize) -> (Tensor<'_>, Tensor<'_>) {
     attention_of_rows(t, Mask::Full, 3, 1, even(1, 2), even(1, keys))
 }
 

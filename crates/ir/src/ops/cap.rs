@@ -34,7 +34,7 @@ impl Attr for Cap {
             _ => f32::read(text).map(|cap| Cap(Some(cap))),
         }
     }
-    fn unsaid() -> Option<Self> {
+    fn omitted() -> Option<Self> {
         Some(Cap::NONE)
     }
 }
@@ -49,6 +49,6 @@ mod tests {
             assert_eq!(Cap::read(&cap.show()), Ok(cap));
         }
         assert!(Cap::read("wide").is_err());
-        assert_eq!(Cap::unsaid(), Some(Cap::NONE));
+        assert_eq!(Cap::omitted(), Some(Cap::NONE));
     }
 }

@@ -20,7 +20,7 @@ named! {
     pub enum Order {
         /// Whichever is fastest.
         Any = "any",
-        /// That of `tree`, with each sum rounded to the type.
+        /// The order of `tree`, with each sum rounded to the type.
         Tree = "tree",
     }
 }

@@ -27,7 +27,7 @@ named! {
         /// (.., h [M, N]) -> c times the slope of GELU at h.
         GeluGrad = "gelu_grad",
     }
-    unsaid None
+    omitted None
 }
 
 impl Epilogue {

@@ -106,7 +106,7 @@ impl Attr for Rotary {
             _ => Err(format!("`{text}` is no way to rotate queries")),
         }
     }
-    fn unsaid() -> Option<Self> {
+    fn omitted() -> Option<Self> {
         Some(Rotary::None)
     }
 }
@@ -121,7 +121,7 @@ named! {
         /// queries.
         Relu = "relu",
     }
-    unsaid Nothing
+    omitted Nothing
 }
 
 impl Accumulate {

@@ -39,7 +39,7 @@ mod shapes;
 pub mod source;
 pub mod thin_product;
 
-use crate::attr::{Attr, AttrMap, is_unsaid};
+use crate::attr::{Attr, AttrMap, is_omitted};
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Graph, Node, SlotId, Value};
 use crate::mesh::Axis;
@@ -100,8 +100,8 @@ macro_rules! ops {
                 match self {
                     $(Op::$variant { $($field),* } => {
                         let all: Vec<(&'static str, String, bool)> =
-                            vec![$((stringify!($field), $field.show(), is_unsaid($field))),*];
-                        all.into_iter().filter(|(_, _, unsaid)| !unsaid).map(|(n, v, _)| (n, v)).collect()
+                            vec![$((stringify!($field), $field.show(), is_omitted($field))),*];
+                        all.into_iter().filter(|(_, _, omitted)| !omitted).map(|(n, v, _)| (n, v)).collect()
                     })*
                 }
             }

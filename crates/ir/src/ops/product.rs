@@ -14,7 +14,7 @@ named! {
         /// Operands keep 10 bits of their mantissa, which matrix units multiply fast.
         Tf32 = "tf32",
     }
-    unsaid Full
+    omitted Full
 }
 
 /// The nearest value with 10 mantissa bits; ties round away from zero.

@@ -143,7 +143,7 @@ impl Attr for Source {
             _ => Err(format!("`{text}` is nothing to quantise")),
         }
     }
-    fn unsaid() -> Option<Self> {
+    fn omitted() -> Option<Self> {
         Some(Source::Given)
     }
 }

@@ -58,8 +58,8 @@ pub struct Optimizer {
 const ALL: [Optimizer; 3] = [adamw::ROW, adamw8::ROW, muon::ROW];
 
 /// The optimiser of a rule with the configured format of moments; `None` where the rule does not support it.
-pub fn of(name: Name, how: &Update) -> Option<&'static Optimizer> {
-    ALL.iter().find(|row| row.name == name && row.moments.contains(&how.moments))
+pub fn of(name: Name, update: &Update) -> Option<&'static Optimizer> {
+    ALL.iter().find(|row| row.name == name && row.moments.contains(&update.moments))
 }
 
 /// The constants of a group of parameters. Parameters with equal constants share a region.

@@ -22,15 +22,15 @@ use crate::types::DType;
 pub(super) const ROW: Optimizer = Optimizer {
     name: Name::Muon,
     moments: &[Moments::F32, Moments::BF16],
-    state: |how| {
-        let dtype = if how.moments == Moments::BF16 { DType::BF16 } else { DType::F32 };
+    state: |update| {
+        let dtype = if update.moments == Moments::BF16 { DType::BF16 } else { DType::F32 };
         vec![State { name: "momentum", of_region: "momenta", dtype, block: None }]
     },
     update,
 };
 
 fn update<'g>(o: &Options, group: &Group, piece: &UpdateInputs<'g>, step: &Step<'g>) -> Vec<Tensor<'g>> {
-    let how = &o.update.muon;
+    let muon = &o.update.muon;
     let dims = piece.weights.dims();
     let elements = piece.weights.ty().elements();
     let [p, g, kept] = [piece.weights, piece.gradients, piece.state[0]].map(|x| x.reshape(&[elements]));
@@ -40,10 +40,10 @@ fn update<'g>(o: &Options, group: &Group, piece: &UpdateInputs<'g>, step: &Step<
     let lr = everywhere(step.lr.scale(group.rule.lr_scale as f64));
     let g = g * everywhere(step.scale);
     let m = kept.cast(DType::F32);
-    let rest = 1.0 - how.momentum;
+    let rest = 1.0 - muon.momentum;
     let moved = m + (g - m).scale(rest);
-    let u = if how.nesterov { moved - (moved - g).scale(rest) } else { moved };
-    let direction = orthogonal(u, piece, how, Products::of(o)).cast(DType::F32);
+    let u = if muon.nesterov { moved - (moved - g).scale(rest) } else { moved };
+    let direction = orthogonal(u, piece, muon, Products::of(o)).cast(DType::F32);
     let new = p - lr * (direction + p.scale(group.rule.weight_decay as f64));
     let momentum = is_finite.select(moved, m).cast(kept.dtype());
     vec![is_finite.select(new, p).reshape(&dims), momentum.reshape(&dims)]
@@ -99,7 +99,7 @@ struct MatrixLocation {
 }
 
 /// Flat `u` with every matrix orthogonalised approximately and scaled by its rate factor; zeros between matrices.
-fn orthogonal<'g>(u: Tensor<'g>, piece: &UpdateInputs<'g>, how: &Muon, products: Products) -> Tensor<'g> {
+fn orthogonal<'g>(u: Tensor<'g>, piece: &UpdateInputs<'g>, muon: &Muon, products: Products) -> Tensor<'g> {
     let b = u.b;
     let elements = u.dims()[0];
     let u = u.cast(products.dtype);
@@ -124,8 +124,8 @@ fn orthogonal<'g>(u: Tensor<'g>, piece: &UpdateInputs<'g>, how: &Muon, products:
         places.push(run.matrices.iter().map(place).collect());
     }
     let done = |stack: &Stack<'g>| {
-        let factor = adjusted(how.adjust, stack.rows, stack.columns);
-        newton_schulz(joined(b, &stack.parts, 0), how.steps, factor, products)
+        let factor = adjusted(muon.adjust, stack.rows, stack.columns);
+        newton_schulz(joined(b, &stack.parts, 0), muon.steps, factor, products)
     };
     let done: Vec<Tensor<'g>> = stacks.iter().map(done).collect();
     let of_run = |(run, places): (&Run<'_>, &Vec<MatrixLocation>)| {

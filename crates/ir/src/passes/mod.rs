@@ -564,7 +564,7 @@ const JOINED: &[Pass] = &[
             })
         },
     },
-    // Likewise GELU, its slope and the sum after the slope.
+    // Products apply GELU, its slope and the sum after the slope as they write.
     Pass {
         name: "activated_products",
         enabled: |o, _| o.fuse_activation && o.precision != Precision::FP8,

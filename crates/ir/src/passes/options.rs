@@ -43,7 +43,7 @@ named! {
         /// Normed inputs, activations, rotated queries and keys: no product and no attention runs twice.
         Cheap = "cheap",
         None = "none",
-        /// Those of `Cheap`, and products whose result is at least twice as wide as their input.
+        /// The values of `Cheap`, and products whose result is at least twice as wide as their input.
         Wide = "wide",
         /// Everything inside a layer except its input.
         Full = "full",

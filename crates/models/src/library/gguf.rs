@@ -235,7 +235,8 @@ pub fn describe(c: &DecoderConfig) -> Result<Described, String> {
     let mut tensors: Vec<Tensor> =
         llama::weight_names(c).into_iter().map(|(path, _)| tensor(c, row, path)).collect();
     if c.rope_scaling == RopeScaling::Llama3 {
-        tensors.push(Tensor { name: "rope_freqs.weight".into(), values: Values::Vector(slower_by(c)) });
+        tensors
+            .push(Tensor { name: "rope_freqs.weight".into(), values: Values::Vector(frequency_divisors(c)) });
     }
     Ok(Described { architecture: row.name, metadata, tensors })
 }
@@ -300,7 +301,7 @@ fn rope(c: &DecoderConfig) -> Vec<(&'static str, Value)> {
 }
 
 /// The factor by which scaling slows each pair of a head.
-fn slower_by(c: &DecoderConfig) -> Vec<f32> {
+fn frequency_divisors(c: &DecoderConfig) -> Vec<f32> {
     let half = c.head_size() / 2;
     let stretched = c.frequencies(0);
     let plain = Frequencies::from(stretched.theta).turns(half);

@@ -93,26 +93,26 @@ pub fn stored(model: &DecoderConfig, shape: impl Fn(&str) -> Vec<usize>) -> Resu
     let architecture = Architecture::of(model)?;
     match &model.vision {
         Some(Vision::Qwen3Vl(vision)) => {
-            seeing(architecture).map(|()| qwen3_vl::stored(model, vision, shape))
+            check_text_of_qwen3_vl(architecture).map(|()| qwen3_vl::stored(model, vision, shape))
         }
         Some(Vision::Fovea(vision)) => {
-            looking(architecture).and_then(|()| fovea::stored(model, vision, shape))
+            check_text_of_fovea(architecture).and_then(|()| fovea::stored(model, vision, shape))
         }
         None => Ok((architecture.stored)(model, &shape)),
     }
 }
 
 /// Whether the library has this text model beside a vision tower.
-fn seeing(text: &Architecture) -> Result<(), String> {
-    beside(text, &qwen::QWEN3, qwen3_vl::CLASS)
+fn check_text_of_qwen3_vl(text: &Architecture) -> Result<(), String> {
+    check_text(text, &qwen::QWEN3, qwen3_vl::CLASS)
 }
 
 /// Whether the authors' files have this text model beside a tower for frames.
-fn looking(text: &Architecture) -> Result<(), String> {
-    beside(text, &llama::LLAMA, "foveated model")
+fn check_text_of_fovea(text: &Architecture) -> Result<(), String> {
+    check_text(text, &llama::LLAMA, "foveated model")
 }
 
-fn beside(text: &Architecture, wanted: &Architecture, what: &str) -> Result<(), String> {
+fn check_text(text: &Architecture, wanted: &Architecture, what: &str) -> Result<(), String> {
     match text.model_type == wanted.model_type {
         true => Ok(()),
         false => Err(format!(
@@ -164,11 +164,11 @@ pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Re
     fields.extend(object(common));
     match &model.vision {
         Some(Vision::Qwen3Vl(vision)) => {
-            seeing(architecture)?;
+            check_text_of_qwen3_vl(architecture)?;
             return qwen3_vl::write(model, vision, fields);
         }
         Some(Vision::Fovea(vision)) => {
-            looking(architecture)?;
+            check_text_of_fovea(architecture)?;
             return fovea::write(model, vision, fields);
         }
         None => {}

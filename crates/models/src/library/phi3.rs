@@ -35,7 +35,7 @@ fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
 fn write(c: &DecoderConfig) -> Map<String, Value> {
     let mut fields = llama::write_dimensions(c);
     fields.insert("sliding_window".into(), json!(c.window));
-    fields.insert("partial_rotary_factor".into(), json!(rope::share(c)));
+    fields.insert("partial_rotary_factor".into(), json!(rope::rotated_fraction(c)));
     fields.extend([no_padding()]);
     fields.insert("resid_pdrop".into(), json!(0.0));
     fields.insert("embd_pdrop".into(), json!(0.0));

@@ -28,7 +28,7 @@ pub struct Processor {
 /// The minimum and maximum number of pixels of an image beside a text in the published models.
 pub const IMAGE_AREAS: [u64; 2] = [65_536, 16_777_216];
 /// The library's limits if its file has none.
-const UNSAID_AREAS: [u64; 2] = [3_136, 1_003_520];
+const DEFAULT_AREAS: [u64; 2] = [3_136, 1_003_520];
 
 /// Reads a parsed `preprocessor_config.json`.
 pub fn read(config: &Value) -> Result<Processor, String> {
@@ -88,7 +88,7 @@ pub fn read_area(config: &Value) -> Result<Processor, String> {
             return Err(format!("its least area of an image is {least} pixels, and its largest {most}"));
         }
         (Some(least), Some(most)) => Some([least, most]),
-        (None, None) => Some(UNSAID_AREAS),
+        (None, None) => Some(DEFAULT_AREAS),
         _ => return Err("it says one limit of an image's area, and wants both".into()),
     };
     Ok(Processor { area, ..Processor::default() })
@@ -130,7 +130,7 @@ pub(crate) fn normalise(vit: &mut VitConfig, config: &Value) -> Result<(), Strin
     vit.validate_body().map_err(|sentence| format!("it describes no images: {sentence}"))
 }
 
-/// Likewise, into a mean and a deviation.
+/// Writes the means and deviations of a `preprocessor_config.json` into `mean` and `std`.
 pub(crate) fn normalise_by(config: &Value, [mean, std]: [&mut [f64; 3]; 2]) -> Result<(), String> {
     let f = Fields(config.as_object().ok_or("it is not a JSON object")?);
     let factor = match f.is_true("do_rescale", true)? {
@@ -285,7 +285,7 @@ mod tests {
             json!({ "size": { "shortest_edge": 65536, "longest_edge": 16777216 }, "min_pixels": 1 });
         assert_eq!(area(published), Ok(Some([1, 16777216])), "the library's order");
         assert_eq!(area(json!({ "min_pixels": 3136, "max_pixels": 12845056 })), Ok(Some([3136, 12845056])));
-        assert_eq!(area(json!({ "patch_size": 16 })), Ok(Some(UNSAID_AREAS)));
+        assert_eq!(area(json!({ "patch_size": 16 })), Ok(Some(DEFAULT_AREAS)));
         for (config, wanted) in [
             (json!({ "min_pixels": 5, "max_pixels": 4 }), "least area of an image is 5 pixels"),
             (json!({ "max_pixels": 4 }), "one limit"),

@@ -41,7 +41,7 @@ pub(crate) fn write(model: &DecoderConfig) -> (Value, Value) {
         }
     }
     if model.rope_size.is_some() {
-        add("partial_rotary_factor", json!(share(model)));
+        add("partial_rotary_factor", json!(rotated_fraction(model)));
     }
     let scaling = if kind == "default" { Value::Null } else { Value::Object(fields.clone()) };
     fields.insert("rope_theta".into(), json!(model.rope_theta));
@@ -107,7 +107,7 @@ pub(crate) fn most_positions(model: &DecoderConfig) -> usize {
 }
 
 /// The fraction of a head that rotates. The library multiplies the head size by it and truncates.
-pub(crate) fn share(model: &DecoderConfig) -> f64 {
+pub(crate) fn rotated_fraction(model: &DecoderConfig) -> f64 {
     let (size, rotated) = (model.head_size() as f64, model.rope_size());
     let share = rotated as f64 / size;
     if (size * share) as usize == rotated { share } else { (rotated as f64 + 0.5) / size }

@@ -116,7 +116,7 @@ pub fn adapters(
         return Err(Refusal(format!("{} has no magnitudes: beside it an adapter is LoRA's", dora.weight)));
     }
     let replay = Replay::new(g);
-    let mut pass = Adapting {
+    let mut pass = AdapterPass {
         replay,
         context,
         dropped: HashMap::new(),
@@ -145,18 +145,18 @@ pub fn adapters(
 }
 
 /// A weight inside the one that a product reads, and its adapters.
-struct Adaptee<'a> {
+struct AdaptedWeight<'a> {
     weight: &'a str,
     rows: usize,
     adapters: Vec<&'a Adapter>,
 }
 
 /// The weights that a slot was merged from, in order; the weight itself where it was not merged.
-fn parts<'a>(g: &'a Graph, site: &Site<'a>, adapters: &'a [Adapter]) -> Vec<Adaptee<'a>> {
+fn parts<'a>(g: &'a Graph, site: &Site<'a>, adapters: &'a [Adapter]) -> Vec<AdaptedWeight<'a>> {
     let mut inside: Vec<(usize, &Slot)> =
         g.slots.iter().filter_map(|s| Some((s.part.filter(|p| p.of == site.slot)?.offset, s))).collect();
     inside.sort_by_key(|(offset, _)| *offset);
-    let of = |weight: &'a str, s: &'a Slot| Adaptee {
+    let of = |weight: &'a str, s: &'a Slot| AdaptedWeight {
         weight,
         rows: s.ty.dims[0],
         adapters: adapters.iter().filter(|a| a.weight == weight).collect(),
@@ -176,11 +176,11 @@ struct Factor {
 }
 
 /// The number of rows of an adapter's weight.
-fn rows_beside(parts: &[Adaptee<'_>], adapter: &Adapter) -> usize {
+fn rows_beside(parts: &[AdaptedWeight<'_>], adapter: &Adapter) -> usize {
     parts.iter().find(|p| p.weight == adapter.weight).expect("adapters are of parts").rows
 }
 
-struct Adapting<'a> {
+struct AdapterPass<'a> {
     replay: Replay<'a>,
     context: AdapterContext<'a>,
     /// Inputs after dropout, by the bits of its probability.
@@ -193,9 +193,9 @@ struct Adapting<'a> {
     products: usize,
 }
 
-impl<'a> Adapting<'a> {
+impl<'a> AdapterPass<'a> {
     /// Rewrites product `id` with the adapters of its weights.
-    fn product(&mut self, id: NodeId, parts: &[Adaptee<'a>]) -> Result<(), Refusal> {
+    fn product(&mut self, id: NodeId, parts: &[AdaptedWeight<'a>]) -> Result<(), Refusal> {
         let x = self.replay.get(self.replay.old.node(id).ins[0]);
         let factor = self.factor(id, parts);
         let folded = match factor {
@@ -216,17 +216,17 @@ impl<'a> Adapting<'a> {
         };
         let (mut z, mut apart) = (y, vec![]);
         for group in self.groups(parts) {
-            let u = self.low(id, x, &group)?;
+            let u = self.down_projection(id, x, &group)?;
             if self.is_even(&group, parts) {
                 let c = self.blocks(id, &group, parts, folded);
-                let thin = self.times(u, c, id);
+                let thin = self.product_with_transposed(u, c, id);
                 z = self.add(Op::Map { f: E::Add }, vec![z, thin], id);
             } else {
-                apart.extend(self.thins(id, u, &group, parts, folded));
+                apart.extend(self.thin_terms(id, u, &group, parts, folded));
             }
         }
         if !apart.is_empty() {
-            z = self.onto_columns(id, z, parts, &apart);
+            z = self.add_to_columns(id, z, parts, &apart);
         }
         let columns = match factor {
             Some(Factor { m: Some(m), .. }) if folded.is_some() => self.context.role.is_grad().then(|| {
@@ -265,17 +265,17 @@ impl<'a> Adapting<'a> {
     }
 
     /// drop(x) A^T of a group, whose As are rows of one slot.
-    fn low(&mut self, id: NodeId, x: Value, group: &[&'a Adapter]) -> Result<Value, Refusal> {
+    fn down_projection(&mut self, id: NodeId, x: Value, group: &[&'a Adapter]) -> Result<Value, Refusal> {
         let seen = self.dropped(id, x, group[0])?;
         let whole = self.side_by_side(id, group, "a", |a| a.a());
         let a = self.add(Op::Read { slot: whole }, vec![], id);
         self.products += 1;
-        Ok(self.times(seen, a, id))
+        Ok(self.product_with_transposed(seen, a, id))
     }
 
     /// Whether a group has one adapter for each weight of the product, all of one rank and scale, with Bs that have the
     /// same update rule.
-    fn is_even(&self, group: &[&'a Adapter], parts: &[Adaptee<'a>]) -> bool {
+    fn is_even(&self, group: &[&'a Adapter], parts: &[AdaptedWeight<'a>]) -> bool {
         let first = group[0];
         let rule = |a: &Adapter| self.context.update.rule(&a.b(), 2);
         let alike = |a: &&Adapter| a.rank == first.rank && a.scale == first.scale && rule(a) == rule(first);
@@ -288,7 +288,7 @@ impl<'a> Adapting<'a> {
         &mut self,
         id: NodeId,
         group: &[&'a Adapter],
-        parts: &[Adaptee<'a>],
+        parts: &[AdaptedWeight<'a>],
         folded: Option<Value>,
     ) -> Value {
         let slot = self.side_by_side(id, group, "b", |a| a.b());
@@ -342,12 +342,12 @@ impl<'a> Adapting<'a> {
     }
 
     /// s u B^T of every adapter of a group, its rows times `folded` where given.
-    fn thins(
+    fn thin_terms(
         &mut self,
         id: NodeId,
         mut u: Value,
         group: &[&'a Adapter],
-        parts: &[Adaptee<'a>],
+        parts: &[AdaptedWeight<'a>],
         folded: Option<Value>,
     ) -> Vec<(&'a Adapter, Value)> {
         let scale = group[0].scale;
@@ -359,7 +359,7 @@ impl<'a> Adapting<'a> {
             let g = self.rows_of(g, group, parts, id);
             if is_one_scale { self.map(E::Scale(scale), g, id) } else { g }
         });
-        let bs = self.bs(id, group, parts, factors);
+        let bs = self.b_factors(id, group, parts, factors);
         let (mut start, mut thins) = (0, vec![]);
         for (adapter, b) in group.iter().zip(bs) {
             let mut low = match group.len() {
@@ -370,17 +370,17 @@ impl<'a> Adapting<'a> {
             if !is_one_scale {
                 low = self.map(E::Scale(adapter.scale), low, id);
             }
-            thins.push((*adapter, self.times(low, b, id)));
+            thins.push((*adapter, self.product_with_transposed(low, b, id)));
         }
         thins
     }
 
     /// y with the output of each adapter added onto the columns of its weight.
-    fn onto_columns(
+    fn add_to_columns(
         &mut self,
         id: NodeId,
         y: Value,
-        parts: &[Adaptee<'a>],
+        parts: &[AdaptedWeight<'a>],
         thins: &[(&'a Adapter, Value)],
     ) -> Value {
         let (mut sums, mut start) = (vec![], 0);
@@ -402,12 +402,12 @@ impl<'a> Adapting<'a> {
     }
 
     /// a b^T.
-    fn times(&mut self, a: Value, b: Value, id: NodeId) -> Value {
+    fn product_with_transposed(&mut self, a: Value, b: Value, id: NodeId) -> Value {
         self.add(plain(false, true, DType::F32, Compute::Full), vec![a, b], id)
     }
 
     /// Groups the adapters of a product that have the same dropout and whose As have the same update rule.
-    fn groups(&self, parts: &[Adaptee<'a>]) -> Vec<Vec<&'a Adapter>> {
+    fn groups(&self, parts: &[AdaptedWeight<'a>]) -> Vec<Vec<&'a Adapter>> {
         let mut groups: Vec<Vec<&'a Adapter>> = vec![];
         for adapter in parts.iter().flat_map(|p| &p.adapters) {
             let alike = |other: &&Adapter| {
@@ -424,11 +424,11 @@ impl<'a> Adapting<'a> {
 
     /// B of every adapter of a group, its rows times those of `factors`. Where all are DoRA's of one rank they are rows
     /// of one slot, and scaled in one pass.
-    fn bs(
+    fn b_factors(
         &mut self,
         id: NodeId,
         group: &[&'a Adapter],
-        parts: &[Adaptee<'a>],
+        parts: &[AdaptedWeight<'a>],
         factors: Option<Value>,
     ) -> Vec<Value> {
         let rule = |a: &Adapter| self.context.update.rule(&a.b(), 2);
@@ -459,7 +459,13 @@ impl<'a> Adapting<'a> {
     }
 
     /// The elements of a product's factors that belong to the weights of a group, in the group's order.
-    fn rows_of(&mut self, factors: Value, group: &[&'a Adapter], parts: &[Adaptee<'a>], id: NodeId) -> Value {
+    fn rows_of(
+        &mut self,
+        factors: Value,
+        group: &[&'a Adapter],
+        parts: &[AdaptedWeight<'a>],
+        id: NodeId,
+    ) -> Value {
         let mut starts: Vec<(&str, usize, usize)> = vec![];
         let mut start = 0;
         for part in parts {
@@ -534,7 +540,7 @@ impl<'a> Adapting<'a> {
     }
 
     /// g for every row of the product, 1 for weights without DoRA; `None` where no weight has DoRA.
-    fn factor(&mut self, id: NodeId, parts: &[Adaptee<'a>]) -> Option<Factor> {
+    fn factor(&mut self, id: NodeId, parts: &[AdaptedWeight<'a>]) -> Option<Factor> {
         let dora: Vec<Option<&'a Adapter>> =
             parts.iter().map(|p| p.adapters.iter().find(|a| a.dora).copied()).collect();
         let all: Vec<&'a Adapter> = dora.iter().flatten().copied().collect();

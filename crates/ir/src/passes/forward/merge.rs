@@ -151,10 +151,10 @@ impl Finder<'_> {
             let having: Vec<usize> = having.map(|(input, _)| input).collect();
             (having.len() == reads[&w]).then_some(having)
         };
-        let whole = |of: &Together| of.weights.iter().all(|w| inputs_of(*w).is_some());
+        let whole = |of: &InputProducts| of.weights.iter().all(|w| inputs_of(*w).is_some());
         let is_whole: Vec<bool> = together.iter().map(whole).collect();
         let mut families: Vec<Family> = vec![];
-        for Together { weights, .. } in &together {
+        for InputProducts { weights, .. } in &together {
             let mut sets: Vec<(Vec<usize>, Vec<SlotId>)> = vec![];
             for weight in weights.iter().copied() {
                 let Some(inputs) = inputs_of(weight) else { continue };
@@ -168,7 +168,7 @@ impl Finder<'_> {
                 if weights.len() < 2 || is_known || !inputs.iter().all(|input| is_whole[*input]) {
                     continue;
                 }
-                let product = |of: &Together, weight: &SlotId| {
+                let product = |of: &InputProducts, weight: &SlotId| {
                     let at = of.weights.iter().position(|own| own == weight);
                     of.products[at.expect("an input of every weight of the set")]
                 };
@@ -189,9 +189,9 @@ impl Finder<'_> {
     }
 
     /// Products of one input, each weight once.
-    fn products_by_input(&self) -> Vec<Together> {
+    fn products_by_input(&self) -> Vec<InputProducts> {
         let g = self.g;
-        let mut all: Vec<Together> = vec![];
+        let mut all: Vec<InputProducts> = vec![];
         for (id, node) in g.ids().zip(&g.nodes) {
             let Op::Product { ta: false, tb: true, base: false, .. } = node.op else { continue };
             let Op::Read { slot } = g.node(node.ins[1].node).op else { continue };
@@ -199,7 +199,7 @@ impl Finder<'_> {
             if !s.class.is_parameter() || s.part.is_some() || node.outs[0].rank() != 2 {
                 continue;
             }
-            let fits = |of: &Together| {
+            let fits = |of: &InputProducts| {
                 let first = g.slot(of.weights[0]);
                 of.x == node.ins[0]
                     && !of.weights.contains(&slot)
@@ -213,7 +213,7 @@ impl Finder<'_> {
                     of.products.push(id);
                     of.weights.push(slot);
                 }
-                None => all.push(Together { x: node.ins[0], products: vec![id], weights: vec![slot] }),
+                None => all.push(InputProducts { x: node.ins[0], products: vec![id], weights: vec![slot] }),
             }
         }
         all
@@ -265,7 +265,7 @@ impl Finder<'_> {
 }
 
 /// Products of one input.
-struct Together {
+struct InputProducts {
     x: Value,
     products: Vec<NodeId>,
     weights: Vec<SlotId>,

@@ -10,7 +10,7 @@ use crate::ops::gated::Act;
 use crate::ops::product::Compute;
 use crate::ops::reduce::Fold;
 use crate::ops::{Op, OpKind, activated_product};
-use crate::passes::gradient::rejoin::Made;
+use crate::passes::gradient::rejoin::Absorbed;
 use crate::passes::readers::Readers;
 use crate::region;
 use crate::replay::{Replay, without_dead};
@@ -129,7 +129,7 @@ fn slopes(find: &Readers<'_>, applied: &HashSet<NodeId>) -> HashMap<NodeId, Slop
     let mut slopes: HashMap<NodeId, Slope> =
         g.ids().filter_map(|id| Some((id, slope(find, id, applied)?))).collect();
     let Some(first) = slopes.values().filter_map(|slope| slope.again).min() else { return slopes };
-    let mut made = Made { first, at: HashMap::new() };
+    let mut made = Absorbed { first, at: HashMap::new() };
     for id in g.ids() {
         let Some(slope) = slopes.get_mut(&id) else { continue };
         // A gradient that depends on the value it would compute would be a cycle.

@@ -156,7 +156,7 @@ impl Shares<'_> {
     }
 
     /// The bucket to gather for a weight that is read in an encoding.
-    fn wanted(&self, weight: &Weight, form: WeightEncoding) -> BucketCopy {
+    fn bucket_copy(&self, weight: &Weight, form: WeightEncoding) -> BucketCopy {
         let is_trained = self.kept_as[weight.divided].1 == Class::Weight;
         let (divided, bucket) = (weight.divided, weight.bucket);
         BucketCopy { divided, bucket, is_copy: is_trained && form != WeightEncoding::Kept }
@@ -174,7 +174,7 @@ struct BucketCopy {
 /// A sequence of launches that read one unit.
 struct Visit {
     first: NodeId,
-    wanted: Vec<BucketCopy>,
+    copies: Vec<BucketCopy>,
 }
 
 /// The visits of a graph, and the visit in which each node reads each unit.
@@ -191,15 +191,15 @@ fn visits<'a>(reads: &Reads<'a>, keeps: bool) -> (Vec<Visit>, HashMap<(NodeId, &
             let visit = match last.get(unit) {
                 Some((known, visit)) if !is_left(*known) => *visit,
                 _ => {
-                    visits.push(Visit { first: id, wanted: vec![] });
+                    visits.push(Visit { first: id, copies: vec![] });
                     visits.len() - 1
                 }
             };
             last.insert(unit, (id, visit));
             visited.insert((id, unit), visit);
-            let (wanted, known) = (reads.shares.wanted(weight, form), &mut visits[visit].wanted);
-            if !known.contains(&wanted) {
-                known.push(wanted);
+            let (copy, known) = (reads.shares.bucket_copy(weight, form), &mut visits[visit].copies);
+            if !known.contains(&copy) {
+                known.push(copy);
             }
         }
     }
@@ -247,7 +247,7 @@ fn with_gathers(g: &Graph, shares: &Shares<'_>, role: Role, o: &Options) -> (Gra
         role,
         gather: gather_op(o),
         replay: Replay::new(g),
-        arrived: HashMap::new(),
+        gathered: HashMap::new(),
         views: HashMap::new(),
         codes: HashMap::new(),
     };
@@ -259,7 +259,7 @@ fn with_gathers(g: &Graph, shares: &Shares<'_>, role: Role, o: &Options) -> (Gra
             None => true,
         };
         while due < visits.len() && begins(due) {
-            visits[due].wanted.iter().for_each(|wanted| gathering.gather(due, *wanted));
+            visits[due].copies.iter().for_each(|copy| gathering.gather(due, *copy));
             due += 1;
         }
         if reads.weight(id.out(0)).is_some() {
@@ -273,7 +273,7 @@ fn with_gathers(g: &Graph, shares: &Shares<'_>, role: Role, o: &Options) -> (Gra
         let ins = node.ins.iter().map(value).collect();
         gathering.replay.copy_as(id, node.op.clone(), ins);
     }
-    (gathering.replay.finish(), gathering.arrived.len())
+    (gathering.replay.finish(), gathering.gathered.len())
 }
 
 /// A graph while its gathers are added.
@@ -283,7 +283,7 @@ struct Gathering<'a> {
     gather: Op,
     replay: Replay<'a>,
     /// Gathered buckets; the key of this map and those below begins with the index of the visit.
-    arrived: HashMap<(usize, BucketCopy), Value>,
+    gathered: HashMap<(usize, BucketCopy), Value>,
     views: HashMap<(usize, Value), Value>,
     /// The nodes that quantise weights, by visit and weight.
     codes: HashMap<(usize, &'a str), NodeId>,
@@ -291,8 +291,8 @@ struct Gathering<'a> {
 
 impl Gathering<'_> {
     /// Gathers the elements of a bucket from all ranks.
-    fn gather(&mut self, visit: usize, wanted: BucketCopy) {
-        let BucketCopy { divided: number, bucket, is_copy } = wanted;
+    fn gather(&mut self, visit: usize, copy: BucketCopy) {
+        let BucketCopy { divided: number, bucket, is_copy } = copy;
         let shares = self.reads.shares;
         let average = shares.averages.get(&number).filter(|_| self.role == Role::Eval);
         let source = *average.unwrap_or(&number);
@@ -313,7 +313,7 @@ impl Gathering<'_> {
             share = g.add(Op::Map { f: E::Cast(DType::BF16) }, vec![share], unit);
         }
         let all = g.add(self.gather.clone(), vec![share], unit);
-        self.arrived.insert((visit, wanted), all);
+        self.gathered.insert((visit, copy), all);
     }
 
     /// The value that replaces a view of a weight in a visit.
@@ -336,7 +336,7 @@ impl Gathering<'_> {
     /// A weight from its gathered bucket, or its 8-bit codes or scale, which one operation computes for all three.
     fn weight(&mut self, visit: usize, v: Value, slot: SlotId) -> Value {
         let (weight, form) = self.reads.weight(v).expect("a weight that ranks divide");
-        let all = self.arrived[&(visit, self.reads.shares.wanted(weight, form))];
+        let all = self.gathered[&(visit, self.reads.shares.bucket_copy(weight, form))];
         let (g, path) = (&mut self.replay.new, &self.reads.g.node(v.node).path);
         let mut cut = |dims: Vec<usize>| {
             let (start, len) = (weight.start, dims.iter().product());

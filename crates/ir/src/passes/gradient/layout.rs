@@ -123,9 +123,9 @@ pub(super) struct Slots {
 /// All slots of a region.
 pub(super) struct RegionSlots {
     pub whole: Slots,
-    /// Those of each member.
+    /// The slots of each member.
     pub members: Vec<Slots>,
-    /// Those of a rank's share of each bucket. The gradient slot is the whole bucket's, where each rank has its own
+    /// The slots of a rank's share of each bucket. The gradient slot is the whole bucket's, where each rank has its own
     /// sums, or the share's, where gradients are sharded too.
     pub shares: Vec<Slots>,
     pub divided: Vec<Divided>,
@@ -138,7 +138,7 @@ pub(super) fn slot(path: &str, ty: TensorType, class: Class) -> Slot {
 }
 
 pub(super) fn regions(g: &Graph, weights: &[(SlotId, SlotId)], o: &Options) -> Vec<Region> {
-    let how = &o.update;
+    let update = &o.update;
     let is_chunked = is_chunked(o);
     let layer = |member: &Member| layer_of(&g.slot(member.weight).path);
     let begins = |region: &Region, member: &Member| {
@@ -147,12 +147,12 @@ pub(super) fn regions(g: &Graph, weights: &[(SlotId, SlotId)], o: &Options) -> V
     let mut regions: Vec<Region> = vec![];
     for &(weight, gradient) in weights {
         let adapts = g.slot(weight).path.starts_with(adapter::SCOPE);
-        let (name, rule) = rule_of(g, weight, how);
+        let (name, rule) = rule_of(g, weight, update);
         let group = Group { adapts, name, rule };
         let of_vectors = is_chunked && g.slot(weight).ty.rank() < 2;
         let is_own = |region: &Region| region.group == group && region.of_vectors == of_vectors;
         let known = regions.iter().position(is_own).unwrap_or_else(|| {
-            let optimizer = optimizers::of(name, how).expect("a rule that keeps such moments");
+            let optimizer = optimizers::of(name, update).expect("a rule that keeps such moments");
             regions.push(Region {
                 group,
                 optimizer,
@@ -169,7 +169,7 @@ pub(super) fn regions(g: &Graph, weights: &[(SlotId, SlotId)], o: &Options) -> V
             region.elements = region.elements.next_multiple_of(CHUNK);
         }
         region.members.push(Member { start: region.elements, ..own });
-        let align = align(&(region.optimizer.state)(how));
+        let align = align(&(region.optimizer.state)(update));
         region.elements += g.slot(weight).ty.elements().next_multiple_of(align);
     }
     for region in regions.iter_mut().filter(|_| is_chunked) {
@@ -191,10 +191,10 @@ pub(super) fn regions(g: &Graph, weights: &[(SlotId, SlotId)], o: &Options) -> V
 }
 
 /// The update rule of a weight with its constants; merged weights share them, so those of the first weight apply.
-fn rule_of(g: &Graph, weight: SlotId, how: &Update) -> (Name, Rule) {
+fn rule_of(g: &Graph, weight: SlotId, update: &Update) -> (Name, Rule) {
     let first = g.slots.iter().find(|s| s.part.is_some_and(|p| p.of == weight && p.offset == 0));
     let slot = first.unwrap_or(g.slot(weight));
-    (how.name.of(&slot.path, slot.ty.rank()), how.rule(&slot.path, slot.ty.rank()))
+    (update.name.of(&slot.path, slot.ty.rank()), update.rule(&slot.path, slot.ty.rank()))
 }
 
 impl Region {
@@ -262,9 +262,9 @@ impl Region {
 
 /// Adds the slots of region `index`, and those of its members in them.
 pub(super) fn lay_out(g: &mut Graph, index: usize, region: &Region, o: &Options) -> RegionSlots {
-    let how = &o.update;
+    let update = &o.update;
     let ways = o.mesh.ways(Axis::Shard);
-    let state = (region.optimizer.state)(how);
+    let state = (region.optimizer.state)(update);
     let scaled = |values: &[SlotId]| -> Vec<(SlotId, usize)> {
         state.iter().zip(values).filter_map(|(state, value)| Some((*value, state.block?))).collect()
     };
@@ -276,7 +276,7 @@ pub(super) fn lay_out(g: &mut Graph, index: usize, region: &Region, o: &Options)
     let gradient = add(&GRADIENTS[1..], DType::F32, Class::Carry);
     let values: Vec<SlotId> =
         state.iter().map(|state| add(state.of_region, state.dtype, Class::Moment)).collect();
-    let average = how.average.map(|_| add("averages", DType::F32, Class::Average));
+    let average = update.average.map(|_| add("averages", DType::F32, Class::Average));
     let scales = scaled(&values).into_iter().map(|(of, block)| scales_of(g, of, block, None)).collect();
     let whole = Slots { weight, gradient, values, scales, average };
     let in_bucket = [weight, gradient].map(|of| parts(g, of, &region.buckets, |b| (b.place, ways * b.share)));

@@ -21,7 +21,7 @@ use crate::replay::{Replay, users};
 pub fn recompute(
     g: &Graph,
     forward: usize,
-    how: Recompute,
+    mode: Recompute,
     layers: Option<usize>,
     regathers: bool,
 ) -> (Graph, usize) {
@@ -31,7 +31,7 @@ pub fn recompute(
         |node: &NodeId| (0..g.node(*node).outs.len() as u8).any(|out| read.contains(&node.out(out)));
     let kept = || (0..forward as u32).map(NodeId).filter(is_read).map(|id| g.node(id));
     let first = |count: usize| layers_of(kept()).into_iter().take(count).collect();
-    let policy = Policy { all: how, layers: layers.map(first) };
+    let policy = Policy { all: mode, layers: layers.map(first) };
     let rows = row_gradients(g, forward).into_iter();
     let rows: HashMap<NodeId, RowGradient> = rows
         .filter(|(id, _)| matches!(policy.at(&g.node(*id).path), Recompute::Cheap | Recompute::Wide))
@@ -75,7 +75,7 @@ impl Policy<'_> {
             {
                 Recompute::Cheap
             }
-            (how, _) => how,
+            (mode, _) => mode,
         }
     }
 }
@@ -151,9 +151,9 @@ impl Recomputation<'_> {
         match self.policy.at(&node.path) {
             Recompute::None => true,
             Recompute::Cheap | Recompute::Wide if is_view(&node.op) => self.is_kept(node.ins[0]),
-            how @ (Recompute::Cheap | Recompute::Wide) => match node.op {
+            mode @ (Recompute::Cheap | Recompute::Wide) => match node.op {
                 Op::Product { ta, .. } => {
-                    how == Recompute::Cheap
+                    mode == Recompute::Cheap
                         || layer_of(&node.path).is_none()
                         || !product::is_wide(node.outs[0].last(), product::inner(ta, self.g.ty(node.ins[0])))
                 }

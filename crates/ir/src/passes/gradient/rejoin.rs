@@ -56,7 +56,7 @@ fn pairs(g: &Graph) -> HashMap<NodeId, Joint> {
     }
     let Some(&first) = recomputed.values().flatten().min() else { return HashMap::new() };
     let mut pairs = HashMap::new();
-    let mut made = Made { first, at: HashMap::new() };
+    let mut made = Absorbed { first, at: HashMap::new() };
     for (id, node) in g.ids().zip(&g.nodes) {
         let Some(candidates) = node.ins.first().and_then(|v| recomputed.get_mut(v)) else { continue };
         let joint = candidates.iter().enumerate().find_map(|(i, again)| Some((i, joint(g, node, *again)?)));
@@ -96,14 +96,14 @@ fn joint(g: &Graph, node: &Node, again: NodeId) -> Option<Joint> {
 }
 
 /// The gradients that compute recomputed operations.
-pub(in crate::passes) struct Made {
+pub(in crate::passes) struct Absorbed {
     /// The first recomputed operation: no node before it depends on any.
     pub first: NodeId,
     /// The gradient that absorbed each.
     pub at: HashMap<NodeId, NodeId>,
 }
 
-impl Made {
+impl Absorbed {
     /// Whether `id` depends on the value of `of`, directly or not.
     pub fn depends(&self, g: &Graph, id: NodeId, of: NodeId) -> bool {
         let mut seen = vec![false; g.nodes.len()];

@@ -100,14 +100,14 @@ pub(crate) fn update(trained: &mut Trained, o: &Options, fused: bool) -> Updated
 /// The graph of one update. Its results are the values that a step reports. The norm is computed over whole regions of
 /// gradient `sums`, so dividing the update into pieces changes no bits.
 fn apply(slots: Graph, sums: &[Sums], pieces: &[UpdateRange<'_>], o: &Options) -> Graph {
-    let how = &o.update;
+    let constants = &o.update;
     let find = |path: &str| slots.find_slot(path).expect("laid out before");
     let (loss_sum, weight_sum) = (find(LOSS_SUM), find(WEIGHT_SUM));
     let (updates, skipped) = (find(UPDATES), find(SKIPPED));
     let named = slots.slot_ids().filter_map(|id| Some((id, slots.slot(id).path.strip_prefix(CARRIED_SUM)?)));
     let named: Vec<(SlotId, String)> = named.map(|(id, name)| (id, format!("{SUM}{name}"))).collect();
     let b = Builder::from_graph(slots);
-    let rates = b.input(&input_path(Role::Apply, LR), DType::F32, &[how.rates]);
+    let rates = b.input(&input_path(Role::Apply, LR), DType::F32, &[constants.rates]);
     b.scope("apply", || {
         let carried = named.iter().map(|(slot, _)| *slot);
         let small: Vec<SlotId> = [loss_sum, weight_sum].into_iter().chain(carried).collect();
@@ -122,14 +122,14 @@ fn apply(slots: Graph, sums: &[Sums], pieces: &[UpdateRange<'_>], o: &Options) -
         let norm = squares.sqrt() * per_weight;
         let loss = totals.of(loss_sum) * per_weight;
         let is_finite = norm.map(E::Finite) * loss.map(E::Finite);
-        let scale = match how.clip {
+        let scale = match constants.clip {
             0.0 => per_weight,
             clip => per_weight * norm.recip().scale(clip as f64).zip(E::Min, b.fill(1.0, DType::F32, &[1])),
         };
         let count = b.read(updates) + is_finite;
         b.write(updates, count);
         b.write(skipped, b.read(skipped) + (b.fill(1.0, DType::F32, &[1]) - is_finite));
-        let rate = how.average.map(|decay| average::rate(decay, count, is_finite));
+        let rate = constants.average.map(|decay| average::rate(decay, count, is_finite));
         let rank = (!buckets.is_empty()).then(|| b.op(Op::Rank { axis: Axis::Shard }, &[]));
         for UpdateRange { region: Region { group, optimizer, .. }, slots, first, is_shared, layers } in pieces
         {
@@ -140,7 +140,7 @@ fn apply(slots: Graph, sums: &[Sums], pieces: &[UpdateRange<'_>], o: &Options) -
             let piece =
                 optimizers::UpdateInputs { weights, gradients, state: kept, first: *first, rank, layers };
             // In a plan a slice is a view: the kernel reads the group's rate where the host wrote it.
-            let lr = if how.rates == 1 { rates } else { rates.slice(0, group.rule.rate, 1) };
+            let lr = if constants.rates == 1 { rates } else { rates.slice(0, group.rule.rate, 1) };
             let step = Step { lr, scale, updates: count, is_finite };
             let new = (optimizer.update)(o, group, &piece, &step);
             if let (Some(slot), Some(rate)) = (slots.average, rate) {

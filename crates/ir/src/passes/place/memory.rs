@@ -19,13 +19,13 @@ pub struct Placed {
 /// Gives every transient storage an offset from `base` and turns drafts into launches.
 pub fn place(lowered: Lowered, role: Role, base: usize, align: usize, reuse: bool) -> Placed {
     let Lowered { storages, drafts, results, .. } = lowered;
-    let mut life: Vec<Option<Life>> = vec![None; storages.len()];
+    let mut life: Vec<Option<Lifetime>> = vec![None; storages.len()];
     for (at, draft) in drafts.iter().enumerate() {
         let places = draft.ins.iter().chain(draft.outs.iter().flatten()).chain(&draft.workspace);
         let is_exchange = draft.launch.queue == Queue::Wire;
         let until = if is_exchange { held_until(&drafts, at) } else { at + 1 };
         for place in places {
-            let life = life[place.storage].get_or_insert_with(|| Life::beginning(at));
+            let life = life[place.storage].get_or_insert_with(|| Lifetime::beginning(at));
             life.touched.end = at + 1;
             life.held_until = life.held_until.max(until);
             life.computed_from = life.computed_from.min(if is_exchange { usize::MAX } else { at });
@@ -75,7 +75,7 @@ pub fn place(lowered: Lowered, role: Role, base: usize, align: usize, reuse: boo
 
 /// The launches between which a storage is in use.
 #[derive(Clone)]
-struct Life {
+struct Lifetime {
     /// From the first launch that touches it to after the last.
     touched: Range<usize>,
     /// All launches that touch it have ended before the compute launch at this index.
@@ -84,9 +84,9 @@ struct Life {
     computed_from: usize,
 }
 
-impl Life {
-    fn beginning(at: usize) -> Life {
-        Life { touched: at..at + 1, held_until: at + 1, computed_from: usize::MAX }
+impl Lifetime {
+    fn beginning(at: usize) -> Lifetime {
+        Lifetime { touched: at..at + 1, held_until: at + 1, computed_from: usize::MAX }
     }
 
     fn held(&self) -> Range<usize> {
@@ -95,7 +95,7 @@ impl Life {
 
     /// Whether the two may not share memory. An exchange may reuse memory of earlier launches, because it begins when
     /// they have ended; a compute launch only memory that no exchange still holds.
-    fn conflicts_with(&self, other: &Life) -> bool {
+    fn conflicts_with(&self, other: &Lifetime) -> bool {
         let (first, second) =
             if self.touched.start <= other.touched.start { (self, other) } else { (other, self) };
         second.touched.start < first.touched.end || second.computed_from < first.held_until
@@ -105,11 +105,11 @@ impl Life {
 struct Occupied {
     start: usize,
     end: usize,
-    live: Life,
+    live: Lifetime,
 }
 
 /// The lowest offset with `size` free bytes among storages, sorted by start, that live at the same time.
-fn lowest(occupied: &[Occupied], live: &Life, size: usize) -> usize {
+fn lowest(occupied: &[Occupied], live: &Lifetime, size: usize) -> usize {
     let mut start = 0;
     for s in occupied.iter().filter(|s| s.live.conflicts_with(live)) {
         if s.start >= start + size {

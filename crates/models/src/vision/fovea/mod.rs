@@ -125,7 +125,7 @@ pub fn apply<'g>(
     inputs: &Inputs<'g>,
     beside: &Beside<'_, 'g>,
 ) -> Features<'g> {
-    let memory = b.scope(SCOPE, || b.scope("patches", || remember(b, v, w, inputs.pixels)));
+    let memory = b.scope(SCOPE, || b.scope("patches", || encode_images(b, v, w, inputs.pixels)));
     let tokens = v.vit().tokens();
     let look = |name: &str, queries: Tensor<'g>, sight: &Sight<'g>| {
         b.scope(SCOPE, || b.scope(name, || look(b, v, w, queries, &memory, sight)))
@@ -133,7 +133,7 @@ pub fn apply<'g>(
     let coarse = || {
         let images = inputs.pixels.dims()[0];
         let query = b.scope(SCOPE, || row(b.read(w.q_static)).broadcast(&[images, v.query]));
-        look("coarse", query, &one_each(tokens))
+        look("coarse", query, &one_query_per_image(tokens))
     };
     let Some(fine) = &inputs.fine else {
         return Features { main: coarse(), deep: vec![], states: None };
@@ -155,17 +155,17 @@ pub fn apply<'g>(
         let made = b.scope("to_query", || w.to_query.apply(b, states));
         b.concat(&[made, row(b.read(w.q_init))], 0).gather(fine.previous)
     });
-    let sight = of_images(fine.looks, fine.repeats, tokens);
+    let sight = queries_per_image(fine.looks, fine.repeats, tokens);
     Features { main: look("fine", queries, &sight), deep: vec![], states: kept }
 }
 
 /// One query per image.
-fn one_each<'g>(tokens: usize) -> Sight<'g> {
+fn one_query_per_image<'g>(tokens: usize) -> Sight<'g> {
     Sight { k: Segments::Uniform { len: tokens }, ..Sight::rows(1) }
 }
 
 /// Several queries per image, at (start, len) i32 [U].
-fn of_images<'g>(looks: (Tensor<'g>, Tensor<'g>), repeats: usize, tokens: usize) -> Sight<'g> {
+fn queries_per_image<'g>(looks: (Tensor<'g>, Tensor<'g>), repeats: usize, tokens: usize) -> Sight<'g> {
     Sight {
         q: Segments::Ragged { max_segments: looks.0.dims()[0], max_len: repeats },
         k: Segments::Uniform { len: tokens },
@@ -175,7 +175,7 @@ fn of_images<'g>(looks: (Tensor<'g>, Tensor<'g>), repeats: usize, tokens: usize)
 }
 
 /// Keys and values of every layer, for pixels u8 [U, rows, columns, 3]. The rest of the last layer is not computed.
-fn remember<'g>(b: &'g Builder, v: &FoveaConfig, w: &Weights, pixels: Tensor<'g>) -> Memory<'g> {
+fn encode_images<'g>(b: &'g Builder, v: &FoveaConfig, w: &Weights, pixels: Tensor<'g>) -> Memory<'g> {
     let c = v.vit();
     let cut = b.scope("patch", || patches(pixels, None, c.patch, &c.mean, &c.std));
     let mut x = vit::embed(b, &c, &w.vit, cut);

@@ -10,7 +10,7 @@
 //!
 //! A slot that serves as both table and head may have adapters in each role, which are independent.
 
-use super::{Adaptee, Adapting};
+use super::{AdaptedWeight, AdapterPass};
 use crate::graph::{NodeId, Value};
 use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
@@ -18,9 +18,9 @@ use crate::ops::product::{Compute, plain};
 use crate::plan::Refusal;
 use crate::types::DType;
 
-impl<'a> Adapting<'a> {
+impl<'a> AdapterPass<'a> {
     /// The rows that `id` looks up, plus the adapters of their table.
-    pub(super) fn lookup(&mut self, id: NodeId, table: &Adaptee<'a>) {
+    pub(super) fn lookup(&mut self, id: NodeId, table: &AdaptedWeight<'a>) {
         let index = self.replay.get(self.replay.old.node(id).ins[1]);
         let mut sum = self.replay.copy(id).out(0);
         for adapter in &table.adapters {
@@ -36,12 +36,12 @@ impl<'a> Adapting<'a> {
     }
 
     /// The loss `id` with a head and its adapters.
-    pub(super) fn loss(&mut self, id: NodeId, head: &Adaptee<'a>) -> Result<(), Refusal> {
+    pub(super) fn loss(&mut self, id: NodeId, head: &AdaptedWeight<'a>) -> Result<(), Refusal> {
         let node = self.replay.old.node(id).clone();
         let mut ins: Vec<Value> = node.ins.iter().map(|v| self.replay.get(*v)).collect();
         let (mut inputs, mut weights) = (vec![ins[0]], vec![ins[1]]);
         for adapter in &head.adapters {
-            let u = self.low(id, ins[0], &[*adapter])?;
+            let u = self.down_projection(id, ins[0], &[*adapter])?;
             inputs.push(self.map(E::Scale(adapter.scale), u, id));
             weights.push(self.read(adapter, adapter.b(), head.rows, id));
         }
