@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub use mutate::mutate;
 use watch::Watch;
 
-/// The default number of seconds per parser.
+/// Default number of seconds per parser.
 const SECONDS: f64 = 2.0;
 
 /// The limits that a parser must respect.
@@ -36,9 +36,9 @@ impl Default for Limits {
     }
 }
 
-/// Feeds the unchanged seeds, and then damaged ones, to `check`, which panics on an error. The test fails at the first
-/// panic, the first input that exceeds the time limit, and the first that exceeds the memory limit; the message has the
-/// number of the input and the path of a file with it.
+/// Feeds the unchanged seeds, and then damaged ones, to `check`, which panics on an error. The test fails at the first panic,
+/// the first input that exceeds the time limit, and the first that exceeds the memory limit; the message has the number of the
+/// input and the path of a file with it.
 pub fn feed(parser: &str, seeds: &[Vec<u8>], limits: Limits, mut check: impl FnMut(&[u8])) {
     assert!(!seeds.is_empty(), "{parser}: there is nothing to damage");
     let watch = Watch::begin(parser, limits);

@@ -68,7 +68,7 @@ const WORDS: [&[u8]; 40] = [
     b" ",
 ];
 
-/// The maximum size of an input, whatever is repeated in it.
+/// Maximum size of an input, whatever is repeated in it.
 const MOST_BYTES: usize = 1 << 20;
 
 /// Random numbers for one key (SplitMix64).
@@ -99,8 +99,8 @@ impl Draw {
     }
 }
 
-/// Input `number`: first the seeds themselves, then one seed after the other with one to eight kinds of damage. The
-/// same seeds and number result in the same bytes on every machine.
+/// Input `number`: first the seeds themselves, then one seed after the other with one to eight kinds of damage. The same seeds
+/// and number result in the same bytes on every machine.
 pub fn mutate(seeds: &[Vec<u8>], number: u64) -> Vec<u8> {
     if let Some(seed) = seeds.get(number as usize) {
         return seed.clone();

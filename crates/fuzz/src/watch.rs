@@ -1,5 +1,5 @@
-//! A thread that ends the test when an input takes too long or too much memory, because such an input would never
-//! return to report it.
+//! A thread that ends the test when an input takes too long or too much memory, because such an input would never return to
+//! report it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

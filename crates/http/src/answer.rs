@@ -1,5 +1,4 @@
-//! An answer: a status, a content type, and a body that is complete or streamed. It may be available immediately or
-//! later.
+//! An answer: a status, a content type, and a body that is complete or streamed. It may be available immediately or later.
 
 use std::any::Any;
 use std::convert::Infallible;
@@ -81,10 +80,9 @@ impl From<Source> for Content {
     }
 }
 
-/// The number of bytes of a complete body handed over at once, so that the rest stays here until the client has read
-/// most of it.
+/// Number of bytes of a complete body handed over at once, so that the rest stays here until the client has read most of it.
 const PORTION: usize = 64 << 10;
-/// The maximum number of unread bytes of messages.
+/// Maximum number of unread bytes of messages.
 const MOST_UNREAD: usize = 8 << 20;
 
 impl Answer {
@@ -130,7 +128,7 @@ impl Answer {
     }
 }
 
-/// The number of messages that may wait for a slow reader.
+/// Number of messages that may wait for a slow reader.
 const WAITING: usize = 4;
 
 /// The writing end of a streamed answer.
@@ -163,7 +161,7 @@ impl Stream {
 #[derive(Clone)]
 pub struct Messages {
     writer: mpsc::UnboundedSender<Bytes>,
-    /// The number of bytes not yet read.
+    /// Number of bytes not yet read.
     unread: Arc<AtomicUsize>,
 }
 
@@ -173,8 +171,8 @@ impl Messages {
         self.writer.is_closed()
     }
 
-    /// Sends an unnamed server-sent event whose data is one line; returns whether it was accepted. It is not if the
-    /// reader is too far behind.
+    /// Sends an unnamed server-sent event whose data is one line; returns whether it was accepted. It is not if the reader is
+    /// too far behind.
     pub fn send(&self, line: &str) -> bool {
         let is_taken = self.unread.load(Ordering::Acquire) <= MOST_UNREAD;
         if is_taken {

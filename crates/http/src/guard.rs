@@ -1,17 +1,16 @@
 //! Access control of requests.
 //!
-//! On a loopback address every client on this machine is admitted, but only under a name of this machine: a web page
-//! whose own name points here (DNS rebinding) is refused because of the `Host` header that its browser sends. On any
-//! other address a request needs a token, which is drawn when the server starts and printed with its address. A browser
-//! that comes with the token in the address gets a cookie and is redirected to the address without it, so that the
-//! token stays out of histories.
+//! On a loopback address every client on this machine is admitted, but only under a name of this machine: a web page whose own
+//! name points here (DNS rebinding) is refused because of the `Host` header that its browser sends. On any other address a
+//! request needs a token, which is drawn when the server starts and printed with its address. A browser that comes with the
+//! token in the address gets a cookie and is redirected to the address without it, so that the token stays out of histories.
 //!
-//! A server for programs may have a key of its own instead, which every request carries as `Authorization: Bearer KEY`,
-//! also on a loopback address.
+//! A server for programs may have a key of its own instead, which every request carries as `Authorization: Bearer KEY`, also on
+//! a loopback address.
 
 use std::net::{IpAddr, SocketAddr};
 
-/// The length of a token in bytes, long enough not to be guessed.
+/// Length of a token in bytes, long enough not to be guessed.
 const TOKEN_BYTES: usize = 16;
 
 #[derive(Clone, Debug)]

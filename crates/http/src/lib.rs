@@ -1,8 +1,8 @@
 //! HTTP for this program: a thread that listens, checks access, and passes each request to one function.
 //!
-//! The crate does not depend on runs or models. `guard` is access control, `request` the input of a function and
-//! `answer` its output: a complete body, or a stream that is written later. hyper implements the protocol on one
-//! thread; functions run on a few further threads, so that a slow one delays no other.
+//! The crate does not depend on runs or models. `guard` is access control, `request` the input of a function and `answer` its
+//! output: a complete body, or a stream that is written later. hyper implements the protocol on one thread; functions run on a
+//! few further threads, so that a slow one delays no other.
 #![forbid(unsafe_code)]
 
 pub mod answer;

@@ -2,14 +2,13 @@
 
 use bytes::Bytes;
 
-/// A request to read something or, if the server accepts bodies, to do something. Other methods are refused before a
-/// function sees them.
+/// A request to read something or, if the server accepts bodies, to do something. Other methods are refused before a function
+/// sees them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     pub path: String,
     /// Names and values in the order of the query.
     pub query: Vec<(String, String)>,
-    /// The body of a POST.
     pub body: Option<Bytes>,
 }
 

@@ -1,5 +1,5 @@
-//! The HTTP server's thread, with limits on the time of headers and bodies and on the number of connections and bytes.
-//! It ends when its handle is dropped.
+//! The HTTP server's thread, with limits on the time of headers and bodies and on the number of connections and bytes. It ends
+//! when its handle is dropped.
 
 use std::convert::Infallible;
 use std::io;
@@ -27,21 +27,21 @@ use crate::guard::{Credentials, Guard, Verdict};
 use crate::request::Request;
 use crate::write_timeout::WriteTimeout;
 
-/// The default maximum number of connections.
+/// Default maximum number of connections.
 const CONNECTIONS: usize = 128;
-/// The maximum number of functions that run at once.
+/// Maximum number of functions that run at once.
 const FUNCTIONS: usize = 4;
-/// The timeout for a client's headers.
+/// Timeout for a client's headers.
 const HEADERS: Duration = Duration::from_secs(10);
 
-/// The timeout for a client's body.
+/// Timeout for a client's body.
 const BODY: Duration = Duration::from_secs(30);
 /// How long a body waits for room, and the seconds after which a client should retry.
 const ROOM: Duration = Duration::from_secs(3);
 const RETRY_AFTER: &str = "1";
 /// The room reserved at once for a body that does not state its size.
 const GROWTH_BYTES: usize = 64 << 10;
-/// The timeout for a client that reads nothing of its answer.
+/// Timeout for a client that reads nothing of its answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How much of a refused body is still read, and for how long.
 const DISCARDED_BYTES: usize = 64 << 20;
@@ -67,18 +67,18 @@ pub struct Settings {
     pub bodies: Option<Bodies>,
     /// Cheap answers, given without a thread, so that they are available while all functions are busy.
     pub immediate: fn(&Request) -> Option<Answer>,
-    /// The maximum number of connections; further ones wait.
+    /// Maximum number of connections; further ones wait.
     pub connections: usize,
     /// Builds an answer that refuses a request with a status and a sentence.
     pub refusal: fn(u16, &str) -> Answer,
 }
 
-/// The limits of bodies. Bodies must be JSON: a web page cannot send that to another server without a preflight
-/// request, which is refused.
+/// The limits of bodies. Bodies must be JSON: a web page cannot send that to another server without a preflight request, which
+/// is refused.
 #[derive(Clone, Copy, Debug)]
 pub struct Bodies {
     pub most_bytes: usize,
-    /// The maximum total size of bodies in use; further bodies wait for a few seconds.
+    /// Maximum total size of bodies in use; further bodies wait for a few seconds.
     pub all_bytes: usize,
 }
 
@@ -95,7 +95,7 @@ impl Settings {
 struct Shared {
     settings: Settings,
     function: Box<Function>,
-    /// The room for bodies, in KiB.
+    /// Room for bodies, in KiB.
     body_room: Arc<Semaphore>,
 }
 
@@ -254,8 +254,8 @@ async fn run_function(request: Request, room: Option<OwnedSemaphorePermit>, shar
     }
 }
 
-/// The request for the function, with the room reserved for its body. A refused client's body is still read, within
-/// limits: a client that is cut off while it sends does not read the refusal.
+/// The request for the function, with the room reserved for its body. A refused client's body is still read, within limits: a
+/// client that is cut off while it sends does not read the refusal.
 async fn admit(
     asked: hyper::Request<Incoming>,
     shared: &Shared,

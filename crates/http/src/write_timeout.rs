@@ -1,5 +1,4 @@
-//! A connection with a write timeout: if the client reads nothing for a while, the connection fails and everything
-//! queued for it is dropped.
+//! A connection with a write timeout: it fails if the client reads nothing for a while.
 
 use std::io;
 use std::pin::Pin;

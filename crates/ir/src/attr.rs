@@ -11,7 +11,6 @@ pub trait Attr: Sized {
     }
 }
 
-/// Whether the text omits this value.
 pub(crate) fn is_omitted<T: Attr + PartialEq>(value: &T) -> bool {
     T::omitted().as_ref() == Some(value)
 }
@@ -50,8 +49,7 @@ impl<T: Attr> Attr for Vec<T> {
     }
 }
 
-/// An enum without fields whose variants have names in the text form; one of them may be the default, which the text
-/// omits.
+/// An enum without fields whose variants have names in the text form; one of them may be the default, which the text omits.
 macro_rules! named {
     (
         $(#[$meta:meta])* $vis:vis enum $ty:ident { $($(#[$vmeta:meta])* $variant:ident = $name:literal),* $(,)? }

@@ -1,5 +1,5 @@
-//! Reverse-mode differentiation, by appending to the graph. It visits only nodes between the inputs to differentiate
-//! and the seeds, so frozen weights and everything below the first trained one cost nothing.
+//! Reverse-mode differentiation, by appending to the graph. It visits only nodes between the inputs to differentiate and the
+//! seeds, so frozen weights and everything below the first trained one cost nothing.
 
 use std::collections::HashMap;
 
@@ -54,8 +54,8 @@ pub fn gradients<'g>(
     wrt.iter().map(gradient).collect()
 }
 
-/// The inputs of a gradient operation, each as a distinct value: where one tensor is passed twice, each position has
-/// its own derivative, and the rule of the forward operation adds them up.
+/// The inputs of a gradient operation, each as a distinct value: where one tensor is passed twice, each position has its own
+/// derivative, and the rule of the forward operation adds them up.
 pub fn distinct<'g>(b: &'g Builder, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let own = |(i, t): (usize, &Tensor<'g>)| {
         let stands_before = ins[..i].iter().any(|earlier| earlier.v == t.v);

@@ -1,9 +1,9 @@
-//! Bicubic resampling of a grid as a fixed matrix, with corners not aligned. A learned table resampled by a matrix
-//! product gets its gradient from the product's rule.
+//! Bicubic resampling of a grid as a fixed matrix, with corners not aligned. A learned table resampled by a matrix product gets
+//! its gradient from the product's rule.
 //!
-//! Plain resampling weighs the four neighbours along each axis by the cubic of coefficient -0.75 and repeats border
-//! values. With antialiasing the coefficient is -0.5, the cubic widens by the factor by which the grid shrinks, and
-//! points beyond the border have no weight. Both follow PyTorch's definitions.
+//! Plain resampling weighs the four neighbours along each axis by the cubic of coefficient -0.75 and repeats border values.
+//! With antialiasing the coefficient is -0.5, the cubic widens by the factor by which the grid shrinks, and points beyond the
+//! border have no weight. Both follow PyTorch's definitions.
 
 /// The cubic's free coefficient, plain and with antialiasing.
 const PLAIN: f64 = -0.75;
@@ -86,8 +86,7 @@ mod tests {
         assert_eq!(plain_line(8, 4)[..3], [0.5, 0.5 - a, a]);
     }
 
-    /// The weights of `torch.nn.functional.interpolate` with `antialias=True` for the eight unit vectors resampled to
-    /// four points.
+    /// `torch.nn.functional.interpolate` of the eight unit vectors to four points, with `antialias=True`.
     #[test]
     fn halving_with_antialiasing_weighs_eight() {
         let inner = [-0.01171875, -0.03515625, 0.11328125, 0.43359375];

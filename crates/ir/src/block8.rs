@@ -1,22 +1,21 @@
-//! Moments in eight bits. 256 neighbours share a scale, a power of two, and each is an 8-bit float times it: E4M3 for
-//! the first moment, and for the second E4M4, which has no sign (4 bits of exponent, 4 of mantissa, up to 496).
+//! Moments in eight bits. 256 neighbours share a scale, a power of two, and each is an 8-bit float times it: E4M3 for the first
+//! moment, and for the second E4M4, which has no sign (4 bits of exponent, 4 of mantissa, up to 496).
 //!
-//! The codes are floats rather than uniform steps because moments of neighbours differ by orders of magnitude. Down to
-//! 14 octaves below a block's largest value, the relative step is 1/8 to 1/16 for a first moment and half of that for a
-//! second one; below that steps are uniform, so precision fades gradually. The scale is a power of two rather than the
-//! largest value itself: division is exact, an unchanged value is not rounded again, all backends compute the same bits
-//! with a handful of integer instructions, and every value is exact in bf16, which is what checkpoints hold. It costs
-//! at most one octave of the range.
+//! The codes are floats rather than uniform steps because moments of neighbours differ by orders of magnitude. Down to 14
+//! octaves below a block's largest value, the relative step is 1/8 to 1/16 for a first moment and half of that for a second
+//! one; below that steps are uniform, so precision fades gradually. The scale is a power of two rather than the largest value
+//! itself: division is exact, an unchanged value is not rounded again, all backends compute the same bits with a handful of
+//! integer instructions, and every value is exact in bf16, which is what checkpoints hold. It costs at most one octave of the
+//! range.
 //!
-//! Rounding is stochastic between the two neighbours and has no bias, with one exception: a second moment above 0 stays
-//! above 0, because an update is divided by its root.
+//! Rounding is stochastic between the two neighbours and has no bias, with one exception: a second moment above 0 stays above
+//! 0, because an update is divided by its root.
 
 use crate::types::{bf16_from_f32, bf16_to_f32};
 
 /// Elements that share a scale.
 pub const BLOCK: usize = 256;
 
-/// The code of a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     /// E4M3: first moments.
@@ -25,8 +24,8 @@ pub enum Code {
     Unsigned,
 }
 
-/// A factor that moves the exponents of 8-bit floats to the bottom of f32's: the bits of a float times `LOW_INVERSE`
-/// are the code's bits, shifted left by the extra mantissa bits of f32.
+/// A factor that moves the exponents of 8-bit floats to the bottom of f32's: the bits of a float times `LOW_INVERSE` are the
+/// code's bits, shifted left by the extra mantissa bits of f32.
 const LOW: f32 = f32::from_bits((127 + 120) << 23);
 const LOW_INVERSE: f32 = f32::from_bits((127 - 120) << 23);
 
@@ -34,7 +33,7 @@ const LOW_INVERSE: f32 = f32::from_bits((127 - 120) << 23);
 pub const TOP: i32 = 8;
 
 impl Code {
-    /// The number of mantissa bits that f32 has more.
+    /// Number of mantissa bits that f32 has more.
     const fn shift(self) -> u32 {
         match self {
             Code::Signed => 20,
@@ -42,8 +41,8 @@ impl Code {
         }
     }
 
-    /// The range of exponents of the power of two that bounds a block. From the lower end on, every value of a block is
-    /// exact in bf16; blocks of smaller values take the lower end.
+    /// The range of exponents of the power of two that bounds a block. From the lower end on, every value of a block is exact
+    /// in bf16; blocks of smaller values take the lower end.
     pub const EXPONENTS: [i32; 2] = [-90, 127];
 
     /// A block's scale and its inverse, from its largest magnitude.
@@ -89,8 +88,8 @@ impl Code {
         }
     }
 
-    /// Encodes a block of values, rounding to nearest, and returns its scale. Values from `widened` are restored
-    /// exactly, though perhaps under another scale.
+    /// Encodes a block, rounding to nearest, and returns its scale. Values from `widened` are restored exactly, perhaps under
+    /// another scale.
     pub fn narrowed(self, values: &[u16], codes: &mut [u8]) -> f32 {
         const HALF: u16 = 0x7fff;
         let largest = values.iter().fold(0.0, |most: f32, x| most.max(bf16_to_f32(*x).abs()));
@@ -201,8 +200,7 @@ mod tests {
             let (codes, scale) = encoded(code, &values, 0);
             for ((sum, x), c) in sums.iter().zip(&values).zip(codes) {
                 let step = (x.abs() / 8.0).max(scale * code.decode(1)) as f64;
-                // The bound is five standard deviations of the mean of 4,096 draws. Below the smallest code second
-                // moments are rounded up.
+                // Five standard deviations of the mean of 4,096 draws. Below the smallest code second moments are rounded up.
                 let is_least = code == Code::Unsigned && c <= 1;
                 let off = (sum / updates as f64 - *x as f64).abs();
                 assert!(is_least || off < 5.0 * 0.5 * step / 64.0, "{code:?}: {x} is off by {off}");

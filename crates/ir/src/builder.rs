@@ -38,7 +38,6 @@ impl Builder {
         Self::default()
     }
 
-    /// Continues an existing graph.
     pub fn from_graph(graph: Graph) -> Self {
         Builder { graph: RefCell::new(graph), scope: RefCell::default() }
     }
@@ -146,8 +145,8 @@ impl Builder {
         self.outputs(node)
     }
 
-    /// Builds nodes that draw no random numbers without advancing the keys, such as inputs that only some variants of a
-    /// model have: later nodes get the same keys in every variant, so every variant draws the same numbers.
+    /// Builds nodes that draw no random numbers, without advancing the keys, such as inputs of only some variants of a model:
+    /// later nodes have the same keys, and draw the same numbers, in every variant.
     pub fn uncounted<T>(&self, make: impl FnOnce() -> T) -> T {
         let next_key = self.with_graph(|g| g.next_key);
         let made = make();
@@ -155,8 +154,8 @@ impl Builder {
         made
     }
 
-    /// Builds a part that only some variants of a model have, with keys that start at `first`: later nodes get the same
-    /// keys in every variant, and no two nodes share a key as long as `first` is above all others.
+    /// Builds a part that only some variants of a model have, with keys from `first`, which must lie above all others: later
+    /// nodes have the same keys in every variant.
     pub fn counted_from<T>(&self, first: u64, make: impl FnOnce() -> T) -> T {
         self.uncounted(|| {
             self.edit(|g| g.next_key = first);
@@ -199,7 +198,6 @@ impl<'g> Tensor<'g> {
     pub fn dtype(self) -> DType {
         self.b.with_graph(|g| g.ty(self.v).dtype)
     }
-    /// The node that computes this value.
     pub fn source(self) -> Node {
         self.b.with_graph(|g| g.node(self.v.node).clone())
     }
@@ -356,8 +354,8 @@ impl<'g> Tensor<'g> {
     pub fn resample(self, parts: Tensor<'g>, [height, width]: [usize; 2]) -> Tensor<'g> {
         self.b.op(Op::Resample { height, width }, &[self, parts])
     }
-    /// A token sampled from every row of `self` [S, V], with its log-probability. `numbers` i32 [S, 6] and `shares` f32
-    /// [S, 2] are the sampling parameters.
+    /// A token sampled from every row of `self` [S, V], with its log-probability, by parameters `numbers` i32 [S, 6] and
+    /// `shares` f32 [S, 2].
     #[track_caller]
     pub fn sample(self, numbers: Tensor<'g>, shares: Tensor<'g>) -> Tensor<'g> {
         self.b.op(Op::Sample {}, &[self, numbers, shares])
@@ -377,8 +375,7 @@ impl<'g> Tensor<'g> {
     ) -> Tensor<'g> {
         self.attention_and_lse(k, v, attend, masking).0
     }
-    /// Attention, and the logarithm of each row's sum of exponentials, with which `ops::attention::merge` combines
-    /// results.
+    /// Attention, and the logarithm of each row's sum of exponentials, with which `ops::attention::merge` combines results.
     #[track_caller]
     pub fn attention_and_lse(
         self,
@@ -391,8 +388,8 @@ impl<'g> Tensor<'g> {
         let outs = self.b.ops(attend.op(), &ins);
         (outs[0], outs[1])
     }
-    /// Attention without softmax of queries `[Tq, H, N]` over keys `[Tk, HK, N]`, or over the queries themselves where
-    /// no keys are given, to values `[Tk, HV, D]`.
+    /// Attention without softmax of queries `[Tq, H, N]` over keys `[Tk, HK, N]`, or over themselves without keys, to values
+    /// `[Tk, HV, D]`.
     #[track_caller]
     pub fn linear_attention(
         self,

@@ -44,8 +44,7 @@ pub fn pairs(body: &Graph) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// For each node, the first node of its region: two nodes are of one region if one reads the other or both read the
-/// same input.
+/// For each node, the first node of its region: two nodes are of one region if one reads the other or both read the same input.
 fn first_of_region(body: &Graph) -> Vec<usize> {
     let mut first: Vec<usize> = vec![];
     let mut read: HashMap<SlotId, usize> = HashMap::new();

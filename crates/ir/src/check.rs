@@ -1,10 +1,10 @@
 //! The check that every operation must pass, and the table of cases it runs over.
 //!
-//! A case is a small graph whose inputs carry their values. `check` shows, in f64: the graph verifies, its text parses
-//! back to the same graph, every expansion has the types of the shape rule, the gradients equal central differences of
-//! the forward evaluation, and they equal the gradients of the forward's expansion. The differences are the independent
-//! evidence: a fused gradient's expansion is itself derived, so comparing it with derivatives alone would prove
-//! nothing. Backends run the same cases against the oracle.
+//! A case is a small graph whose inputs carry their values. `check` shows, in f64: the graph verifies, its text parses back to
+//! the same graph, every expansion has the types of the shape rule, the gradients equal central differences of the forward
+//! evaluation, and they equal the gradients of the forward's expansion. The differences are the independent evidence: a fused
+//! gradient's expansion is itself derived, so comparing it with derivatives alone would prove nothing. Backends run the same
+//! cases against the oracle.
 
 pub mod cases;
 
@@ -85,7 +85,6 @@ impl Trial {
         t
     }
 
-    /// An i32 input of the given values.
     #[track_caller]
     pub fn index(&self, dims: &[usize], values: &[i32]) -> Tensor<'_> {
         assert_eq!(dims.iter().product::<usize>(), values.len(), "values for {dims:?}");
@@ -102,14 +101,12 @@ pub fn draw(path: &str, count: usize) -> Vec<f64> {
     (0..count as u64).map(|i| normal(1, stream, i) as f64).collect()
 }
 
-/// Checks that the largest difference, relative to the largest finite wanted value, lies within `bound`; infinities
-/// must be equal.
+/// Checks the largest difference, relative to the largest finite wanted value; infinities must be equal.
 pub fn within(bound: f64, got: &[f64], wanted: &[f64]) -> Result<(), String> {
     if got.len() != wanted.len() {
         return Err(format!("{} values, wanted {}", got.len(), wanted.len()));
     }
-    // Central differences of a function of size 1 have rounding errors of 1e-11, so gradients below 1e-3 are compared
-    // absolutely.
+    // Central differences of a function of size 1 have rounding errors of 1e-11: below 1e-3 gradients are compared absolutely.
     let scale = wanted.iter().filter(|x| x.is_finite()).fold(1e-3, |m: f64, x| m.max(x.abs()));
     for (i, (g, w)) in got.iter().zip(wanted).enumerate() {
         let apart = if g == w { 0.0 } else { (g - w).abs() / scale };

@@ -1,5 +1,5 @@
-//! The cost of a plan: arithmetic, memory traffic, the least time that a device's rates allow, and the predicted time
-//! where its kernels were timed.
+//! The cost of a plan: arithmetic, memory traffic, the least time that a device's rates allow, and the predicted time where its
+//! kernels were timed.
 
 use std::collections::HashMap;
 use std::ops::AddAssign;
@@ -28,7 +28,6 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// The cost of `n` executions.
     pub fn times(self, n: u64) -> Cost {
         Cost {
             launches: n * self.launches,
@@ -86,8 +85,7 @@ pub fn by_work(plan: &Plan, target: &Target) -> Vec<(Work, Cost)> {
     Work::ALL.iter().copied().zip(sums).filter(|(_, cost)| cost.launches > 0).collect()
 }
 
-/// The cost of one launch. An exchange within one node uses measured times where there are some; otherwise the links
-/// between ranks give a prediction.
+/// The cost of one launch. Exchanges use times measured on one node, or else predictions from the links between ranks.
 pub fn of_launch(launch: &Launch, target: &Target) -> Cost {
     let cost = of_size(&Size::of(launch), target);
     match &target.links {
@@ -130,8 +128,8 @@ fn of_size(size: &Size, target: &Target) -> Cost {
     }
 }
 
-/// The cost of a graph before it is lowered, as if every movement were a view. It serves to choose between graphs that
-/// differ in few nodes.
+/// The cost of a graph before it is lowered, as if every movement were a view. It serves to choose between graphs that differ
+/// in few nodes.
 pub fn of_graph(g: &Graph, target: &Target) -> Cost {
     let uses = g.uses();
     let mut known: HashMap<Size, Cost> = HashMap::new();
@@ -164,9 +162,9 @@ pub enum Trainability {
     Frozen,
 }
 
-/// Arithmetic of products, attention and head in a training step, from its forward graph, as utilisation figures count
-/// it: forward once, and backward once for each of a product's two inputs that has a gradient; for attention twice,
-/// where it has one. Recomputation and adapters are not counted.
+/// Arithmetic of products, attention and head in a training step, from its forward graph, as utilisation figures count it:
+/// forward once, and backward once for each of a product's two inputs that has a gradient; for attention twice, where it has
+/// one. Recomputation and adapters are not counted.
 pub fn training_flops(g: &Graph, trainability: impl Fn(&str) -> Trainability) -> u64 {
     // Whether a gradient flows back through each node.
     let mut flows = vec![false; g.nodes.len()];

@@ -1,5 +1,5 @@
-//! Replaces operations by their expansions: all down to primitives for the oracle, or one kind where its fused form is
-//! switched off.
+//! Replaces operations by their expansions: all down to primitives for the oracle, or one kind where its fused form is switched
+//! off.
 
 use std::collections::HashMap;
 

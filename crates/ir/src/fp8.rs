@@ -1,8 +1,8 @@
-//! The two 8-bit floats: E4M3 (4 bits of exponent, 3 of mantissa, up to 448, no infinity) and E5M2 (5 and 2, up to
-//! 57344). Rounding is to nearest even; too large values, infinities included, saturate at the largest finite value.
+//! The two 8-bit floats: E4M3 (4 bits of exponent, 3 of mantissa, up to 448, no infinity) and E5M2 (5 and 2, up to 57344).
+//! Rounding is to nearest even; too large values, infinities included, saturate at the largest finite value.
 //!
-//! Tensors are divided by a scale before they are rounded. Scales are powers of two, so that the division is exact and
-//! every device computes the same codes.
+//! Tensors are divided by a scale before they are rounded. Scales are powers of two, so that the division is exact and every
+//! device computes the same codes.
 
 use crate::types::DType;
 
@@ -46,8 +46,8 @@ pub fn top_exponent(dtype: DType) -> u32 {
     }
 }
 
-/// The least power of two such that a tensor of largest magnitude `amax`, divided by it, fits the type; 1 where `amax`
-/// is 0 or not finite.
+/// The least power of two such that a tensor of largest magnitude `amax`, divided by it, fits the type; 1 where `amax` is 0 or
+/// not finite.
 pub fn scale(dtype: DType, amax: f32) -> f32 {
     if !(amax.is_finite() && amax > 0.0) {
         return 1.0;

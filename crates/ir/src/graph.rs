@@ -1,7 +1,7 @@
 //! A graph is a value: nodes in topological order, slots (named storage), writes to slots and named results.
 //!
-//! Nodes are only appended; a rewrite builds a new graph. Every `Read` of a slot sees the slot's value from before the
-//! run, and a slot has at most one write.
+//! Nodes are only appended; a rewrite builds a new graph. Every `Read` of a slot sees the slot's value from before the run, and
+//! a slot has at most one write.
 
 use crate::attr::{Attr, named};
 use crate::ops::Op;
@@ -243,8 +243,7 @@ impl Graph {
         NodeId(self.nodes.len() as u32 - 1)
     }
 
-    /// A key above those of all nodes. `next_key` may be lower: `Builder::counted_from` gives nodes keys of another
-    /// range.
+    /// A key above those of all nodes. `next_key` may be lower: `Builder::counted_from` gives nodes keys of another range.
     pub fn unused_key(&self) -> u64 {
         self.nodes.iter().map(|node| node.key + 1).fold(self.next_key, u64::max)
     }
@@ -262,7 +261,7 @@ impl Graph {
         self.push(op, ins, path).out(0)
     }
 
-    /// The number of uses of each node's outputs, by nodes, writes and results.
+    /// Number of uses of each node's outputs, by nodes, writes and results.
     pub fn uses(&self) -> Vec<Vec<u32>> {
         let mut uses: Vec<Vec<u32>> = self.nodes.iter().map(|n| vec![0; n.outs.len()]).collect();
         let inner = self.nodes.iter().flat_map(|n| &n.ins);

@@ -1,5 +1,5 @@
-//! Runs plans launch by launch with the oracle's mathematics, to test passes, views, lifetimes and offsets without
-//! relying on any kernel.
+//! Runs plans launch by launch with the oracle's mathematics, to test passes, views, lifetimes and offsets without relying on
+//! any kernel.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -18,8 +18,8 @@ use crate::pieces::TensorRange;
 use crate::plan::{Launch, PlanSet, Queue, Role, View};
 use crate::types::{DType, TensorType, bf16_from_f32, bf16_to_f32};
 
-/// The plans, and an arena of bytes for every rank of their mesh. Ranks run in lockstep: all finish a launch before any
-/// begins the next.
+/// The plans, and an arena of bytes for every rank of their mesh. Ranks run in lockstep: all finish a launch before any begins
+/// the next.
 pub struct Interpreter {
     pub plans: PlanSet,
     arenas: Vec<Vec<u8>>,
@@ -30,7 +30,7 @@ pub struct Interpreter {
 }
 
 impl Interpreter {
-    /// The arenas start as NaN, so that reading memory before it is written shows. Slots start as zeros.
+    /// Arenas start as NaN, so that reads before writes show, and slots as zeros.
     pub fn new(plans: PlanSet) -> Self {
         let arenas = vec![vec![0xff; plans.arena_bytes]; plans.mesh.ranks()];
         let waiting = arenas.iter().map(|_| Waiting::default()).collect();
@@ -43,18 +43,15 @@ impl Interpreter {
         this
     }
 
-    /// An interpreter that runs every exchange at the last moment that a join allows, and keeps NaN in its outputs
-    /// until then.
+    /// Like `new`, with every exchange at the last moment that a join allows, and NaN in its outputs until then.
     pub fn late(plans: PlanSet) -> Self {
         Interpreter { is_late: true, ..Interpreter::new(plans) }
     }
 
-    /// Sets a slot on every rank.
     pub fn set(&mut self, path: &str, values: &[f64]) {
         (0..self.arenas.len()).for_each(|rank| self.set_at(rank, path, values));
     }
 
-    /// Sets a slot on one rank.
     pub fn set_at(&mut self, rank: usize, path: &str, values: &[f64]) {
         let view = self.slot(path);
         write(&mut self.arenas[rank], &view, values);
@@ -178,7 +175,6 @@ impl Interpreter {
         self.plans.slot(path).unwrap_or_else(|| panic!("no slot `{path}`")).view.clone()
     }
 
-    /// Runs a plan on every rank.
     pub fn run(&mut self, role: Role) {
         let launches = self.plans.plan(role).expect("a plan of this role").launches.clone();
         let mut waiting: Vec<usize> = vec![];

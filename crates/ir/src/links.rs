@@ -1,18 +1,18 @@
 //! Links between ranks, and the predicted time of an exchange over them.
 //!
-//! The model follows NCCL's tuner: an exchange takes a constant, a time for each step from rank to rank, and the bytes
-//! that a rank sends over its bandwidth. The faster of two protocols counts: one for throughput, and one for low
-//! latency with a quarter of the bandwidth. A ring over n ranks takes n - 1 steps, and twice as many for an all-reduce;
-//! across nodes an all-reduce may use a tree of nodes instead. All results are predictions.
+//! The model follows NCCL's tuner: an exchange takes a constant, a time for each step from rank to rank, and the bytes that a
+//! rank sends over its bandwidth. The faster of two protocols counts: one for throughput, and one for low latency with a
+//! quarter of the bandwidth. A ring over n ranks takes n - 1 steps, and twice as many for an all-reduce; across nodes an
+//! all-reduce may use a tree of nodes instead. All results are predictions.
 
 use crate::mesh::{Axis, Mesh};
 use crate::ops::Op;
 use crate::plan::Launch;
 
-/// The number of protocols: throughput first, then low latency.
+/// Number of protocols: throughput first, then low latency.
 const PROTOCOLS: usize = 2;
 const BASE_SECONDS: [f64; PROTOCOLS] = [8.4e-6, 6.6e-6];
-/// The fraction of the bandwidth that each protocol reaches.
+/// Fraction of the bandwidth that each protocol reaches.
 const BANDWIDTH_PART: [f64; PROTOCOLS] = [1.0, 0.25];
 /// The least time of a step inside a node where there are several nodes.
 const LEAST_STEP_SECONDS: [f64; PROTOCOLS] = [6e-6, 2e-6];
@@ -27,7 +27,6 @@ pub struct Link {
     pub step_seconds: [f64; PROTOCOLS],
 }
 
-/// The links of ranks that train together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Links {
     /// Between the ranks of a node.
@@ -35,7 +34,7 @@ pub struct Links {
     /// Between nodes, a link for each rank.
     pub net: Link,
     pub ranks_a_node: usize,
-    /// The fraction of a GPU's multiprocessors that an exchange occupies while it runs.
+    /// Fraction of a GPU's multiprocessors that an exchange occupies while it runs.
     pub held_part: f64,
 }
 
@@ -118,8 +117,8 @@ impl Links {
         (0..PROTOCOLS).map(of).fold(f64::INFINITY, f64::min)
     }
 
-    /// The bytes that a rank sends per second. Where a group has several ranks on a node, it runs that many rings, each
-    /// over another link of the node.
+    /// The bytes that a rank sends per second. Where a group has several ranks on a node, it runs that many rings, each over
+    /// another link of the node.
     fn bytes_per_second(&self, Group { local, nodes, .. }: Group) -> f64 {
         let (inside, outside) = (self.local.bytes_per_second, local as f64 * self.net.bytes_per_second);
         match (local, nodes) {
@@ -186,8 +185,8 @@ mod tests {
         close(g, 31.0, 0.02);
     }
 
-    /// A layer of 250M parameters in bf16. The steps of a ring grow with its ranks, so replicas of smaller shard groups
-    /// are faster.
+    /// A layer of 250M parameters in bf16. The steps of a ring grow with its ranks, so replicas of smaller shard groups are
+    /// faster.
     #[test]
     fn exchanges_of_a_layer_of_8b_parameters() {
         let (parameters, links) = (250e6, h100(8));

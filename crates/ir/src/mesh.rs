@@ -1,7 +1,7 @@
 //! The mesh of ranks: the number of ranks along each axis, and the coordinates of each rank.
 //!
-//! Plans are the same on every rank, so nothing in them depends on a coordinate. A collective names its axis and
-//! exchanges within the group of ranks that differ from one another along this axis alone.
+//! Plans are the same on every rank, so nothing in them depends on a coordinate. A collective names its axis and exchanges
+//! within the group of ranks that differ from one another along this axis alone.
 
 use std::fmt;
 
@@ -18,7 +18,6 @@ named! {
         Context = "context",
         /// Columns of weights.
         Tensor = "tensor",
-        /// Layers.
         Stage = "stage",
     }
 }
@@ -31,7 +30,6 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// One rank.
     pub const ONE: Mesh = Mesh { extents: [1; 5] };
 
     /// A mesh whose ranks all have rows of their own: replicas of groups of shards.
@@ -47,30 +45,27 @@ impl Mesh {
         self.extents.iter().product()
     }
 
-    /// The number of ranks along an axis.
     pub fn ways(&self, axis: Axis) -> usize {
         self.extents[axis as usize]
     }
 
-    /// The axes of more than one rank along which rows are divided, the innermost first: sums along one after the other
-    /// equal those of one balanced tree over all these ranks.
+    /// The axes of more than one rank along which rows are divided, the innermost first: sums along one after the other equal
+    /// those of one balanced tree over all these ranks.
     pub fn axes_of_rows(&self) -> impl Iterator<Item = Axis> + use<> {
         let mesh = *self;
         [Axis::Shard, Axis::Replica].into_iter().filter(move |axis| mesh.ways(*axis) > 1)
     }
 
-    /// The number of ranks with rows of their own.
+    /// Number of ranks with rows of their own.
     pub fn ranks_of_rows(&self) -> usize {
         self.axes_of_rows().map(|axis| self.ways(axis)).product()
     }
 
-    /// The coordinate of a rank along an axis.
     pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
         rank / self.stride(axis) % self.ways(axis)
     }
 
-    /// The ranks that differ from this one along the given axis alone, itself included, in the order of their
-    /// coordinates.
+    /// The ranks that differ from this one along the given axis alone, itself included, in the order of their coordinates.
     pub fn group(&self, rank: usize, axis: Axis) -> Vec<usize> {
         let stride = self.stride(axis);
         let first = rank - self.coordinate(rank, axis) * stride;

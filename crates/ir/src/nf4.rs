@@ -1,15 +1,15 @@
 //! NF4: weights in four bits, bit for bit as bitsandbytes stores them.
 //!
-//! 64 neighbours of the flattened, row-major weight are a block. Its largest magnitude is the `absmax`, and every value
-//! has a code of four bits: the nearest of 16 quantiles of the normal distribution, times the absmax. A byte holds two
-//! codes, the first in its upper half. Magnitudes are in turn stored in eight bits (`Magnitudes`): their mean is
-//! subtracted, 256 of them share a largest magnitude in f32, and each is the nearest of the 256 values of the signed
-//! dynamic map. So a value takes 4 + 8 / 64 + 32 / (64 * 256) = 4.127 bits.
+//! 64 neighbours of the flattened, row-major weight are a block. Its largest magnitude is the `absmax`, and every value has a
+//! code of four bits: the nearest of 16 quantiles of the normal distribution, times the absmax. A byte holds two codes, the
+//! first in its upper half. Magnitudes are in turn stored in eight bits (`Magnitudes`): their mean is subtracted, 256 of them
+//! share a largest magnitude in f32, and each is the nearest of the 256 values of the signed dynamic map. So a value takes 4 +
+//! 8 / 64 + 32 / (64 * 256) = 4.127 bits.
 //!
-//! All arithmetic is f32 without fused multiply-adds, and a value is rounded to bf16 once, at the end. The mean is
-//! summed in the order in which PyTorch sums a vector on one thread of a CPU, eight lanes wide, and magnitudes are
-//! coded as in bitsandbytes' kernel for CPUs. With several threads or on a GPU the last bits of the mean differ, and a
-//! magnitude midway between two values may get the other code; weights that were quantised there keep their codes.
+//! All arithmetic is f32 without fused multiply-adds, and a value is rounded to bf16 once, at the end. The mean is summed in
+//! the order in which PyTorch sums a vector on one thread of a CPU, eight lanes wide, and magnitudes are coded as in
+//! bitsandbytes' kernel for CPUs. With several threads or on a GPU the last bits of the mean differ, and a magnitude midway
+//! between two values may get the other code; weights that were quantised there keep their codes.
 
 /// Values that share a magnitude.
 pub const BLOCK: usize = 64;
@@ -51,13 +51,13 @@ const BOUNDS: [f32; 15] = {
 /// The code of 0, for blocks of zeros and the padding of the last byte.
 const ZERO: u8 = 7;
 
-/// The number of blocks for a number of values.
+/// Number of blocks for a number of values.
 pub fn blocks(values: usize) -> usize {
     values.div_ceil(BLOCK)
 }
 
-/// Codes and magnitudes of values that start at a block boundary: a whole tensor, or a part of one. Fills
-/// `values.len()` / 2 bytes, rounded up, and one magnitude per block. All values must be finite.
+/// Codes and magnitudes of values that start at a block boundary: a whole tensor, or a part of one. Fills `values.len()` / 2
+/// bytes, rounded up, and one magnitude per block. All values must be finite.
 pub fn quantize(values: &[f32], codes: &mut [u8], absmax: &mut [f32]) {
     assert_eq!((codes.len(), absmax.len()), (values.len().div_ceil(2), blocks(values.len())));
     for ((block, codes), absmax) in values.chunks(BLOCK).zip(codes.chunks_mut(BLOCK / 2)).zip(absmax) {
@@ -109,7 +109,6 @@ impl Magnitudes {
         Magnitudes { codes, nested, offset }
     }
 
-    /// The magnitude of a block.
     pub fn get(&self, map: &[f32; 256], block: usize) -> f32 {
         magnitude(map[self.codes[block] as usize], self.nested[block / NESTED], self.offset)
     }
@@ -121,13 +120,12 @@ pub fn magnitude(value: f32, nested: f32, offset: f32) -> f32 {
     value * nested + offset
 }
 
-/// The code at an index of packed codes.
 pub fn code_at(codes: &[u8], place: usize) -> u8 {
     if place.is_multiple_of(2) { codes[place / 2] >> 4 } else { codes[place / 2] & 15 }
 }
 
-/// Decodes the values of a tensor from element `first` on, given its codes and the magnitudes of its blocks, and rounds
-/// each with `to`.
+/// Decodes the values of a tensor from element `first` on, given its codes and the magnitudes of its blocks, and rounds each
+/// with `to`.
 pub fn dequantize<T: Copy>(
     codes: &[u8],
     magnitude: impl Fn(usize) -> f32,
@@ -147,8 +145,8 @@ pub fn dequantize<T: Copy>(
     }
 }
 
-/// The index of the value of a sorted map that is nearest to x. As in bitsandbytes, which uses a lookup table, x is
-/// first rounded to the nearest of 65,536 uniform steps.
+/// Index of the value of a sorted map that is nearest to x. As in bitsandbytes, which uses a lookup table, x is first rounded
+/// to the nearest of 65,536 uniform steps.
 fn nearest(map: &[f32; 256], x: f32) -> u8 {
     const STEPS: f32 = 65_535.0;
     let step = ((x.clamp(-1.0, 1.0) + 1.0) * 0.5).mul_add(STEPS, 0.5) as u32;
@@ -166,10 +164,9 @@ fn nearest(map: &[f32; 256], x: f32) -> u8 {
     low as u8
 }
 
-/// The signed dynamic map: 0, 1, and seven decades of both signs up to 1, each with twice as many uniform steps as the
-/// one below it; the map has the midpoints of the steps. PyTorch computes it with fused multiply-adds where the CPU has
-/// them, and with different last bits where it has none, so a checkpoint contains the map that its magnitudes were
-/// coded with.
+/// The signed dynamic map: 0, 1, and seven decades of both signs up to 1, each with twice as many uniform steps as the one
+/// below it; the map has the midpoints of the steps. PyTorch computes it with fused multiply-adds where the CPU has them, and
+/// with different last bits where it has none, so a checkpoint contains the map that its magnitudes were coded with.
 pub fn dynamic_map() -> [f32; 256] {
     let mut map = vec![0.0, 1.0];
     for decade in 0..7 {
@@ -206,16 +203,15 @@ fn mean(values: &[f32]) -> f32 {
 const LANES: usize = 8;
 const ROWS: usize = 4;
 
-/// The sum in PyTorch's order: vectors of eight lanes in four running sums, each a cascade of four levels, so that no
-/// level adds more terms than about the fourth root of their number; then the four sums one after the other, then the
-/// elements that do not fill a vector, and the lanes.
+/// The sum in PyTorch's order: vectors of eight lanes in four running sums, each a cascade of four levels of about the fourth
+/// root of all terms; then the four sums one after the other, the elements that do not fill a vector, and the lanes.
 fn sum(values: &[f32]) -> f32 {
     const LEVELS: usize = 4;
     type Vector = [f32; LANES];
     let (vectors, rest) = values.as_chunks::<LANES>();
     let add = |to: &mut Vector, x: &Vector| to.iter_mut().zip(x).for_each(|(to, x)| *to += x);
     let (groups, single) = vectors.as_chunks::<ROWS>();
-    // The number of terms per level, a power of two.
+    // Number of terms per level, a power of two.
     let log = groups.len().next_power_of_two().trailing_zeros() as usize;
     let power = (log / LEVELS).max(4);
     let step = 1 << power;

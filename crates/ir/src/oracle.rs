@@ -1,5 +1,5 @@
-//! The reference evaluator: primitives in f64, rounded to each node's type. It is slow and plain on purpose; all fast
-//! code is checked against it.
+//! The reference evaluator: primitives in f64, rounded to each node's type. It is slow and plain on purpose; all fast code is
+//! checked against it.
 
 use std::collections::HashMap;
 
@@ -33,8 +33,8 @@ pub fn run(graph: &Graph, slots: &Values) -> Evaluated {
     run_world(graph, &Mesh::ONE, std::slice::from_ref(slots)).remove(0)
 }
 
-/// Runs a graph on every rank of a mesh, node by node, each rank with its own slot values: a collective reads the
-/// values of its whole group.
+/// Runs a graph on every rank of a mesh, node by node, each rank with its own slot values: a collective reads the values of its
+/// whole group.
 pub fn run_world(graph: &Graph, mesh: &Mesh, slots: &[Values]) -> Vec<Evaluated> {
     assert_eq!(mesh.ranks(), slots.len(), "values for every rank of {mesh}");
     let graph = expand::to_primitives(graph);

@@ -1,9 +1,9 @@
 //! Pieces of tensors: which elements of every parameter and saved tensor a rank holds, and which of them it writes.
 //!
 //! A tensor has one name, type and shape, whatever the number of ranks. A rank holds ranges of its elements, counted in
-//! row-major order; ranges of one tensor on two ranks are equal or disjoint. State that is replicated on several ranks
-//! is divided by bytes, so that, together with the state that only one rank holds, every rank writes as equal an amount
-//! as possible. A tensor may be divided at any element.
+//! row-major order; ranges of one tensor on two ranks are equal or disjoint. State that is replicated on several ranks is
+//! divided by bytes, so that, together with the state that only one rank holds, every rank writes as equal an amount as
+//! possible. A tensor may be divided at any element.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -19,15 +19,13 @@ use crate::types::{DType, TensorType};
 pub struct TensorRange {
     /// The name of the tensor in checkpoints.
     pub path: String,
-    /// The type of the whole tensor.
     pub ty: TensorType,
     pub class: Class,
     pub init: Init,
     /// Elements of the tensor, in row-major order.
     pub range: Range<usize>,
-    /// The slot that holds them.
     pub slot: String,
-    /// The index of the first of them in the slot.
+    /// Index of the first of them in the slot.
     pub at: usize,
 }
 
@@ -80,8 +78,7 @@ impl TensorRange {
     }
 }
 
-/// The type of a slot's elements in checkpoints: 8-bit moments are saved as their decoded values, which are exact in
-/// bf16.
+/// The type of a slot's elements in checkpoints: 8-bit moments are saved as their decoded values, which are exact in bf16.
 pub fn saved_dtype(dtype: DType) -> DType {
     match dtype {
         DType::E4M3 | DType::E4M4 => DType::BF16,
@@ -89,8 +86,8 @@ pub fn saved_dtype(dtype: DType) -> DType {
     }
 }
 
-/// A tensor of which each rank of a shard group holds a range. Ranks divide a flat bucket into shares of equal size.
-/// Tensors lie in it one after the other, so a share may begin inside one tensor and end inside another.
+/// A tensor of which each rank of a shard group holds a range. Ranks divide a flat bucket into shares of equal size. Tensors
+/// lie in it one after the other, so a share may begin inside one tensor and end inside another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sharded {
     pub path: String,
@@ -99,13 +96,13 @@ pub struct Sharded {
     pub init: Init,
     /// The slot that holds a rank's shares of buckets.
     pub slot: String,
-    /// The index of the tensor's first element in its bucket.
+    /// Index of the tensor's first element in its bucket.
     pub start: usize,
-    /// The index in the slot of the first element of a rank's share of the bucket.
+    /// Index in the slot of the first element of a rank's share of the bucket.
     pub at: usize,
-    /// The number of elements of the bucket that each rank holds.
+    /// Number of elements of the bucket that each rank holds.
     pub share: usize,
-    /// The number of slots before the tensor, so that `held` has the same order whether or not ranks divide it.
+    /// Number of slots before the tensor, so that `held` has the same order whether or not ranks divide it.
     pub before: usize,
 }
 
@@ -121,8 +118,8 @@ impl Sharded {
 }
 
 impl PlanSet {
-    /// The parameters and saved tensors that a rank holds, in the order of slots. Pieces of a divided tensor may be
-    /// empty. A weight that is stored as codes is a piece of its values in f32, in the slot of its codes.
+    /// The parameters and saved tensors that a rank holds, in the order of slots. Pieces of a divided tensor may be empty. A
+    /// weight that is stored as codes is a piece of its values in f32, in the slot of its codes.
     pub fn held(&self, rank: usize) -> Vec<TensorRange> {
         let coordinate = self.mesh.coordinate(rank, Axis::Shard);
         let mut pieces: Vec<(usize, TensorRange)> =
@@ -167,8 +164,8 @@ impl PlanSet {
         divided(&(0..self.mesh.ranks()).map(|rank| self.at_hand(rank)).collect::<Vec<_>>())
     }
 
-    /// The saved pieces whose values a rank can read between updates: those it holds. Of a sharded weight it has all
-    /// elements if layers read the weight in its saved type, because that copy is gathered from the shards.
+    /// The saved pieces whose values a rank can read between updates: those it holds. Of a sharded weight it has all elements
+    /// if layers read the weight in its saved type, because that copy is gathered from the shards.
     pub fn at_hand(&self, rank: usize) -> Vec<TensorRange> {
         let is_gathered = |slot: &&PlacedSlot| slot.class == Class::Derived && !slot.is_whole;
         let gathered: HashMap<&str, &TensorType> =
@@ -184,9 +181,9 @@ impl PlanSet {
     }
 }
 
-/// Divides pieces among the ranks that hold them: of pieces that several ranks hold, those ranks with fewer bytes of
-/// their own get more, so that all write equal amounts where that is possible. A tensor without elements belongs to the
-/// first rank that holds it.
+/// Divides pieces among the ranks that hold them: of pieces that several ranks hold, those ranks with fewer bytes of their own
+/// get more, so that all write equal amounts where that is possible. A tensor without elements belongs to the first rank that
+/// holds it.
 fn divided(held: &[Vec<TensorRange>]) -> Vec<Vec<TensorRange>> {
     let has_any = |piece: &&TensorRange| piece.elements() > 0 || piece.is_whole();
     let held: Vec<Vec<&TensorRange>> =
@@ -197,8 +194,8 @@ fn divided(held: &[Vec<TensorRange>]) -> Vec<Vec<TensorRange>> {
             holders.entry(key(piece)).or_default().push(rank);
         }
     }
-    // The bytes that each group of ranks holds in common, in the order of first appearance, and the start of each range
-    // among them.
+    // The bytes that each group of ranks holds in common, in the order of first appearance, and the start of each range among
+    // them.
     let mut totals: HashMap<&[usize], usize> = HashMap::new();
     let mut starts: HashMap<(&str, usize), (usize, &TensorRange)> = HashMap::new();
     for piece in held.iter().flatten().copied() {
@@ -415,8 +412,8 @@ mod tests {
         assert_eq!(owned, [("w".to_string(), 64..96), ("m".to_string(), 0..32)]);
         let saved: Vec<_> = plans.saved().into_iter().map(|(path, ty)| (path, ty.elements())).collect();
         assert_eq!(saved, [("w".to_string(), 96), ("m".to_string(), 32)]);
-        // Weights that two ranks divide and layers read in their saved type are written by both; moments by the rank
-        // that holds them.
+        // Weights that two ranks divide and layers read in their saved type are written by both; moments by the rank that holds
+        // them.
         let sharded = |path: &str, class: Class| Sharded {
             path: path.into(),
             ty: TensorType::new(DType::F32, [96]),

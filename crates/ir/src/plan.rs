@@ -68,7 +68,6 @@ named! {
     /// ended; a compute launch waits for the compute launches before it, and for the exchanges that it joins.
     pub enum Queue {
         Compute = "compute",
-        /// Exchanges between ranks.
         Wire = "wire",
     }
 }
@@ -96,8 +95,7 @@ pub struct Launch {
     /// For cost and reports.
     pub flops: u64,
     pub queue: Queue,
-    /// A compute launch waits for every exchange up to the one at this index of the plan. The end of the plan waits for
-    /// all.
+    /// A compute launch waits for every exchange up to the one at this index of the plan. The end of the plan waits for all.
     pub joins: Option<usize>,
 }
 
@@ -115,8 +113,8 @@ impl Launch {
     }
 }
 
-/// The purpose of a plan. A role that several plans of a set share carries an index: gradient plans are of the same
-/// model and differ in their extents or their attention window; `Keep` and `Fold` plans differ in their level.
+/// The purpose of a plan. A role that several plans of a set share carries an index: gradient plans are of the same model and
+/// differ in their extents or their attention window; `Keep` and `Fold` plans differ in their level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     /// Rebuilds derived copies after initialisation and load.
@@ -140,8 +138,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The first gradient plan; the only one where every micro-batch has the same extents and every update the same
-    /// window.
+    /// The first gradient plan; the only one where every micro-batch has the same extents and every update the same window.
     pub const GRAD: Role = Role::Grad(0);
 
     pub fn is_grad(self) -> bool {
@@ -212,8 +209,8 @@ impl Plan {
         self.results.iter().find(|(n, _)| n == name).map(|(_, v)| v)
     }
 
-    /// The exchanges, each with the index of its launch and the index of the launch that waits for it: the first
-    /// compute launch that joins this exchange or a later one, or else the end of the plan.
+    /// The exchanges, each with the index of its launch and the index of the launch that waits for it: the first compute launch
+    /// that joins this exchange or a later one, or else the end of the plan.
     pub fn exchanges(&self) -> Vec<(usize, usize)> {
         let of = |(at, launch): (usize, &Launch)| {
             let joins = |l: &Launch| l.joins.is_some_and(|joined| joined >= at);
@@ -227,7 +224,7 @@ impl Plan {
         self.launches.iter().any(|launch| launch.queue == Queue::Wire)
     }
 
-    /// The number of compute launches that may overlap an exchange: those between it and the launch that waits for it.
+    /// Number of compute launches that may overlap an exchange: those between it and the launch that waits for it.
     pub fn launches_beside_exchanges(&self) -> usize {
         let exchanges = self.exchanges();
         let is_beside = |at: &usize| exchanges.iter().any(|(from, until)| from < at && at < until);
@@ -294,7 +291,6 @@ pub struct PlanSet {
     /// Every persistent buffer, and the transient buffers of every plan.
     pub buffers: Vec<Buffer>,
     pub slots: Vec<PlacedSlot>,
-    /// The range of all input slots.
     pub inputs: Range<usize>,
     /// The offsets of the areas that inputs land in, each as large as `inputs`; none where the host writes in place.
     pub landings: Vec<usize>,
@@ -326,13 +322,13 @@ impl PlanSet {
     /// The plan whose transient buffers need the most memory; it sets the arena's size.
     pub fn largest_plan(&self) -> usize {
         let ends = |plan: usize| self.transients(plan).map(|b| b.offset + b.bytes).max().unwrap_or(0);
-        // `max_by_key` returns the last of equals: reversed, that is the first.
+        // Reversed, so that of equals the first wins.
         (0..self.plans.len()).rev().max_by_key(|plan| ends(*plan)).unwrap_or(0)
     }
 
-    /// Bytes by category, which add up to the arena. Transient buffers overlay one another, so the peak of the largest
-    /// plan is split: the largest workspace buffer, the largest landing area of exchanges, and the rest as activations.
-    /// Plans of one rank have no category for the wire.
+    /// Bytes by category, which add up to the arena. Transient buffers overlay, so the largest plan's peak is split: its
+    /// largest workspace, its largest landing area of exchanges, and the rest as activations. Plans of one rank have no
+    /// category for the wire.
     pub fn categories(&self) -> BTreeMap<&'static str, usize> {
         let is_counted = |c: &&Category| **c != Category::Wire || self.mesh.ranks() > 1;
         let counted = Category::ALL.iter().filter(is_counted);

@@ -37,7 +37,6 @@ impl RowDraw {
         philox([i, self.token, self.sample, self.step], self.key)
     }
 
-    /// The draw of one element.
     pub fn of(&self, element: usize) -> u16 {
         (self.block((element / 8) as u32)[element % 8 / 2] >> (element % 2 * 16)) as u16
     }
@@ -48,12 +47,12 @@ pub fn drop_below(p: f32) -> u16 {
     (p as f64 * 65_536.0).round().min(65_535.0) as u16
 }
 
-/// The key for rounding the optimiser's state; any constant works. Runs of different seeds share it without harm,
-/// because they round different values.
+/// The key for rounding the optimiser's state; any constant works. Runs of different seeds share it without harm, because they
+/// round different values.
 pub const ROUNDING_KEY: [u32; 2] = [0x6d6f_6d65, 0x6e74_7321];
 
-/// The draws that round the moments of elements 4 i to 4 i + 3 in one update, one word each: its low half for the first
-/// moment, its high half for the second.
+/// The draws that round the moments of elements 4 i to 4 i + 3 in one update, one word each: its low half for the first moment,
+/// its high half for the second.
 #[inline(always)]
 pub fn rounding(i: u64, updates: u32) -> [u32; 4] {
     philox([i as u32, (i >> 32) as u32, updates, 0], ROUNDING_KEY)

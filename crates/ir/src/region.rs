@@ -1,6 +1,6 @@
-//! The body of a `Region`: a graph of elementwise nodes whose input slots are the region's inputs and whose results are
-//! its outputs, both in order. A result may also be the sum over rows of a [rows, columns] value, rounded as its node
-//! rounds it, whether or not the value itself is a result.
+//! The body of a `Region`: a graph of elementwise nodes whose input slots are the region's inputs and whose results are its
+//! outputs, both in order. A result may also be the sum over rows of a [rows, columns] value, rounded as its node rounds it,
+//! whether or not the value itself is a result.
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Graph, Value};
@@ -50,7 +50,6 @@ pub fn value(body: &Graph, result: usize) -> Value {
     summed(body, result).unwrap_or(body.results[result].1)
 }
 
-/// The results that are sums.
 pub fn sums(body: &Graph) -> impl Iterator<Item = usize> {
     (0..body.results.len()).filter(|result| summed(body, *result).is_some())
 }

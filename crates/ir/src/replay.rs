@@ -11,7 +11,7 @@ pub struct Replay<'a> {
     pub new: Graph,
     /// The new value of each output of the old graph.
     map: Vec<Option<Value>>,
-    /// The index in `map` of each old node's first output.
+    /// Index in `map` of each old node's first output.
     starts: Vec<usize>,
 }
 
@@ -47,8 +47,7 @@ impl<'a> Replay<'a> {
         let node = self.old.node(id);
         let ins: Vec<Value> = node.ins.iter().map(|v| self.get(*v)).collect();
         let is_typed_alike = |(old, new): (&Value, &Value)| self.old.ty(*old) == self.new.ty(*new);
-        // An operation with inputs of the same types has outputs of the same types, unless it reads a slot whose type
-        // has changed.
+        // Equal input types give equal output types, unless it reads a slot whose type has changed.
         if matches!(node.op, Op::Read { .. }) || !node.ins.iter().zip(&ins).all(is_typed_alike) {
             return self.copy_as(id, node.op.clone(), ins);
         }
@@ -59,7 +58,7 @@ impl<'a> Replay<'a> {
         new
     }
 
-    /// Copies a node with another operation or other inputs; its outputs replace the old ones one for one.
+    /// Copies a node with another operation or inputs; outputs correspond one for one.
     pub fn copy_as(&mut self, id: NodeId, op: Op, ins: Vec<Value>) -> NodeId {
         let node = self.old.node(id);
         let new = self.new.push_keyed(op, ins, &node.path, node.key);

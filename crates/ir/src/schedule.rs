@@ -1,5 +1,4 @@
-//! Simulation of a plan's two queues launch by launch: the time of a run, and how much of its exchanges compute does
-//! not hide.
+//! Simulation of a plan's two queues launch by launch: the time of a run, and how much of its exchanges compute does not hide.
 
 use std::ops::{AddAssign, Range};
 
@@ -16,12 +15,11 @@ pub struct Played {
 }
 
 impl Played {
-    /// The time that exchanges add to a run: launches wait for them, and run beside them on fewer multiprocessors.
+    /// Time that exchanges add to a run: launches wait for them, and run beside them on fewer multiprocessors.
     pub fn exposed_seconds(&self) -> f64 {
         self.seconds - self.compute_seconds
     }
 
-    /// The time of `n` runs.
     pub fn times(self, n: f64) -> Played {
         Played {
             seconds: n * self.seconds,
@@ -39,8 +37,8 @@ impl AddAssign for Played {
     }
 }
 
-/// Simulates a plan whose launches take the given seconds. While an exchange runs, compute launches have this fraction
-/// of the device less.
+/// Simulates a plan whose launches take the given seconds. While an exchange runs, compute launches have this fraction of the
+/// device less.
 pub fn play(plan: &Plan, held_part: f64, seconds: impl IntoIterator<Item = f64>) -> Played {
     let mut played = Played::default();
     let takes: Vec<f64> = seconds.into_iter().collect();

@@ -48,7 +48,6 @@ impl<'a> Shapes<'a> {
     }
 }
 
-/// No scratch.
 pub fn no_workspace(_: &Shapes<'_>) -> usize {
     0
 }
@@ -69,7 +68,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// FLOP/s of a kind of units; where the device lacks them, the rate of the units that replace them.
+    /// FLOP/s of these units, or of those that replace them on this device.
     pub fn of(&self, units: Units) -> f64 {
         match units {
             Units::F32 => self.f32_flops,
@@ -95,13 +94,13 @@ pub struct Target {
     pub cores: usize,
     /// Devices like this one that train together; each is a rank with rows of its own.
     pub ranks: usize,
-    /// The number of ranks in a shard group, which divides weights, moments and gradients among its ranks; groups are
-    /// replicas of one another. It divides `ranks`; `None` for one group of all.
+    /// Number of ranks in a shard group, which divides weights, moments and gradients among its ranks; groups are replicas of
+    /// one another. It divides `ranks`; `None` for one group of all.
     pub shards: Option<usize>,
     /// The links between ranks, where known; without them exchanges are not predicted.
     pub links: Option<Links>,
-    /// The number of landing areas for inputs: a run copies the inputs from there into place, so the next ones may
-    /// arrive while a plan reads these. 0 where the host writes inputs in place.
+    /// Number of landing areas for inputs: a run copies the inputs from there into place, so the next ones may arrive while a
+    /// plan reads these. 0 where the host writes inputs in place.
     pub landings: usize,
     pub rates: Rates,
     /// Measured times of launches; empty where nothing was measured.
@@ -117,7 +116,6 @@ impl Target {
         self.driver_bytes + self.wire_bytes
     }
 
-    /// The mesh of its ranks.
     pub fn mesh(&self) -> Mesh {
         let shards = self.shards.unwrap_or(self.ranks);
         Mesh::new(self.ranks / shards, shards)

@@ -1,12 +1,12 @@
 //! Measured times of launches on a device, and predictions for launches that were not timed.
 //!
-//! A launch that was timed is predicted to take as long again. Any other is predicted to take the shortest measured
-//! time, as fixed cost, plus its roofline over an efficiency taken from the nearest points: of the same kernel in the
-//! same units, or, where there is none, of the same kind of work. Distance is measured in the logarithms of arithmetic,
-//! traffic and the innermost extent, which is the head size for attention and the row width for a norm.
+//! A launch that was timed is predicted to take as long again. Any other is predicted to take the shortest measured time, as
+//! fixed cost, plus its roofline over an efficiency taken from the nearest points: of the same kernel in the same units, or,
+//! where there is none, of the same kind of work. Distance is measured in the logarithms of arithmetic, traffic and the
+//! innermost extent, which is the head size for attention and the row width for a norm.
 //!
-//! An exchange between ranks is predicted only from points of the same kernel and number of ranks, by linear
-//! interpolation in bytes: the memory's bandwidth says nothing about it.
+//! An exchange between ranks is predicted only from points of the same kernel and number of ranks, by linear interpolation in
+//! bytes: the memory's bandwidth says nothing about it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ pub struct Size {
     pub inner: u64,
     pub flops: u64,
     pub bytes: u64,
-    /// The number of ranks that exchange; 1 if the launch is not an exchange.
+    /// Number of ranks that exchange; 1 if the launch is not an exchange.
     pub ways: u64,
 }
 
@@ -120,7 +120,6 @@ impl Size {
     }
 }
 
-/// A launch that was timed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
     pub size: Size,
@@ -131,7 +130,7 @@ pub struct Point {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timings(Arc<[Point]>);
 
-/// The number of points that an efficiency is computed from.
+/// Number of points that an efficiency is computed from.
 const NEAREST: usize = 4;
 const HEADER: &str = "flatout timings 1";
 
@@ -154,7 +153,6 @@ impl Timings {
         &self.0
     }
 
-    /// Whether nothing was timed.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -192,9 +190,8 @@ impl Timings {
         }
     }
 
-    /// Predicts an exchange from the points of its kernel with the same number of ranks. One smaller than all points
-    /// takes as long as the smallest, because latency dominates; one larger than all continues at the speed of the
-    /// largest.
+    /// Predicts an exchange from the points of its kernel with the same number of ranks. One smaller than all points takes as
+    /// long as the smallest, because latency dominates; one larger than all continues at the speed of the largest.
     fn expect_exchange(&self, size: &Size) -> Option<f64> {
         let is_kin = |p: &&Point| {
             p.size.work == Work::Wire && p.size.kernel == size.kernel && p.size.ways == size.ways
@@ -291,8 +288,8 @@ fn point(line: &str) -> Result<Point, String> {
     Ok(Point { size, seconds })
 }
 
-/// The fraction of the roofline that the neighbours reach after the fixed cost is subtracted: their geometric mean,
-/// weighted by nearness.
+/// Fraction of the roofline that the neighbours reach after the fixed cost is subtracted: their geometric mean, weighted by
+/// nearness.
 fn efficiency(near: &[(f64, &Point)], floor: f64, rates: &Rates) -> f64 {
     let (mut sum, mut weights) = (0.0, 0.0);
     for (distance, point) in near {

@@ -5,7 +5,6 @@ use std::fmt;
 use crate::block8::{e4m4_from_f32, e4m4_to_f32};
 use crate::fp8::{e4m3_from_f32, e4m3_to_f32, e5m2_from_f32, e5m2_to_f32};
 
-/// The element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
     /// For the oracle only; no backend computes in it.

@@ -102,9 +102,8 @@ pub fn extent(g: &Graph, slot: SlotId) -> (SlotId, std::ops::Range<usize>) {
     (root, offset..offset + g.slot(slot).ty.elements())
 }
 
-/// Between an exchange and the launch that waits for it, no launch writes memory that the exchange reads or touches
-/// memory that it writes. A launch waits only for exchanges before it, and exchanges wait for none: they run one after
-/// the other.
+/// Between an exchange and the launch that waits for it, no launch writes what the exchange reads or touches what it writes. A
+/// launch waits only for exchanges before it, and exchanges, which run in order, for none.
 pub fn queues(plan: &Plan) -> Result<(), String> {
     let named = |at: usize| {
         let Launch { kernel, path, .. } = &plan.launches[at];

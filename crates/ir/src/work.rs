@@ -12,7 +12,6 @@ named! {
         Norm = "norm",
         /// Rotary embeddings outside other kernels.
         Rope = "rope",
-        /// Gated activations.
         Gated = "gated",
         /// Quantisation to 8 bits, with the activation that produces the tensor.
         Quantize = "quantize",
@@ -25,7 +24,6 @@ named! {
         /// Head and loss.
         Loss = "loss",
         Optimizer = "optimizer",
-        /// Exchanges between ranks.
         Wire = "wire",
         /// Movements that need a copy, and constants.
         Copy = "copy",

@@ -1,5 +1,5 @@
-//! One block applied twice, so that both applications read its weights. The reference is the same model with two
-//! separate blocks, where no slot is read twice: the gradient of a shared weight is the sum of both gradients.
+//! One block applied twice, so that both applications read its weights. The reference is the same model with two separate
+//! blocks, where no slot is read twice: the gradient of a shared weight is the sum of both gradients.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -35,7 +35,7 @@ const SECOND: &str = "layers.1.";
 enum ModelFamily {
     /// RMS norms, norms of queries and keys, gated feed-forward.
     Llama,
-    /// RMS norms, also after both halves, norms of queries and keys, gated feed-forward.
+    /// `Llama` with norms after both halves as well.
     Gemma,
     /// Biases, centred norms, GELU, learned scales after both halves.
     Vit,
@@ -140,8 +140,8 @@ fn apart(kind: ModelFamily, draws: bool) -> Graph {
     b.finish()
 }
 
-/// The same model with the first block's weights in both places. The second application reads them again, or reuses the
-/// first one's reads.
+/// The same model with the first block's weights in both places. The second application reads them again, or reuses the first
+/// one's reads.
 fn shared(apart: &Graph, reads_anew: bool) -> Graph {
     let mut g = apart.clone();
     let first_of = |slot: &str| slot.strip_prefix(SECOND).map(|name| format!("{FIRST}{name}"));
@@ -301,8 +301,8 @@ fn both_applications_take_as_many_launches_as_two_blocks() {
     }
 }
 
-/// Rows that attend to the keys and values of others only have queries: keys and values are one product, and queries,
-/// which are also read without them, are not part of it.
+/// Rows that attend to the keys and values of others only have queries: keys and values are one product, and queries, which are
+/// also read without them, are not part of it.
 #[test]
 fn a_weight_read_without_its_siblings_is_not_merged() {
     let b = Builder::new();

@@ -1,5 +1,5 @@
-//! Norms on both sides of a residual addition are fused into one operation with equal numbers, and half of the sums
-//! need not be kept.
+//! Norms on both sides of a residual addition are fused into one operation with equal numbers, and half of the sums need not be
+//! kept.
 
 use flatout_ir::graph::Class;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};

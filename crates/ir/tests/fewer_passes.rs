@@ -1,6 +1,5 @@
-//! Rewrites that save passes over memory keep the numbers: scales folded into weights, ReLU and dropout fused into
-//! producers, slopes beside their activation, products written in the order of axes that is read, sums over rows
-//! computed with the rows.
+//! Rewrites that save memory passes keep the numbers: scales in weights, ReLU and dropout in producers, slopes beside their
+//! activation, products in the order of axes that is read, sums over rows with the rows.
 
 use flatout_ir::graph::{Class, Slot};
 use flatout_ir::ops::elementwise::Elementwise as E;
@@ -133,8 +132,7 @@ fn dora_factors_fold_into_the_weights() {
     assert_eq!(held_ratios::held_ratios(&adapted(&few, [2.0; 3], true)).1, 0);
 }
 
-/// Parts of a concatenation lie in place even if others read them, except for a small part that is read longer than the
-/// rest.
+/// Parts of a concatenation lie in place even if others read them, except for a small part that is read longer than the rest.
 #[test]
 fn joined_values_that_others_read_lie_in_place() {
     let copies = |late: &str| {

@@ -1,5 +1,5 @@
-//! The expansions of the fused operations against their formulas, written as plain loops: these tests catch a forward
-//! function that is smooth but wrong, which finite differences cannot.
+//! The expansions of the fused operations against their formulas, written as plain loops: these tests catch a forward function
+//! that is smooth but wrong, which finite differences cannot.
 
 use std::collections::BTreeSet;
 

@@ -84,8 +84,8 @@ fn no_function_is_without_a_case() {
     }
 }
 
-/// In bf16 the gradients have their parameters' types, expansions their shape rules' types, and the numbers match those
-/// of f64 within the rounding of 8 bits.
+/// In bf16 the gradients have their parameters' types, expansions their shape rules' types, and the numbers match those of f64
+/// within the rounding of 8 bits.
 #[test]
 fn gradients_hold_in_bf16() {
     let families = [
@@ -191,8 +191,8 @@ fn double_norms_have_the_slopes_of_two() {
     }
 }
 
-/// With one factor of ones a thin product is the sum of the elements that dropout keeps, and a dropped product of ones
-/// shows its mask.
+/// With one factor of ones a thin product is the sum of the elements that dropout keeps, and a dropped product of ones shows
+/// its mask.
 fn thin_products_are_of_what_is_kept() {
     const M: usize = 5;
     const R: usize = 2;
@@ -247,8 +247,8 @@ fn row_scatter_replaces_rows() {
     assert_eq!(outs[0], wanted);
 }
 
-/// Tokens occur as often as the softmax predicts, and never where `top_k` or `top_p` excludes them; a row without
-/// tokens samples none.
+/// Tokens occur as often as the softmax predicts, and never where `top_k` or `top_p` excludes them; a row without tokens
+/// samples none.
 fn samples_are_as_frequent_as_they_are_likely() {
     // Probabilities 1/8, 1/2, 1/8, 1/4, and a token outside the vocabulary.
     let (rows, logits) = (4000, [0.0, 4f64.ln(), 0.0, 2f64.ln(), 9.0]);
@@ -608,8 +608,8 @@ fn dropout_follows_the_sample_not_the_row() {
     assert_ne!(outs[0][..33], outs[0][33..]);
 }
 
-/// Five queries over seven keys, and over the first three and the last four, merged. One query sees only keys of the
-/// first part, one none at all, one only keys of the second.
+/// Five queries over seven keys, and over the first three and the last four, merged. One query sees only keys of the first
+/// part, one none at all, one only keys of the second.
 fn whole_and_merged(t: &flatout_ir::check::Trial) -> Vec<Tensor<'_>> {
     const SEEN: [[i32; 4]; 5] = [[0, 2, 0, 0], [0; 4], [4, 6, 0, 0], [1, 3, 3, 7], [0, 3, 5, 6]];
     let (q, k, v) = (t.x(&[5, 3, 4]), t.x(&[7, 1, 4]), t.x(&[7, 1, 4]));

@@ -1,6 +1,5 @@
 //! BDH: sparse latents of every token attend to themselves, gate one another and are projected back to the state; all
-//! applications share one layer's weights. Images become patches after a token for the whole image, texts become
-//! tokens.
+//! applications share one layer's weights. Images become patches after a token for the whole image, texts become tokens.
 //!
 //! B images, T tokens in total, D width, H heads, N latents per head, C classes, V vocabulary. Norms have no weights.
 
@@ -54,8 +53,7 @@ impl Layer {
     }
 }
 
-/// The inputs of a pass over tokens other than weights and states: positions, attention pattern, dropout of gated
-/// latents.
+/// The inputs of a pass over tokens other than weights and states: positions, attention pattern, dropout of gated latents.
 pub struct Pass<'g> {
     /// i32 [1, T]
     pub positions: Tensor<'g>,
@@ -113,8 +111,8 @@ fn attend<'g>(pass: &Pass<'g>, application: usize, r: Tensor<'g>, u: Tensor<'g>)
     r.linear_attention(Some(keys), values, &attend(Keys::Given(k)), &masking)
 }
 
-/// The graph in one form. Its inputs are those of images, or `tokens`, `positions`, `targets` and `weights`, and with
-/// dropout also `rng` and `rows`; the cached form has the inputs of a decoder's cached form.
+/// The graph in one form. Its inputs are those of images, or `tokens`, `positions`, `targets` and `weights`, and with dropout
+/// also `rng` and `rows`; the cached form has the inputs of a decoder's cached form.
 pub fn build(c: &BdhConfig, form: Form) -> Graph {
     let b = Builder::new();
     match (c.head, form) {

@@ -1,9 +1,9 @@
-//! The Llama-class decoder: embedding, pre-norm blocks of attention and feed-forward, final norm, head. A decoder with
-//! a vision tower sees images: image features replace the embeddings of placeholder tokens, and DeepStack features are
-//! added after its first layers.
+//! The Llama-class decoder: embedding, pre-norm blocks of attention and feed-forward, final norm, head. A decoder with a vision
+//! tower sees images: image features replace the embeddings of placeholder tokens, and DeepStack features are added after its
+//! first layers.
 //!
-//! T tokens in the batch, R of which are read, D width, H heads, HK key and value heads, K head size, V vocabulary, S
-//! segments, C classes.
+//! T tokens in the batch, R of which are read, D width, H heads, HK key and value heads, K head size, V vocabulary, S segments,
+//! C classes.
 
 mod config;
 mod rope;
@@ -86,7 +86,7 @@ pub struct Pass<'g> {
     pub sight: Sight<'g>,
     pub draw: Option<Draw<'g>>,
     pub images: Option<Images<'g>>,
-    /// The attention window under a schedule of windows: the most tokens that any token sees.
+    /// The most tokens that any token sees, under a schedule of windows.
     pub window: Option<usize>,
     /// The rows that the last block keeps after its attention, i32 [R]; `None` for all.
     pub read: Option<Tensor<'g>>,
@@ -99,8 +99,7 @@ impl<'g> Pass<'g> {
     }
 }
 
-/// The rows of x that are read. This advances no keys, so a graph in which every row is read draws the same random
-/// numbers.
+/// The rows of x that are read. This advances no keys, so a graph in which every row is read draws the same random numbers.
 fn select_rows<'g>(x: Tensor<'g>, read: Option<Tensor<'g>>) -> Tensor<'g> {
     read.map_or(x, |rows| x.b.uncounted(|| x.gather(rows)))
 }
@@ -212,14 +211,13 @@ pub fn embed<'g>(
     b.scope("embed", || drop(c, pass.draw, x))
 }
 
-/// States with rows of features added at image tokens. This advances no keys, so a graph without images draws the same
-/// random numbers.
+/// States with rows of features added at image tokens. This advances no keys, so a graph without images draws the same random
+/// numbers.
 fn add_seen<'g>(x: Tensor<'g>, rows: Tensor<'g>, seen: Tensor<'g>) -> Tensor<'g> {
     x.b.uncounted(|| x + rows.gather(seen))
 }
 
-/// The blocks and the final norm over states [T, D] from any source, to [T, D], or to [R, D] for the rows that are
-/// read.
+/// The blocks and the final norm over states [T, D] from any source, to [T, D], or to [R, D] for the rows that are read.
 pub fn apply<'g>(
     b: &'g Builder,
     c: &DecoderConfig,
@@ -279,8 +277,8 @@ impl Block {
         }
     }
 
-    /// Applies the block to x [T, D] as layer `layer`, which determines its attention mask and rotation. The last layer
-    /// attends to all rows but returns only those that are read, [R, D]; others return [T, D].
+    /// x [T, D] to [T, D] as layer `layer`, which determines mask and rotation. The last layer attends to all rows but returns
+    /// only those that are read, [R, D].
     pub fn apply<'g>(
         &self,
         b: &'g Builder,
@@ -404,8 +402,8 @@ fn images<'g>(
     Images { features, seen }
 }
 
-/// The inputs that the host writes before a run, except for targets and images: tokens i32 [T], and the inputs of the
-/// pass over them.
+/// The inputs that the host writes before a run, except for targets and images: tokens i32 [T], and the inputs of the pass over
+/// them.
 fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pass<'g>) {
     let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
     let (t, drops) = match form {
@@ -507,8 +505,8 @@ impl Family for DecoderConfig {
         }
     }
 
-    /// The context that the run sets, limited to the model's own unless it is set with or above `model.from`; at most 2048
-    /// tokens by default. Learned positions are a limit in any case.
+    /// The context that the run sets, limited to the model's own unless set with or above `model.from`; by default at most 2048
+    /// tokens. Learned positions are always a limit.
     fn input_sizes(&self, asked: &Asked<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String> {
         let (most, is_learned) = (self.context, self.positions == Positions::Learned);
         let said = (asked.value)("context").and_then(|(value, own)| Some((value.as_u64()? as usize, own)));

@@ -9,15 +9,14 @@ pub enum Form {
     Loss(LossForm),
     /// Result `logits` [T, V] for rows of `len` tokens.
     Logits { rows: usize, len: usize, seen: Option<ImageExtents> },
-    /// Results `logits` [R, V] for R tokens that are `read`, and `drawn` [R, 2], the token sampled after each by the
-    /// inputs `numbers` and `shares` (`flatout_ir::ops::sample`). The inputs are up to `tokens` new tokens of all
-    /// `sequences`, after those in a cache of `capacity` per sequence; a plan with as many tokens as sequences adds one
-    /// to each. Generation reads the last new token of each sequence; scoring reads all of them. The plan that reads
-    /// prompts has `seen`; the one that continues them needs no image again.
+    /// Results `logits` [R, V] for R tokens that are `read`, and `drawn` [R, 2], the token sampled after each by the inputs
+    /// `numbers` and `shares` (`flatout_ir::ops::sample`). The inputs are up to `tokens` new tokens of all `sequences`, after
+    /// those in a cache of `capacity` per sequence; a plan with as many tokens as sequences adds one to each. Generation reads
+    /// the last new token of each sequence; scoring reads all of them. The plan that reads prompts has `seen`; the one that
+    /// continues them needs no image again.
     Cached { sequences: usize, tokens: usize, capacity: usize, read: usize, seen: Option<ImageExtents> },
-    /// For a head of classes: results `loss` and `weight`, the weighted sum over texts and the sum of their weights,
-    /// and `class_logits` [S, C] without dropout. S `texts` of at most `longest` tokens lie anywhere among all
-    /// `tokens`.
+    /// For a head of classes: results `loss` and `weight`, the weighted sum over texts and the sum of their weights, and
+    /// `class_logits` [S, C] without dropout. S `texts` of at most `longest` tokens lie anywhere among all `tokens`.
     Classes { tokens: usize, texts: usize, longest: usize, dropout: bool },
     /// For images.
     Images(ImageForm),
@@ -27,7 +26,7 @@ pub enum Form {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossForm {
     pub rows: usize,
-    /// The number of tokens per row.
+    /// Number of tokens per row.
     pub len: usize,
     pub documents: Documents,
     /// The loss is computed only at this number of tokens, which the input `answers` names; -1 names none.
@@ -36,13 +35,12 @@ pub struct LossForm {
     pub trims_last: bool,
     /// The most tokens that a token sees in any layer: itself and those before it.
     pub window: Option<usize>,
-    /// Whether dropout is applied.
     pub dropout: bool,
     pub seen: Option<ImageExtents>,
     /// Whether the features of images are an input, so that the graph has no tower.
     pub features_given: bool,
-    /// Whether there are also the results `logp` and `best_logp` for each token that is read, its log-probability and
-    /// the row's largest; or, for compared answers, `answer_logp` for each answer.
+    /// Whether there are also the results `logp` and `best_logp` for each token that is read, its log-probability and the row's
+    /// largest; or, for compared answers, `answer_logp` for each answer.
     pub scored: bool,
     /// The loss compares answers instead of predicting tokens.
     pub preference: Option<Preference>,
@@ -67,8 +65,8 @@ impl LossForm {
     }
 }
 
-/// Images among the tokens, for a decoder with a tower; a graph without them has no tower. All gradient plans of a run
-/// update the same parameters, so with a trained tower every plan needs it, if only for one block or image.
+/// Images among the tokens, for a decoder with a tower; a graph without them has no tower. All gradient plans of a run update
+/// the same parameters, so with a trained tower every plan needs it, if only for one block or image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageExtents {
     /// For a `qwen3_vl` tower.
@@ -80,26 +78,26 @@ pub enum ImageExtents {
 /// Images of any size, divided into patches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenPatches {
-    /// The maximum number of patches, in whole merge blocks.
+    /// Maximum number of patches, in whole merge blocks.
     pub patches: usize,
-    /// The maximum number of images.
+    /// Maximum number of images.
     pub images: usize,
-    /// The maximum number of patches per image.
+    /// Maximum number of patches per image.
     pub largest: usize,
 }
 
 /// Frames of videos, each a row of the text; a still image may be several frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenFrames {
-    /// The maximum number of images that are encoded. Each is encoded once, however many frames show it.
+    /// Maximum number of images that are encoded. Each is encoded once, however many frames show it.
     pub images: usize,
-    /// The maximum number of frames.
+    /// Maximum number of frames.
     pub frames: usize,
-    /// The maximum number of samples with frames.
+    /// Maximum number of samples with frames.
     pub videos: usize,
-    /// The maximum number of frames per sample.
+    /// Maximum number of frames per sample.
     pub longest: usize,
-    /// The maximum number of frames that show one image.
+    /// Maximum number of frames that show one image.
     pub repeats: usize,
 }
 
@@ -117,20 +115,20 @@ pub enum Documents {
     Joined,
     /// At most this many documents in the batch, each its own segment.
     Apart { most: usize },
-    /// At most this many trees of at most `longest` tokens each: examples after a shared prefix. The input `intervals`
-    /// has the rows that each token sees.
+    /// At most this many trees of at most `longest` tokens each: examples after a shared prefix. The input `intervals` has the
+    /// rows that each token sees.
     Trees { most: usize, longest: usize },
 }
 
-/// A batch of images. Results are `loss`, the weighted sum over images, `weight`, the sum of their weights, and,
-/// without dropout, `class_logits` [B, C].
+/// A batch of images. Results are `loss`, the weighted sum over images, `weight`, the sum of their weights, and, without
+/// dropout, `class_logits` [B, C].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ImageForm {
-    /// The number of images in the batch, B.
+    /// Number of images in the batch, B.
     pub images: usize,
     /// Whether dropout and drop path are applied.
     pub dropout: bool,
-    /// The fraction of a target that is spread over all classes.
+    /// Fraction of a target that is spread over all classes.
     pub smoothing: f64,
     /// Whether images are mixed with others of the batch, as the inputs `mix_with`, `mix_share` and `mix_box` say.
     pub mix: bool,

@@ -22,8 +22,8 @@ pub struct Inputs<'g> {
     pub mix: Option<Mix<'g>>,
 }
 
-/// Mixing: image i becomes `share` of itself plus the rest of image `with`, or, where the box `cut` is not empty,
-/// itself with the other's pixels in the box.
+/// Mixing: image i becomes `share` of itself plus the rest of image `with`, or, where the box `cut` is not empty, itself with
+/// the other's pixels in the box.
 #[derive(Clone, Copy)]
 pub struct Mix<'g> {
     /// i32 [B].
@@ -43,7 +43,7 @@ impl<'g> Inputs<'g> {
             Some([images, rows, columns]) => {
                 let dims = [images, rows, columns, CHANNELS];
                 let parts = b.input("parts", DType::I32, &[n, PART]);
-                // Uncounted, so that the model draws the same random numbers for every kind of pixel input.
+                // Random numbers of the model must not depend on the kind of input.
                 b.uncounted(|| {
                     let table = b.read(b.slot(TABLE, Class::Const, DType::U8, &dims, Init::Data));
                     table.resample(parts, sides)
@@ -92,8 +92,8 @@ mod tests {
         assert!((y[1] - (100.0 / 255.0 - 0.5)).abs() < 1e-6 && (y[2] - 1.5).abs() < 1e-6, "{y:?}");
     }
 
-    /// Two 2 x 2 images, all 0 and all 255: the first is blended with the second, and a column of the first is pasted
-    /// into the second.
+    /// Two 2 x 2 images, all 0 and all 255: the first is blended with the second, and a column of the first is pasted into the
+    /// second.
     #[test]
     fn images_are_blended_or_pasted_and_their_classes_with_them() {
         let b = Builder::new();
@@ -118,8 +118,7 @@ mod tests {
         assert!(close(&results["y"][..12], &[0.25; 12]), "{:?}", results["y"]);
         let columns: Vec<f64> = results["y"][12..].iter().step_by(3).copied().collect();
         assert!(close(&columns, &[1.0, 0.0, 1.0, 0.0]), "{columns:?}");
-        // ln 2 for the first image; for the second, half of each class: lse - 0.5 ln 3 = ln 4 - 0.5 ln 3, counted
-        // twice.
+        // ln 2 for the first image; for the second, half of each class: lse - 0.5 ln 3 = ln 4 - 0.5 ln 3, counted twice.
         let wanted = 2f64.ln() + 2.0 * (4f64.ln() - 0.5 * 3f64.ln());
         assert!(close(&results["loss"], &[wanted]) && results["weight"] == [3.0], "{:?}", results["loss"]);
     }

@@ -1,5 +1,4 @@
-//! The trait that each model family implements in its own file, and the macro that builds the table of families in
-//! `lib.rs`.
+//! The trait that each model family implements in its own file, and the macro that builds the table of families in `lib.rs`.
 
 use flatout_ir::Graph;
 use flatout_settings::{Key, Leaf, Setting, leaves};
@@ -11,7 +10,7 @@ pub use crate::{Model, ModelKind};
 
 /// The section `model` of a run that starts from an existing model.
 pub struct Asked<'a> {
-    /// The location of that model, for error messages.
+    /// Location of that model, for error messages.
     pub whence: &'a str,
     /// The value of a key, and whether it is set in the layer of `model.from` or in a later one.
     pub value: &'a dyn Fn(&str) -> Option<(Value, bool)>,
@@ -41,13 +40,13 @@ pub trait Family {
     #[allow(clippy::wrong_self_convention, reason = "the key is named `from`")]
     fn from_mut(&mut self) -> &mut Option<String>;
 
-    /// The number of classes that it distinguishes, if any.
+    /// Number of classes that it distinguishes, if any.
     fn classes(&self) -> Option<usize>;
 
     /// The scope of the head of classes, if it has one.
     fn class_head(&self) -> Option<&'static str>;
 
-    /// The number of tokens of a row of text or of an image.
+    /// Number of tokens of a row of text or of an image.
     fn tokens(&self) -> usize;
 
     /// Makes room for `tokens` tokens per row, where positions are not weights of the model.
@@ -56,7 +55,7 @@ pub trait Family {
     /// Whether it has rotary positions.
     fn rotates(&self) -> bool;
 
-    /// The number of trained values.
+    /// Number of trained values.
     fn parameters(&self) -> u64;
 
     /// Whether such a model exists; otherwise one sentence that names the key.
@@ -79,8 +78,7 @@ pub trait Family {
         false
     }
 
-    /// Whether the pooling belongs to the model, because its library's head has no other: the recipe's setting is then
-    /// ignored.
+    /// Whether the pooling belongs to the model, because its library's head has no other: the recipe's setting is then ignored.
     fn brings_pooling(&self) -> bool {
         self.brings_head()
     }

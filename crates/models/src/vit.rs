@@ -1,8 +1,7 @@
-//! The vision transformer: patches and a class token, pre-norm blocks, final norm, a head of classes. DINOv2, DeiT, the
-//! towers of CLIP and SigLIP and timm's ViT are values of its config.
+//! The vision transformer: patches and a class token, pre-norm blocks, final norm, a head of classes. DINOv2, DeiT, the towers
+//! of CLIP and SigLIP and timm's ViT are values of its config.
 //!
-//! B images, G patches per image, M learned positions per side, N tokens per image, T = B N, D width, H heads, K head
-//! size.
+//! B images, G patches per image, M learned positions per side, N tokens per image, T = B N, D width, H heads, K head size.
 
 mod config;
 
@@ -90,8 +89,7 @@ fn norm_spec(c: &VitConfig) -> NormSpec {
     NormSpec { eps: c.norm_eps as f32, center: true, weight: NormWeight::Plain, bias: true }
 }
 
-/// States [T, D] after the last block, before the norm, of normalised patches [B G, P P 3]; `draw` has one row per
-/// image.
+/// States [T, D] after the last block, before the norm, of normalised patches [B G, P P 3]; `draw` has one row per image.
 pub fn apply<'g>(
     b: &'g Builder,
     c: &VitConfig,
@@ -241,8 +239,7 @@ impl Block {
     }
 }
 
-/// The head's input for every image, [B, D] or [B, 2 D]. The norm is per token, so only tokens that are read are
-/// normed.
+/// The head's input for every image, [B, D] or [B, 2 D]. The norm is per token, so only tokens that are read are normed.
 pub fn pool<'g>(b: &'g Builder, c: &VitConfig, w: &Weights, x: Tensor<'g>) -> Tensor<'g> {
     let (tokens, d) = (c.tokens(), c.width);
     let n = x.dims()[0] / tokens;
@@ -263,8 +260,8 @@ pub fn pool<'g>(b: &'g Builder, c: &VitConfig, w: &Weights, x: Tensor<'g>) -> Te
     }
 }
 
-/// The graph over a batch of images of the config's size. Without classes there is no head, and the result is
-/// `features`, the head's input.
+/// The graph over a batch of images of the config's size. Without classes there is no head, and the result is `features`, the
+/// head's input.
 pub fn build(c: &VitConfig, form: Form) -> Graph {
     let Form::Images(form) = form else { panic!("{form:?}: a vision transformer reads images") };
     let b = Builder::new();

@@ -1,6 +1,6 @@
-//! Adapters on a decoder's weights, in compiled plans, against the plain decoder with the adapted weights: of V = W + s
-//! B A and g = m / ||V|| by rows, a gradient dW of the plain weight g V gives dV = g dW, dA = s B^T dV, dB = s dV A^T
-//! and dm = sum(dW V) / ||V||, the norm being a constant.
+//! Adapters on a decoder's weights, in compiled plans, against the plain decoder with the adapted weights: of V = W + s B A and
+//! g = m / ||V|| by rows, a gradient dW of the plain weight g V gives dV = g dW, dA = s B^T dV, dB = s dV A^T and dm = sum(dW
+//! V) / ||V||, the norm being a constant.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -354,7 +354,7 @@ fn many_rows() -> (Graph, Vec<Adapter>) {
     (build(&config, loss(24)), weights.map(|weight| adapter(&weight, 8, true)).into())
 }
 
-/// The number of products that also compute what adapters add to them.
+/// Number of products that also compute what adapters add to them.
 fn joined(plans: &PlanSet) -> usize {
     plans.done.iter().filter(|p| p.pass == "joined_products" && p.role == Role::GRAD).map(|p| p.count).sum()
 }
@@ -373,8 +373,7 @@ fn with_many_rows_adapters_join_the_product() {
     let of_some: Vec<Adapter> = dora.iter().filter(|a| !a.weight.ends_with("wk")).cloned().collect();
     let mut two = lora.clone();
     two.push(Adapter { name: "style".into(), scale: 0.5, ..lora[0].clone() });
-    // Of q, k and v, and of o. With LoRA o's frozen weight is not rewritten: copying it would cost more than the fusion
-    // saves.
+    // Of q, k and v, and of o. With LoRA o's frozen weight is not rewritten: copying it would cost more than the fusion saves.
     let cases = [(dora, 2), (lora, 1), (mixed, 2), (of_one_rank_each, 1), (of_some, 1), (two, 0)];
     for recompute in [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full] {
         for precision in [Precision::F32, Precision::BF16] {
@@ -483,8 +482,7 @@ fn only_gradients_that_reach_adapters_are_computed() {
     assert_eq!(bytes["parameters"], 0, "{bytes:?}");
     assert!(bytes["adapters"] > 0 && bytes["optimizer"] > 0 && bytes["gradients"] > 0, "{bytes:?}");
 
-    // q, k and v: one product for the inputs of their Bs, one for their Bs; norms run once per update, one launch per
-    // weight.
+    // q, k and v: one product for the inputs of their Bs, one for their Bs; norms run once per update, one launch per weight.
     let count = |role: Role, layer: &str, kernel: &str| {
         let launches = &plans.plan(role).expect("a plan").launches;
         launches.iter().filter(|l| l.path.starts_with(layer) && l.kernel == kernel).count()
@@ -495,9 +493,9 @@ fn only_gradients_that_reach_adapters_are_computed() {
     assert_eq!(count(Role::Apply, "layers.1", "product"), 0);
 }
 
-/// Compared with LoRA, DoRA needs two more passes over the adapted outputs: the gradient of its magnitudes reads them
-/// and their gradients, and its factors are in the weights. It keeps the outputs that nothing else keeps: those of
-/// attention's last product.
+/// Compared with LoRA, DoRA needs two more passes over the adapted outputs: the gradient of its magnitudes reads them and their
+/// gradients, and its factors are in the weights. It keeps the outputs that nothing else keeps: those of attention's last
+/// product.
 #[test]
 fn dora_moves_and_keeps_little_more_than_lora() {
     const TOKENS: usize = 1024;
@@ -602,7 +600,7 @@ fn even_decoder() -> Graph {
     build(&config, Form::Loss(LossForm::rows(2, 16)))
 }
 
-/// An E4M3 base computes like its decoded values, whether products multiply the codes or dequantised values.
+/// The same for an E4M3 base, whether products multiply codes or dequantised values.
 #[test]
 fn an_fp8_base_computes_like_its_decoded_values() {
     let g = even_decoder();
@@ -626,8 +624,8 @@ fn an_fp8_base_computes_like_its_decoded_values() {
     }
 }
 
-/// Weights in eight bits take two bytes per value where products multiply the codes along rows and columns, one where
-/// they are dequantised, and have no further copy.
+/// Weights in eight bits take two bytes per value where products multiply the codes along rows and columns, one where they are
+/// dequantised, and have no further copy.
 #[test]
 fn an_fp8_base_is_stored_once() {
     let g = even_decoder();

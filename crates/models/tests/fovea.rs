@@ -1,5 +1,4 @@
-//! Plans of the decoder that looks at frames, run launch by launch with the oracle, against the oracle on the
-//! unmodified graph.
+//! Plans of the decoder that looks at frames, run launch by launch with the oracle, against the oracle on the unmodified graph.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -102,8 +101,7 @@ fn compare(mode: Look, options: &Options, bound: f64) {
     for (path, value) in &want {
         let got = run.get(path);
         let off = length(got.iter().zip(value).map(|(a, b)| a - b));
-        // A shift that all keys share changes no probability, so its gradient is rounding error; the text's keys
-        // rotate, so theirs is not.
+        // A shift shared by all keys changes no probability, so its gradient is rounding error; the text's keys rotate.
         let size = match path.contains("vision") && path.ends_with("wk_bias") {
             true => length(want[&path.replace("wk_bias", "wq_bias")].iter().copied()),
             false => length(value.iter().copied()),

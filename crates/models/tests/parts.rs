@@ -1,5 +1,5 @@
-//! Models as parts of a larger graph: weights that are declared once and applied several times, and two models side by
-//! side, each compared with the oracle.
+//! Models as parts of a larger graph: weights that are declared once and applied several times, and two models side by side,
+//! each compared with the oracle.
 
 use std::collections::HashMap;
 

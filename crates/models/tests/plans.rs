@@ -140,8 +140,8 @@ fn compare(config: &DecoderConfig, form: Form, options: &Options, bound: f64) {
     run.run(Role::GRAD);
     for (path, value) in &want {
         let mut off = relative(&run.get(path), value);
-        // A vector added to every key shifts a query's scores equally: without rotation its gradient is 0 up to
-        // rounding, which is compared with the gradient of the queries' vector.
+        // A vector added to every key shifts a query's scores equally: without rotation its gradient is 0 up to rounding, which
+        // is compared with the gradient of the queries' vector.
         if path.ends_with("wk_bias") && config.positions != Positions::Rope {
             let size = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
             off = size(&run.get(path)) / size(&want[&path.replace("wk_bias", "wq_bias")]);
@@ -277,8 +277,8 @@ fn even(config: DecoderConfig) -> DecoderConfig {
     }
 }
 
-/// Rounding to 3 bits of mantissa has an error of 3% on average, to 2 bits of 6%, and every product of the two layers
-/// has two such operands.
+/// Rounding to 3 bits of mantissa has an error of 3% on average, to 2 bits of 6%, and every product of the two layers has two
+/// such operands.
 #[test]
 fn fp8_stays_within_its_rounding() {
     let form = Form::Loss(LossForm::rows(ROWS, 8));

@@ -1,5 +1,5 @@
-//! Training on several ranks, run launch by launch with the oracle on one arena per rank, against the unmodified graph
-//! over all rows and AdamW written as formulas.
+//! Training on several ranks, run launch by launch with the oracle on one arena per rank, against the unmodified graph over all
+//! rows and AdamW written as formulas.
 
 use std::collections::HashMap;
 use std::panic::catch_unwind;
@@ -127,8 +127,8 @@ fn plain(c: &DecoderConfig, rows: usize, how: &Update) -> Trained {
     Trained { told, weights }
 }
 
-/// Training with compiled plans, one row per micro-batch, each rank with the rows of its lanes. Exchanges that run at
-/// their place in the plan must give the same bits as exchanges that run at the last moment that a join allows.
+/// Trains with compiled plans, one row per micro-batch, each rank with the rows of its lanes. Exchanges at their place in the
+/// plan give the same bits as exchanges at the last moment that a join allows.
 fn on_ranks(c: &DecoderConfig, rows: usize, options: &Options) -> Trained {
     let program = Program { role: Role::GRAD, graph: graph(c, 1) };
     let plans = compile(&[program], &paper(), options).expect("plans");
@@ -245,8 +245,8 @@ fn ranks_compute_the_update_of_all_rows() {
     close(&on_ranks(c, 4, &bf16), &plain(c, 4, &how), 5e-2, "2 ranks in bf16");
 }
 
-/// Magnitudes of 8-bit tensors are maxima over all ranks, so every rank computes the same scales, and the update equals
-/// that of all rows within the rounding of 8 bits.
+/// Magnitudes of 8-bit tensors are maxima over all ranks, so every rank computes the same scales, and the update equals that of
+/// all rows within the rounding of 8 bits.
 #[test]
 fn ranks_share_the_scales_of_8_bit_floats() {
     let c = &DecoderConfig {
@@ -345,8 +345,8 @@ fn sharded_ranks_compute_the_update_of_all_rows() {
     }
 }
 
-/// Muon's matrices are divided by layer: sharded ranks have the same bits as one rank, whether there are as many layers
-/// as ranks, more, or fewer, and whether weights are merged or not.
+/// Muon's matrices are divided by layer: sharded ranks have the same bits as one rank, whether there are as many layers as
+/// ranks, more, or fewer, and whether weights are merged or not.
 #[test]
 fn ranks_have_whole_layers_of_matrices() {
     let c = &DecoderConfig { layers: 3, ..dividable() };
@@ -374,8 +374,7 @@ fn ranks_have_whole_layers_of_matrices() {
     }
 }
 
-/// A table of learned values that two layers read is sharded like others: the sum of both gradients has the bits of one
-/// rank.
+/// A table of learned values that two layers read is sharded like others: the sum of both gradients has the bits of one rank.
 #[test]
 fn tables_shared_by_two_layers_are_divided() {
     // With fewer tokens the table would be too small to be sharded.
@@ -398,8 +397,8 @@ fn tables_shared_by_two_layers_are_divided() {
     }
 }
 
-/// Where ranks add their gradients in every micro-batch, they compute neighbouring lanes at the same time: the same
-/// bits as one rank, for every number of ranks and every mesh.
+/// Where ranks add their gradients in every micro-batch, they compute neighbouring lanes at the same time: the same bits as one
+/// rank, for every number of ranks and every mesh.
 #[test]
 fn ranks_that_sum_every_batch_have_the_bits_of_one_rank() {
     let c = &dividable();
@@ -433,8 +432,8 @@ fn sharded_ranks_quantise_gathered_weights() {
     }
 }
 
-/// Each rank has its share of a frozen base, which layers gather like trained weights; plans compute norms of adapted
-/// rows from gathered weights.
+/// Each rank has its share of a frozen base, which layers gather like trained weights; plans compute norms of adapted rows from
+/// gathered weights.
 #[test]
 fn a_frozen_base_is_divided_beside_adapters() {
     let wide = DecoderConfig {
@@ -524,8 +523,8 @@ fn eight_layers(tied: bool) -> DecoderConfig {
     DecoderConfig { width: 256, head_size: Some(64), ffn: 512, layers: 8, vocab: 512, tied, ..dividable() }
 }
 
-/// Gradients that are added in every micro-batch take the memory of few layers, and are computed in the buffers that
-/// they are sent from.
+/// Gradients that are added in every micro-batch take the memory of few layers, and are computed in the buffers that they are
+/// sent from.
 #[test]
 fn scattered_gradients_are_computed_in_the_send_buffer() {
     for tied in [false, true] {
@@ -552,8 +551,8 @@ fn scattered_gradients_are_computed_in_the_send_buffer() {
     }
 }
 
-/// Layers' weights are gathered for the forward pass and again for the backward pass, each while the previous layer
-/// runs, and a plan holds the gathered weights of at most two layers.
+/// Layers' weights are gathered for the forward pass and again for the backward pass, each while the previous layer runs, and a
+/// plan holds the gathered weights of at most two layers.
 #[test]
 fn weight_gathers_overlap_the_previous_layer() {
     for (precision, element) in [(Precision::F32, 4), (Precision::BF16, 2)] {
@@ -571,8 +570,7 @@ fn weight_gathers_overlap_the_previous_layer() {
                 .map(|(at, until)| (at, until, plan.launches[at].outs[0].as_ref().expect("all").span_bytes()))
                 .collect()
         };
-        // Eight layers each way, and the embedding twice: as a head it is read by one pass that also computes its
-        // gradient.
+        // Eight layers each way, and the embedding twice: as a head it is read by one pass that also computes its gradient.
         assert_eq!(gathers(&plans, Role::GRAD).len(), 2 * c.layers + 2);
         assert_eq!(gathers(&plans, Role::Eval).len(), c.layers + 2);
         assert_eq!(gathers(&plans, Role::Apply).len(), 1, "chunks of the norm");
@@ -603,8 +601,8 @@ fn weight_gathers_overlap_the_previous_layer() {
     }
 }
 
-/// A rank that exchanges with itself computes the update of one that does not, to the bit; without that option there is
-/// no exchange.
+/// A rank that exchanges with itself computes the update of one that does not, to the bit; without that option there is no
+/// exchange.
 #[test]
 fn a_rank_exchanging_with_itself_has_the_same_bits() {
     let c = &config();
@@ -750,8 +748,8 @@ fn a_missing_join_is_detected() {
     }
 }
 
-/// Without overlap the next compute launch joins every exchange, with the same bits; with overlap, a bucket is gathered
-/// while the next is updated.
+/// Without overlap the next compute launch joins every exchange, with the same bits; with overlap, a bucket is gathered while
+/// the next is updated.
 #[test]
 fn exchanges_overlap_launches_that_do_not_join_them() {
     let c = &dividable();

@@ -13,12 +13,12 @@ use crate::failure::{Failure, named};
 use crate::message::{Beat, Member, Status};
 use crate::timing::{STILL_STEPS, Timing};
 
-/// The number of counts whose hashes are kept: the last multiple of 1, 2, 4 and so on. Ranks send heartbeats at
-/// different moments, but all of them have passed some common multiple.
+/// Number of counts with hashes: the last multiple of 1, 2, 4 and so on. Ranks send heartbeats at different moments, but all
+/// have passed some multiple.
 const MARKS: usize = 32;
-/// The number of hashes that the hub remembers for every rank, from its last heartbeats.
+/// Number of hashes that the hub remembers for every rank, from its last heartbeats.
 const HASHES: usize = 256;
-/// The number of step durations from which the median is computed.
+/// Number of step durations from which the median is computed.
 const STEPS: usize = 64;
 
 /// The collective calls of one rank: their number, and a hash of their order.
@@ -45,7 +45,6 @@ impl CallHash {
     }
 }
 
-/// The hub's state of all ranks.
 pub(crate) struct Beats {
     timing: Timing,
     ranks: Vec<RankState>,

@@ -6,7 +6,7 @@ use crate::failure::{Failure, named};
 use crate::frame::MOST_BYTES;
 use crate::message::{Head, Member, Op, join_call, join_parts, split_call};
 
-/// The maximum size of a call's result. Host messages are small, and the frame needs room for heads and lengths.
+/// Maximum size of a call's result. Host messages are small, and the frame needs room for heads and lengths.
 pub const MOST_CALL_BYTES: usize = MOST_BYTES - (64 << 10);
 
 /// Calls that some ranks have made and others have not.
@@ -81,7 +81,7 @@ impl Collected {
         Ok(Some(join_call(&head, &result)))
     }
 
-    /// A clause that describes the calls that wait for ranks: which ranks wait in which call, and for which ranks.
+    /// A clause on waiting calls: which ranks wait in which call, and for which.
     pub fn waiting(&self) -> Option<String> {
         let mut open: Vec<&Open> = self.open.values().collect();
         open.sort_by_key(|open| (open.head.line.clone(), open.head.count));

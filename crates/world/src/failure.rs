@@ -11,8 +11,8 @@ pub struct Failure {
     pub rank: Option<usize>,
     /// A complete sentence without its full stop, which names rank, host and process.
     pub sentence: String,
-    /// Whether this process prints the sentence: rank 0; or, if rank 0 is gone, the first rank of each node without a
-    /// parent process.
+    /// Whether this process prints the sentence: rank 0; or, if rank 0 is gone, the first rank of each node without a parent
+    /// process.
     #[serde(skip)]
     pub is_mine_to_say: bool,
 }

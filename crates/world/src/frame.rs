@@ -5,7 +5,7 @@
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 
-/// The maximum payload in bytes: host messages are small, so a larger length is foreign or damaged.
+/// Maximum payload in bytes: host messages are small, so a larger length is foreign or damaged.
 pub const MOST_BYTES: usize = 16 << 20;
 
 /// The maximum payload in bytes before the other side has shown that it belongs to the run.
@@ -40,11 +40,10 @@ pub enum FrameKind {
     Account = 9,
     /// Rank to hub: the rank leaves because the run is over.
     Bye = 10,
-    /// Rank to hub: the rank was asked to stop before the run began, with the reason. Hub to rank: everyone leaves for
-    /// that reason.
+    /// Rank to hub: the rank was asked to stop before the run began, with the reason. Hub to rank: everyone leaves for that
+    /// reason.
     Stop = 11,
-    /// Rank to hub: a message that rank 0 reads at its convenience. Hub to rank 0: the message, preceded by the
-    /// sender's rank.
+    /// Rank to hub: a message that rank 0 reads at its convenience. Hub to rank 0: the message, preceded by the sender's rank.
     Post = 12,
 }
 

@@ -1,8 +1,8 @@
 //! SLURM's host lists: `gpu-[01-03,7],login,rack[1-2]n[0-1]`.
 
-/// The maximum number of hosts: a list is expanded in memory, which a damaged one must not fill.
+/// Maximum number of hosts: a list is expanded in memory, which a damaged one must not fill.
 const MOST_HOSTS: usize = 1 << 16;
-/// The maximum length of a host's name, as in DNS.
+/// Maximum length of a host's name, as in DNS.
 const MOST_LETTERS: usize = 253;
 
 /// Every host of a list, in order. The error is a sentence.

@@ -1,7 +1,7 @@
 //! The hub on rank 0: accepts joins, answers calls, monitors heartbeats, and tells everyone the first failure.
 //!
-//! One thread makes all decisions. Every connection has a reader thread and a writer thread, so that a stalled rank
-//! delays no other.
+//! One thread makes all decisions. Every connection has a reader thread and a writer thread, so that a stalled rank delays no
+//! other.
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,17 +18,16 @@ use crate::join::Note;
 use crate::message::{Account, Beat, Hello, Join, MAGIC, Member, PROTOCOL, Report, Welcome, json, parse};
 use crate::timing::Timing;
 
-/// The interval at which the hub checks for connections and for timeouts.
+/// Interval at which the hub checks for connections and for timeouts.
 const TICK: Duration = Duration::from_millis(10);
-/// The timeout for a new connection to identify itself.
+/// Timeout for a new connection to identify itself.
 const GREETING: Duration = Duration::from_secs(5);
 /// The time for the first failure to reach all other ranks before rank 0 is told and ends the process.
 const TELLING: Duration = Duration::from_secs(1);
-/// The maximum number of connections that have not identified themselves, besides one per rank.
+/// Maximum number of connections that have not identified themselves, besides one per rank.
 const STRANGERS: usize = 64;
 const STACK_BYTES: usize = 128 << 10;
 
-/// The conditions for ranks to join.
 pub(crate) struct Terms {
     pub ranks: usize,
     pub version: String,
@@ -95,7 +94,7 @@ struct State {
     members: Vec<Member>,
     calls: Collected,
     beats: Beats,
-    /// A rank whose connection closed, until when its parent may report how it ended, and the failure otherwise.
+    /// A rank whose connection closed: the deadline for its parent's report, and the failure without one.
     lost: Option<(Instant, Failure)>,
     /// The reason why everyone leaves before the run has begun.
     stopped: Option<String>,
@@ -136,7 +135,7 @@ impl State {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => unreachable!("the hub has a sender itself"),
             }
-            // Rank 0 is told too, so it must have joined its own hub, which happens immediately.
+            // Rank 0 is told too, so it must have joined, which takes a moment.
             if let Some(reason) = self.stopped.as_ref().filter(|_| self.seats[0].is_some()) {
                 self.tell(FrameKind::Stop, reason.as_bytes());
                 return Ok(());
@@ -263,7 +262,6 @@ impl State {
         Ok(())
     }
 
-    /// Starts the threads of a connection.
     fn connect(&self, rank: usize, stream: TcpStream) -> io::Result<Sender<Outgoing>> {
         stream.set_read_timeout(None)?;
         stream.set_write_timeout(Some(self.terms.timing.silent_after))?;
@@ -405,7 +403,7 @@ impl State {
     }
 }
 
-/// Sends the hello and reads the request to join; `None` for connections that do not belong to a run.
+/// Sends the hello and reads the request to join; `None` for foreign connections.
 fn greet(mut stream: &TcpStream, label: String) -> Option<Join> {
     stream.set_nonblocking(false).ok()?;
     stream.set_nodelay(true).ok()?;

@@ -25,19 +25,19 @@ use crate::watcher::Core;
 /// The file through which ranks find rank 0 if nothing else names its address.
 pub const RENDEZVOUS: &str = "rendezvous.json";
 
-/// The timeout of one attempt to connect, and of the hello after it.
+/// Timeout of one attempt to connect, and of the hello after it.
 const ATTEMPT: Duration = Duration::from_secs(2);
 const TRY_EVERY: Duration = Duration::from_millis(100);
 
 /// Receives lines for the user while ranks join.
 pub type Note = Arc<dyn Fn(&str) + Send + Sync>;
-/// Ends the process after a failure, from a thread of this crate, whatever the main thread waits for. It prints the
-/// sentence if `Failure::is_mine_to_say`.
+/// Ends the process after a failure, from a thread of this crate, whatever the main thread waits for. It prints the sentence if
+/// `Failure::is_mine_to_say`.
 pub type Leave = Arc<dyn Fn(&Failure) + Send + Sync>;
 /// Ends the process, like `Leave`, because a rank was asked to stop before the run began, with the reason.
 pub type Stop = Arc<dyn Fn(&str) + Send + Sync>;
-/// Receives the handle with which this rank stops all ranks, before any other rank knows of this one. From then on, a
-/// rank that is asked to stop must use the handle before it leaves.
+/// Receives the handle with which this rank stops all ranks, before any other rank knows of this one. From then on, a rank that
+/// is asked to stop must use the handle before it leaves.
 pub type TakeStopper = Arc<dyn Fn(Stopper) + Send + Sync>;
 
 /// The options of a joining rank.
@@ -103,7 +103,6 @@ impl World {
     }
 }
 
-/// The reason why a rank did not join.
 enum JoinError {
     /// An error on this rank.
     Local(String),
@@ -188,7 +187,6 @@ fn folder<'a>(joining: &Joining<'a>) -> Result<&'a Path, String> {
     )
 }
 
-/// The contents of `rendezvous.json`.
 #[derive(Debug, Serialize, Deserialize)]
 struct Rendezvous {
     address: String,
@@ -296,8 +294,7 @@ fn attempt(target: SocketAddr, label: Option<&str>) -> Result<TcpStream, String>
     }
 }
 
-/// Sends the request to join, unless this rank was asked to stop. If the hub knows of a rank, it also learns that the
-/// rank was asked to stop.
+/// Sends the request to join, unless this rank was asked to stop: a rank that the hub knows must be able to tell it so.
 fn request_join(
     stream: TcpStream,
     place: &RankPlacement,
@@ -338,8 +335,8 @@ fn wait_for_welcome(mut stream: &TcpStream, core: &Core, hub: Option<&Hub>) -> R
         let frame = match frame::read(&mut stream, MOST_BYTES) {
             Ok(frame) => frame,
             Err(why) => {
-                // The hub of this process may have failed before this rank had its seat, and the parent may report the
-                // end of a rank.
+                // The hub of this process may have failed before this rank had its seat, and the parent may report the end of a
+                // rank.
                 thread::sleep(if core.parent.is_some() { core.timing.account } else { Duration::ZERO });
                 if let Some(failure) =
                     hub.and_then(|hub| hub.failure.get().cloned()).or_else(|| core.failure())
@@ -387,7 +384,6 @@ fn wait_for_welcome(mut stream: &TcpStream, core: &Core, hub: Option<&Hub>) -> R
     }
 }
 
-/// The name of this host.
 pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

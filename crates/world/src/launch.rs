@@ -1,9 +1,9 @@
-//! The parent of the ranks of one node: starts copies of a command, forwards signals, reaps the processes, and records
-//! how each ended.
+//! The parent of the ranks of one node: starts copies of a command, forwards signals, reaps the processes, and records how each
+//! ended.
 //!
-//! Rank 0 writes to the parent's output; the output of other ranks is kept in case they fail, or shown with a rank
-//! prefix. If a rank fails, the others are told and leave; ranks that remain after `grace` are killed. Ranks have
-//! process groups of their own, so that Ctrl-C reaches them once, through the parent.
+//! Rank 0 writes to the parent's output; the output of other ranks is kept in case they fail, or shown with a rank prefix. If a
+//! rank fails, the others are told and leave; ranks that remain after `grace` are killed. Ranks have process groups of their
+//! own, so that Ctrl-C reaches them once, through the parent.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -27,9 +27,9 @@ use crate::message::Account;
 use crate::parent::{self, Channel, ToParent, ToRank};
 use crate::place::{self, Copies};
 
-/// The interval at which the parent checks its children.
+/// Interval at which the parent checks its children.
 const TICK: Duration = Duration::from_millis(20);
-/// The number of lines kept of a rank's standard error.
+/// Number of lines kept of a rank's standard error.
 const KEPT_LINES: usize = 20;
 /// The exit code of a rank that was asked to stop.
 const STOPPED: i32 = 3;
@@ -43,7 +43,7 @@ pub struct Launch<'a> {
     pub command: &'a dyn Fn(usize) -> io::Result<Command>,
     /// Shows the output of ranks other than 0, with their number before each line.
     pub shows_all: bool,
-    /// The time that ranks have to leave after one has failed, before they are killed.
+    /// Time that ranks have to leave after one has failed, before they are killed.
     pub grace: Duration,
     /// Receives sentences for the user.
     pub say: &'a dyn Fn(&str),
@@ -63,8 +63,8 @@ pub fn own_command() -> io::Result<Command> {
     Ok(command)
 }
 
-/// Starts the ranks of this node and waits for all of them. Returns the exit code for this process: rank 0's, or 1. The
-/// error is a sentence.
+/// Starts the ranks of this node and waits for all of them. Returns the exit code for this process: rank 0's, or 1. The error
+/// is a sentence.
 pub fn launch(launch: &Launch<'_>) -> Result<u8, String> {
     let (sender, events) = mpsc::channel();
     // Registered before the first child starts, so that no signal is missed.
@@ -114,7 +114,6 @@ enum Event {
     Message(usize, ToParent),
 }
 
-/// A rank of this node.
 struct Rank {
     rank: usize,
     child: Child,
@@ -295,8 +294,7 @@ impl Children<'_> {
         self.ranks.iter().filter(|rank| rank.end.is_none()).for_each(|rank| rank.channel.tell(message));
     }
 
-    /// Prints the failure unless someone else does. A rank 0 that ended by itself has printed it, on this node or
-    /// another.
+    /// Prints the failure unless someone else does. A rank 0 that ended by itself has printed it, on this node or another.
     fn print_failure(&self) {
         let Some(failure) = &self.failure else { return };
         let has_spoken = match self.ranks.iter().find(|rank| rank.rank == 0) {

@@ -1,9 +1,9 @@
-//! The processes of one run, its ranks: which ranks take part, how they agree, how bytes pass between them, and how all
-//! of them end.
+//! The processes of one run, its ranks: which ranks take part, how they agree, how bytes pass between them, and how all of them
+//! end.
 //!
-//! Rank 0 is the hub of a star of sockets over which ranks join, agree and send heartbeats; a second mesh of sockets
-//! carries tensors between CPUs. This crate does not depend on graphs, devices or training steps, and it never ends the
-//! process: the caller of `join` passes a function that does.
+//! Rank 0 is the hub of a star of sockets over which ranks join, agree and send heartbeats; a second mesh of sockets carries
+//! tensors between CPUs. This crate does not depend on graphs, devices or training steps, and it never ends the process: the
+//! caller of `join` passes a function that does.
 #![forbid(unsafe_code)]
 
 mod beats;

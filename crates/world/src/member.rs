@@ -110,8 +110,8 @@ impl World {
         }
     }
 
-    /// The messages that other ranks have posted to rank 0 since the last call, with their ranks. Messages of one rank
-    /// are in order.
+    /// The messages that other ranks have posted to rank 0 since the last call, with their ranks. Messages of one rank are in
+    /// order.
     pub fn posts(&self) -> Vec<(usize, Vec<u8>)> {
         let take = |core: &Arc<Core>| {
             std::mem::take(&mut *core.posts.lock().expect("no thread panics with the posts"))
@@ -136,22 +136,20 @@ impl World {
         Alarm(self.core.clone())
     }
 
-    /// Counts a run of a plan with collectives. Heartbeats carry a hash of their order, which must be the same on all
-    /// ranks.
+    /// Counts a run of a plan with collectives. Heartbeats carry a hash of their order, which must be the same on all ranks.
     pub fn called(&self, role: &str) {
         if let Some(core) = &self.core {
             core.status.lock().expect("no thread panics with the status").1.add(role);
         }
     }
 
-    /// Fails the run with a sentence about this rank. Every rank, including this one, is told, and its watcher ends its
-    /// process: the call only returns if the function passed to `join` does not end the process.
+    /// Fails the run with a sentence about this rank. Every rank, this one too, is told and ended by its watcher: the call only
+    /// returns if the function passed to `join` does not end the process.
     pub fn fail(&self, sentence: &str) -> Failure {
         self.report(sentence.into(), None)
     }
 
-    /// Fails the run because a wire broke. If another rank is gone, the report of its parent or of the hub replaces
-    /// this one.
+    /// Fails the run because a wire broke. If another rank is gone, the report of its parent or of the hub replaces this one.
     pub fn fail_wire(&self, error: &WireError) -> Failure {
         let about = match error {
             WireError::Gone { rank } => Some(*rank),
@@ -172,7 +170,6 @@ impl World {
         core.wait_for_failure()
     }
 
-    /// The first failure, if any.
     pub fn failure(&self) -> Option<Failure> {
         self.core.as_ref().and_then(|core| core.failure())
     }
@@ -212,8 +209,8 @@ impl Drop for World {
     }
 }
 
-/// Stops all ranks before the run has begun: none has saved anything, and on each the function passed to `join` ends
-/// the process. The caller must be sure that no rank has begun.
+/// Stops all ranks before the run has begun: none has saved anything, and on each the function passed to `join` ends the
+/// process. The caller must be sure that no rank has begun.
 pub struct Stopper(Option<Arc<Core>>);
 
 impl Stopper {
@@ -221,8 +218,8 @@ impl Stopper {
         Stopper(Some(Arc::clone(core)))
     }
 
-    /// Asks the hub to tell all ranks, including this one. Returns immediately, with whether the hub was asked. If not,
-    /// the hub does not know of this rank and never will.
+    /// Asks the hub to tell all ranks, including this one. Returns immediately, with whether the hub was asked. If not, the hub
+    /// does not know of this rank and never will.
     pub fn stop(&self, reason: &str) -> bool {
         self.0.as_ref().is_some_and(|core| core.ask_to_stop(reason))
     }

@@ -3,13 +3,11 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Part of every greeting, so that the hub and its ranks recognise each other among other programs that listen or
-/// connect.
+/// Part of every greeting, so that the hub and its ranks recognise each other among other programs that listen or connect.
 pub const MAGIC: &str = "flatout world";
 /// Incremented with every change of the messages.
 pub const PROTOCOL: u32 = 2;
 
-/// The hub's greeting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
     pub magic: String,
@@ -35,7 +33,7 @@ pub struct Join {
 pub struct Member {
     pub host: String,
     pub process: u32,
-    /// The number of its node, if its launcher provides one.
+    /// Number of its node, if its launcher provides one.
     pub node: Option<usize>,
     /// The device it computes on, if it is worth naming.
     pub device: Option<String>,
@@ -49,8 +47,7 @@ impl Member {
     }
 }
 
-/// The node of every rank, numbered in order of ranks. Nodes are distinguished by the number from their launcher, or by
-/// host.
+/// The node of every rank, numbered in order of ranks. Nodes are distinguished by the number from their launcher, or by host.
 pub(crate) fn nodes(members: &[Member]) -> Vec<usize> {
     let mut seen: Vec<(Option<usize>, &str)> = vec![];
     let mut numbers = vec![];
@@ -74,7 +71,6 @@ pub struct Welcome {
     pub members: Vec<Member>,
 }
 
-/// The progress of a rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// The step it has reached; 0 before the first.
@@ -85,7 +81,6 @@ pub struct Status {
     pub part: u64,
 }
 
-/// A heartbeat.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Beat {
     pub status: Status,
@@ -93,7 +88,6 @@ pub struct Beat {
     pub marks: Vec<(u64, u64)>,
 }
 
-/// A rank's report of a failure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     pub sentence: String,
@@ -110,7 +104,6 @@ pub struct Account {
     pub how: String,
 }
 
-/// The four calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
@@ -137,7 +130,6 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     serde_json::from_slice(bytes).ok()
 }
 
-/// A head followed by bytes.
 pub fn join_call(head: &Head, bytes: &[u8]) -> Vec<u8> {
     let head = json(head);
     let mut all = Vec::with_capacity(4 + head.len() + bytes.len());

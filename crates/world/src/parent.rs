@@ -16,9 +16,7 @@ use crate::message::Account;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ToRank {
-    /// The address of rank 0.
     Address(String),
-    /// Another rank of this node ended.
     Ended(Account),
     /// Another rank of this node ended because it was asked to stop.
     Stopped,
@@ -28,15 +26,16 @@ pub(crate) enum ToRank {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ToParent {
-    /// The address of rank 0.
     Address(String),
     /// The rank leaves because of this failure. Rank 0 prints it, unless rank 0 itself was lost.
-    Failed { sentence: String, is_said_by_rank_0: bool },
+    Failed {
+        sentence: String,
+        is_said_by_rank_0: bool,
+    },
     /// Rank 0's description of the run, for messages about a failure of rank 0.
     About(String),
 }
 
-/// The writing side.
 pub(crate) struct Channel(Mutex<UnixStream>);
 
 impl Channel {

@@ -1,8 +1,8 @@
 //! The placement of this process among the ranks of its run, from flags and environment.
 //!
 //! Nothing here opens or reads files, so that recorded environments of every launcher can be tested. The first row of
-//! `STARTERS` whose variables are set wins; flags together with a launcher's variables are refused, because they
-//! contradict each other.
+//! `STARTERS` whose variables are set wins; flags together with a launcher's variables are refused, because they contradict
+//! each other.
 
 use std::ops::Range;
 
@@ -10,15 +10,15 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::hosts;
 
-/// The number of ports after the first that rank 0 tries: torchrun's agent occupies `MASTER_PORT` itself.
+/// Number of ports after the first that rank 0 tries: torchrun's agent occupies `MASTER_PORT` itself.
 const PORTS: u16 = 16;
 /// torchrun's default port.
 const MASTER_PORT: u16 = 29500;
 /// The first port for SLURM steps, and their number.
 const STEP_PORTS: u16 = 20000;
 
-/// Variables through which a parent process tells a copy of itself its rank. `FLATOUT_PARENT` is the parent's process
-/// id: a process that merely inherited the variables has a different parent.
+/// Variables through which a parent process tells a copy of itself its rank. `FLATOUT_PARENT` is the parent's process id: a
+/// process that merely inherited the variables has a different parent.
 pub const RANK: &str = "FLATOUT_RANK";
 pub const RANKS: &str = "FLATOUT_RANKS";
 pub const LOCAL_RANK: &str = "FLATOUT_LOCAL_RANK";
@@ -28,7 +28,6 @@ pub const PARENT: &str = "FLATOUT_PARENT";
 /// A secret that all ranks of a run share, set by the user or the parent.
 pub const SECRET: &str = "FLATOUT_SECRET";
 
-/// Flags of the command line.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Flags {
     /// `--ranks`: processes on this node.
@@ -46,14 +45,13 @@ pub struct Flags {
 pub enum Start {
     /// It starts copies of itself and supervises them.
     Copies(Copies),
-    /// It is a rank.
     Rank(RankPlacement),
 }
 
 /// The ranks that a parent process starts on its node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Copies {
-    /// The number of ranks on this node, and on every other.
+    /// Number of ranks on this node, and on every other.
     pub here: usize,
     pub node: usize,
     pub nodes: usize,
@@ -66,7 +64,7 @@ pub struct RankPlacement {
     pub ranks: usize,
     /// Its number among the ranks of this host, and their number, if the launcher provides them.
     pub local: Option<(usize, usize)>,
-    /// The number of its node, if the launcher provides one; otherwise nodes are distinguished by host.
+    /// Number of its node, if the launcher provides one; otherwise nodes are distinguished by host.
     pub node: Option<usize>,
     /// Whether standard input is the channel to a parent process that started this one.
     pub has_parent: bool,
@@ -87,14 +85,12 @@ pub enum Meeting {
 }
 
 impl RankPlacement {
-    /// The only rank of a run.
     pub fn alone() -> RankPlacement {
         let meeting = Meeting::Alone;
         RankPlacement { rank: 0, ranks: 1, local: Some((0, 1)), node: Some(0), has_parent: false, meeting }
     }
 }
 
-/// Looks up environment variables.
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// A launcher, and the function that reads a placement from its variables; `None` if they are not set.
@@ -150,8 +146,8 @@ pub fn place(flags: &Flags, env: Env, parent: u32) -> Result<Start, String> {
             first.size, place.ranks, outer.size, other.ranks
         ));
     }
-    // Equal placements come from one launcher: `srun --mpi=pmi2` also sets the variables of MPI, and SLURM's name the
-    // host of rank 0.
+    // Equal placements come from one launcher: `srun --mpi=pmi2` also sets the variables of MPI, and SLURM's name the host of
+    // rank 0.
     let first = found.first().map(|(_, place)| (place.rank, place.ranks));
     let is_same = |place: &RankPlacement| Some((place.rank, place.ranks)) == first;
     let known = found.iter().position(|(_, place)| is_same(place) && place.meeting != Meeting::Folder);
@@ -272,8 +268,8 @@ fn mpi(env: Env, world: (&str, &str), local: (&str, &str)) -> Result<Option<Rank
     }))
 }
 
-/// A task of a SLURM step. `SLURM_NTASKS` refers to the job rather than the step, and is also set in batch scripts that
-/// `srun` did not start.
+/// A task of a SLURM step. `SLURM_NTASKS` refers to the job rather than the step, and is also set in batch scripts that `srun`
+/// did not start.
 fn slurm(env: Env) -> Result<Option<RankPlacement>, String> {
     let Some(step) = env("SLURM_STEP_ID") else { return Ok(None) };
     let (Some(rank), Some(ranks)) = (number(env, "SLURM_PROCID")?, number(env, "SLURM_STEP_NUM_TASKS")?)
@@ -300,7 +296,7 @@ fn slurm(env: Env) -> Result<Option<RankPlacement>, String> {
     Ok(Some(RankPlacement { rank, ranks, local, node, has_parent: false, meeting }))
 }
 
-/// The number of tasks on a node in SLURM's short form: `4(x2),1` means 4, 4 and 1.
+/// Number of tasks on a node in SLURM's short form: `4(x2),1` means 4, 4 and 1.
 fn tasks_of(list: &str, node: usize) -> Result<Option<usize>, String> {
     let wrong = || format!("SLURM_STEP_TASKS_PER_NODE={list} is not what SLURM writes");
     let mut passed = 0usize;
@@ -333,8 +329,8 @@ fn master(env: Env) -> Result<Option<Meeting>, String> {
     Ok(Some(Meeting::Address { host, ports, label: label.unwrap_or_default() }))
 }
 
-/// Two variables that are only meaningful together. A rank without a size belongs to another program, and a size of one
-/// is harmless.
+/// Two variables that are only meaningful together. A rank without a size belongs to another program, and a size of one is
+/// harmless.
 fn pair(env: Env, rank: &str, size: &str) -> Result<Option<(usize, usize)>, String> {
     let Some(size_value) = number(env, size)? else { return Ok(None) };
     match number(env, rank)? {

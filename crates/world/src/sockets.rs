@@ -1,9 +1,8 @@
 //! The wire between processes on CPUs: a socket between every two ranks.
 //!
-//! Reads and writes never block: the calling thread moves bytes on whatever socket is ready, and waits for all sockets
-//! at once if none is. So two ranks that send to each other never deadlock, however much they send, and no thread has
-//! to be woken. Every message begins with the number of the exchange and its length, which reveals ranks that are out
-//! of step.
+//! Reads and writes never block: the calling thread moves bytes on whatever socket is ready, and waits for all sockets at once
+//! if none is. So two ranks that send to each other never deadlock, however much they send, and no thread has to be woken.
+//! Every message begins with the number of the exchange and its length, which reveals ranks that are out of step.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,18 +17,17 @@ use crate::failure::{Failure, named};
 use crate::member::World;
 use crate::wire::{self, Wire, WireError};
 
-/// The maximum number of ranks: every rank has a socket to every other, and CPUs on a network are slow.
+/// Maximum number of ranks: every rank has a socket to every other, and CPUs on a network are slow.
 pub const MOST_RANKS: usize = 64;
 
 const HEAD: usize = 16;
-/// The interval at which a waiting thread checks whether the run has failed.
+/// Interval at which a waiting thread checks whether the run has failed.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// The timeout for connecting the sockets of all ranks, once everyone has joined.
+/// Timeout for connecting the sockets of all ranks, once everyone has joined.
 const CONNECTING: Duration = Duration::from_secs(30);
-/// The timeout for a new connection to say which rank it is.
+/// Timeout for a new connection to say which rank it is.
 const GREETING: Duration = Duration::from_secs(2);
 
-/// One rank's sockets.
 pub struct Sockets {
     rank: usize,
     ranks: usize,
@@ -230,8 +228,8 @@ impl Wire for Sockets {
             head[8..].copy_from_slice(&(body.len() as u64).to_le_bytes());
             head
         };
-        // A rank sends to its successor first, so that not all send to rank 0 at once. Empty messages are neither sent
-        // nor awaited.
+        // A rank sends to its successor first, so that not all send to rank 0 at once. Empty messages are neither sent nor
+        // awaited.
         let behind = |rank: usize| (rank + peers.len() - self.rank) % peers.len();
         let mut outgoing: Vec<Outgoing> = (send.iter().enumerate())
             .filter(|(to, body)| *to != self.rank && !body.is_empty())
@@ -258,8 +256,7 @@ impl Wire for Sockets {
             }
             outgoing.retain(|message| !message.is_done());
             incoming.retain(|message| !message.is_done());
-            // Retrying first, with the core yielded in between, was no faster and waited for milliseconds under other
-            // load.
+            // Retrying first, with the core yielded in between, was no faster and waited for milliseconds under other load.
             if moved == 0 {
                 self.sleep(&outgoing, &incoming, &peer)?;
             }
@@ -289,7 +286,7 @@ impl Sockets {
     }
 }
 
-/// The number of bytes moved; 0 if the socket is not ready.
+/// Number of bytes moved; 0 if the socket is not ready.
 fn settle(rank: usize, moved: io::Result<usize>) -> Result<usize, WireError> {
     match moved {
         Ok(0) => Err(WireError::Gone { rank }),

@@ -18,14 +18,12 @@ struct Shared {
 }
 
 struct State {
-    /// Messages in flight, at `from * ranks + to`. A rank is at most one exchange ahead of another, so at most two are
-    /// queued.
+    /// Messages in flight, at `from * ranks + to`. A rank is at most one exchange ahead of another, so at most two are queued.
     mail: Vec<VecDeque<Vec<u8>>>,
     gone: Vec<bool>,
 }
 
 impl Threads {
-    /// The ends of all ranks.
     pub fn connect(ranks: usize) -> Vec<Threads> {
         let state = State { mail: vec![VecDeque::new(); ranks * ranks], gone: vec![false; ranks] };
         let shared = Arc::new(Shared { ranks, state: Mutex::new(state), arrived: Condvar::new() });

@@ -5,19 +5,18 @@ use std::time::Duration;
 /// All durations of the protocol. The default is meant for clusters; tests use shorter ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timing {
-    /// The timeout for all ranks to join.
+    /// Timeout for all ranks to join.
     pub join: Duration,
-    /// The interval between lines that list the ranks that are still missing.
+    /// Interval between lines that list the ranks that are still missing.
     pub say_every: Duration,
-    /// The interval between heartbeats.
     pub beat_every: Duration,
-    /// The time without a heartbeat after which a rank or the hub counts as lost.
+    /// Time without a heartbeat after which a rank or the hub counts as lost.
     pub silent_after: Duration,
-    /// The time without progress on any rank after which the run counts as stuck; at least `STILL_STEPS` median steps.
+    /// Time without progress on any rank after which the run counts as stuck; at least `STILL_STEPS` median steps.
     pub still_after: Duration,
-    /// The time without progress before the first step, while plans are compiled and data is prepared.
+    /// Time without progress before the first step, while plans are compiled and data is prepared.
     pub still_at_start: Duration,
-    /// The time that the parent process has to report how a rank ended whose connection closed.
+    /// Time that the parent process has to report how a rank ended whose connection closed.
     pub account: Duration,
 }
 

@@ -37,7 +37,6 @@ pub(crate) struct Core {
     pub status: Mutex<(Status, CallHash)>,
     /// Messages from other ranks that rank 0 has not read yet, with their ranks.
     pub posts: Mutex<Vec<(usize, Vec<u8>)>>,
-    /// Whether a failure is being handled.
     is_failing: AtomicBool,
     /// Whether the run is over or has failed: nothing waits for the hub or for other ranks any more.
     pub is_over: Arc<AtomicBool>,
@@ -123,7 +122,6 @@ impl Core {
         }
     }
 
-    /// Handles a message from the parent.
     pub fn handle_message(&self, message: ToRank) {
         match message {
             ToRank::Address(address) => self.state().address = Some(address),
@@ -147,8 +145,7 @@ impl Core {
         self.changed.notify_all();
     }
 
-    /// Whether the hub explains within a moment why ranks end: a rank that it told first may be gone before this one is
-    /// told.
+    /// Whether the hub explains within a moment why ranks end: a rank that it told first may be gone before this one is told.
     fn hub_explains(&self) -> bool {
         let until = Instant::now() + MOMENT;
         let mut state = self.state();
@@ -169,9 +166,8 @@ impl Core {
         }
     }
 
-    /// Handles the failure of the run: tells the parent, and calls the function that ends the process. Only if that
-    /// returns are waiting threads woken, so that the main thread does not print a message of its own while the failure
-    /// is printed.
+    /// Handles the failure of the run: tells the parent, and calls the function that ends the process. Only if that returns are
+    /// waiting threads woken, so that the main thread does not print a message of its own while the failure is printed.
     fn fail(&self, mut failure: Failure, is_hub_gone: bool) {
         if self.is_failing.swap(true, Ordering::SeqCst) {
             return;
@@ -222,8 +218,8 @@ impl Core {
         self.link.lock().expect("no thread panics with the link")
     }
 
-    /// Sends the first message over a new connection to the hub, unless this rank was already asked to stop, which is
-    /// then handled. Returns whether it was sent.
+    /// Sends the first message over a new connection to the hub, unless this rank was already asked to stop, which is then
+    /// handled. Returns whether it was sent.
     pub fn connect(&self, mut stream: TcpStream, kind: FrameKind, payload: &[u8]) -> io::Result<bool> {
         let mut link = self.link();
         if let Some(reason) = link.stopped.take() {
@@ -236,8 +232,8 @@ impl Core {
         Ok(true)
     }
 
-    /// Asks the hub to tell all ranks, including this one, to leave; a rank that the hub does not know of never joins.
-    /// Returns whether the hub was asked.
+    /// Asks the hub to tell all ranks, including this one, to leave; a rank that the hub does not know of never joins. Returns
+    /// whether the hub was asked.
     pub fn ask_to_stop(&self, reason: &str) -> bool {
         let mut link = self.link();
         match &mut link.stream {

@@ -1,5 +1,5 @@
-//! Ranks that fail in every way: all are gone within 5 s, the parent ends with code 1, and one sentence names the rank,
-//! its host and process, and what happened.
+//! Ranks that fail in every way: all are gone within 5 s, the parent ends with code 1, and one sentence names the rank, its
+//! host and process, and what happened.
 
 use crate::program::Program;
 

@@ -1,7 +1,6 @@
 //! Two nodes on this machine, each with a parent and two ranks, and a link between them that can be delayed and cut.
 //!
-//! For tests of the link the nodes are network namespaces; where the system does not allow them the tests print so and
-//! pass.
+//! For tests of the link the nodes are network namespaces; where the system does not allow them the tests print so and pass.
 
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -71,8 +70,7 @@ fn nodes(text: &str, arguments: &str) -> TempDir {
     folder
 }
 
-/// Runs a script with nodes that have a link of their own, and returns its output; `None` if the system does not allow
-/// that.
+/// Runs a script with nodes that have a link of their own, and returns its output; `None` if the system does not allow that.
 fn linked_nodes(text: &str, arguments: &str) -> Option<(TempDir, String)> {
     let namespace = || {
         let mut command = Command::new("unshare");

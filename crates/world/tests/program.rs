@@ -88,8 +88,7 @@ impl Program {
         send(signal, self.process(rank));
     }
 
-    /// Waits until the parent and every rank are gone, at most 5 s from this call; returns the exit code and standard
-    /// error.
+    /// Waits until the parent and every rank are gone, at most 5 s from this call; returns the exit code and standard error.
     pub fn gone(self) -> (Option<i32>, String) {
         let began = Instant::now();
         let processes: Vec<u64> =

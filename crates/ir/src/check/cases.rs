@@ -1,7 +1,7 @@
 //! The cases, one line each: every operation that has a gradient, every variant of its attributes, at odd sizes.
 //!
-//! T tokens, H heads, HK key heads, K head size, D width. Arguments are built to lie in the function's domain: `square
-//! + 0.5` is positive, `Trial::x` is standard normal.
+//! T tokens, H heads, HK key heads, K head size, D width. Arguments are built to lie in the function's domain: `square + 0.5`
+//! is positive, `Trial::x` is standard normal.
 
 use super::{Case, Trial};
 use crate::builder::{HeadLosses, Tensor};
@@ -20,7 +20,6 @@ use crate::ops::reduce::Fold;
 use crate::ops::rope::Pairs::{self, Half, Interleaved};
 use crate::types::DType;
 
-/// All cases.
 pub fn all() -> impl Iterator<Item = &'static Case> {
     [
         ELEMENTWISE,
@@ -499,7 +498,7 @@ fn small_attention(t: &Trial, keys: usize) -> (Tensor<'_>, Tensor<'_>) {
     attention_of_rows(t, Mask::Full, 3, 1, even(1, 2), even(1, keys))
 }
 
-/// Attention's o and lse for given numbers of query heads and key heads, K 3.
+/// o and lse for `h` query heads and `hk` key heads, K 3.
 fn attention_of_rows(t: &Trial, mask: Mask, h: usize, hk: usize, q: Cut, k: Cut) -> (Tensor<'_>, Tensor<'_>) {
     capped_attention(t, Cap::NONE, mask, [h, hk], [q, k])
 }

@@ -1,10 +1,9 @@
 //! Products with an activation after them, or with its slope.
 //!
-//! Forward, the product adds its bias and stores both the activation's argument and its value. Backward, the gradient
-//! of that value is a product too, but it is never stored: the kernel writes that gradient times the slope and, where
-//! requested, the recomputed value of the activation and the sum over rows that is the gradient of the bias.
-//! `passes/fuse/activated_products.rs` creates these operations from products and elementwise operations after
-//! autodiff.
+//! Forward, the product adds its bias and stores both the activation's argument and its value. Backward, the gradient of that
+//! value is a product too, but it is never stored: the kernel writes that gradient times the slope and, where requested, the
+//! recomputed value of the activation and the sum over rows that is the gradient of the bias.
+//! `passes/fuse/activated_products.rs` creates these operations from products and elementwise operations after autodiff.
 
 use super::{arity, expect, expect_float};
 use crate::builder::{Builder, Tensor};
@@ -27,8 +26,8 @@ pub fn infer(tb: bool, bias: bool, ins: &[&TensorType]) -> Result<Vec<TensorType
     Ok(vec![h.clone(), h])
 }
 
-/// d [M, K], w and h [M, N] -> d w times the slope at h; with `again` act(h); with `sum` the sum [1, N] of the first
-/// output over its rows.
+/// d [M, K], w and h [M, N] -> d w times the slope at h; with `again` act(h); with `sum` the sum [1, N] of the first output
+/// over its rows.
 pub fn infer_grad(tb: bool, again: bool, sum: bool, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     arity(ins, 3)?;
     let dh = matrix(tb, &ins[..2])?;
@@ -43,7 +42,7 @@ fn matrix(tb: bool, ins: &[&TensorType]) -> Result<TensorType, String> {
     if c.rank() == 2 { Ok(c) } else { Err(format!("{c} is not one matrix")) }
 }
 
-/// The index of the output that is the sum, where there is one.
+/// Index of the output that is the sum, where there is one.
 pub fn sum_at(again: bool, sum: bool) -> Option<usize> {
     sum.then_some(1 + again as usize)
 }

@@ -1,8 +1,8 @@
-//! AdamW with moments in eight bits, in blocks of 256 elements (`block8`): the formulas of `adamw`, with moments
-//! decoded before and encoded after. Inputs and outputs are dense; the last block may be short.
+//! AdamW with moments in eight bits, in blocks of 256 elements (`block8`): the formulas of `adamw`, with moments decoded before
+//! and encoded after. Inputs and outputs are dense; the last block may be short.
 //!
-//! A kernel rounds moments stochastically with the draws of `adamw`. `expand` rounds to nearest, so a kernel's codes
-//! may be the neighbours of its codes; both compute the same scales, and p' is computed before anything is rounded.
+//! A kernel rounds moments stochastically with the draws of `adamw`. `expand` rounds to nearest, so a kernel's codes may be the
+//! neighbours of its codes; both compute the same scales, and p' is computed before anything is rounded.
 
 use super::adamw::{self, Constants};
 use super::expect;
@@ -74,8 +74,8 @@ fn joined<'g>(x: Tensor<'g>, dims: &[usize]) -> Tensor<'g> {
     x.reshape(&[all]).slice(0, 0, dims.iter().product()).reshape(dims)
 }
 
-/// The values that the codes of `block8` represent, before rounding, and the scales. In f64, whose logarithm is exact
-/// enough to tell powers of two from their neighbours.
+/// The values that the codes of `block8` represent, before rounding, and the scales. In f64, whose logarithm is exact enough to
+/// tell powers of two from their neighbours.
 fn encoded<'g>(code: Code, x: Tensor<'g>, blocks: usize) -> (Tensor<'g>, Tensor<'g>) {
     let (ty, rows) = (x.ty(), cut(x.cast(DType::F64), blocks));
     let b = x.b;

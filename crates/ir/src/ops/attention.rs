@@ -1,12 +1,12 @@
-//! Attention, token-major: q [Tq, H, K] over k, v [Tk, HK, K], with queries and keys divided into segments that pair up
-//! in order. Grouped heads read the same keys: head h reads key head h * HK / H.
+//! Attention, token-major: q [Tq, H, K] over k, v [Tk, HK, K], with queries and keys divided into segments that pair up in
+//! order. Grouped heads read the same keys: head h reads key head h * HK / H.
 //!
-//! The outputs are o and lse, the logarithm of each row's sum of exponentials. A query that may see no key has o = 0
-//! and lse = -inf, and so has a row outside every segment.
+//! The outputs are o and lse, the logarithm of each row's sum of exponentials. A query that may see no key has o = 0 and lse =
+//! -inf, and so has a row outside every segment.
 //!
-//! Both outputs may be differentiated. With p the probabilities, ds = p (do v^T - sum(do o) + d lse): the gradient of
-//! lse contributes p itself, so it enters the backward pass as one number per row. Where scores s are capped, ds is
-//! multiplied by 1 - (s / cap)^2.
+//! Both outputs may be differentiated. With p the probabilities, ds = p (do v^T - sum(do o) + d lse): the gradient of lse
+//! contributes p itself, so it enters the backward pass as one number per row. Where scores s are capped, ds is multiplied by 1
+//! - (s / cap)^2.
 
 mod merge;
 
@@ -93,7 +93,6 @@ impl Attr for Segments {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attend {
     pub scale: f32,
-    /// The soft bound on scores.
     pub cap: Cap,
     pub mask: Mask,
     pub q: Segments,
@@ -150,7 +149,7 @@ pub fn infer(mask: Mask, q: Segments, k: Segments, ins: &[&TensorType]) -> Resul
     Ok(vec![tq.clone(), TensorType::new(tq.dtype.accumulator(), [tq.dims[0], h])])
 }
 
-/// The number of segments of a token axis; where they are ragged, `bounds` begins with starts and lengths.
+/// Number of segments of a token axis; where they are ragged, `bounds` begins with starts and lengths.
 pub(super) fn count(
     what: &str,
     segments: Segments,
@@ -187,7 +186,7 @@ pub fn infer_grad(
     Ok(vec![ins[0].clone(), ins[1].clone(), ins[2].clone()])
 }
 
-/// The number of query-key pairs per head; an upper bound where lengths are only known on the device.
+/// Number of query-key pairs per head; an upper bound where lengths are only known on the device.
 pub fn pairs(mask: Mask, q: Segments, k: Segments, ins: &[&TensorType]) -> usize {
     let (tq, tk) = (ins[0].dims[0], ins[1].dims[0]);
     let len = |s: Segments, tokens: usize| match s {
@@ -209,7 +208,7 @@ pub fn pairs(mask: Mask, q: Segments, k: Segments, ins: &[&TensorType]) -> usize
     }
 }
 
-/// The number of pairs of a row of `len` elements at a distance of at most `most`, to one side.
+/// Number of pairs of a row of `len` elements at a distance of at most `most`, to one side.
 fn within(len: usize, most: usize) -> usize {
     let most = most.min(len - 1);
     most * len - most * (most + 1) / 2
@@ -228,8 +227,8 @@ pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
     grads
 }
 
-/// Materialises the scores, masks them, and multiplies their softmax by v. Segments of equal length form a batch axis;
-/// otherwise scores cover all pairs of tokens, and 0/1 matrices match tokens to segments.
+/// Materialises and masks the scores; their softmax times v. Equal segments are a batch axis; otherwise scores cover all pairs
+/// of tokens, and 0/1 matrices match tokens to segments.
 pub fn expand<'g>(b: &'g Builder, attend: &Attend, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let Attend { scale, cap, mask, q: q_segments, k: k_segments } = *attend;
     let (qt, kt) = (ins[0].ty(), ins[1].ty());

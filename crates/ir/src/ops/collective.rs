@@ -1,8 +1,8 @@
 //! Collectives: the operations in which ranks exchange tensors, each within the group along one axis of the mesh.
 //!
-//! Every rank of a group runs them in the same order with the same extents. Tensors are flat: a caller slices and
-//! reshapes, which costs nothing. With one rank they are the identity, plus the base. They are added after autodiff, so
-//! none has a gradient, and no pass moves them into a region, a bundle or an epilogue.
+//! Every rank of a group runs them in the same order with the same extents. Tensors are flat: a caller slices and reshapes,
+//! which costs nothing. With one rank they are the identity, plus the base. They are added after autodiff, so none has a
+//! gradient, and no pass moves them into a region, a bundle or an epilogue.
 
 use super::{arity, expect};
 use crate::attr::named;
@@ -11,12 +11,10 @@ use crate::ops::Op;
 use crate::types::{DType, TensorType};
 
 named! {
-    /// The reduction over the terms of a group.
     pub enum Combine { Sum = "sum", Max = "max" }
 }
 
 named! {
-    /// The order in which terms are added.
     pub enum Order {
         /// Whichever is fastest.
         Any = "any",
@@ -25,8 +23,8 @@ named! {
     }
 }
 
-/// Adds terms by the balanced tree over them, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), or one after the other where
-/// their number is not a power of two. Calls `add(to, from)`; at the end the first term is the sum.
+/// Adds terms by the balanced tree over them, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), or one after the other where their
+/// number is not a power of two. Calls `add(to, from)`; at the end the first term is the sum.
 pub fn tree(terms: usize, mut add: impl FnMut(usize, usize)) {
     if !terms.is_power_of_two() {
         (1..terms).for_each(|term| add(0, term));
@@ -80,8 +78,8 @@ pub fn expand<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Option<Vec<Ten
     }])
 }
 
-/// The values of the exchange at the rank with coordinate `at`, from the inputs of all ranks of its group, each rounded
-/// by `round`.
+/// The values of the exchange at the rank with coordinate `at`, from the inputs of all ranks of its group, each rounded by
+/// `round`.
 pub(crate) fn evaluate(op: &Op, at: usize, terms: &[&[f64]], round: impl Fn(f64) -> f64) -> Vec<f64> {
     match *op {
         Op::Rank { .. } => vec![at as f64],

@@ -1,8 +1,8 @@
-//! Two RMS norms around a residual addition, for models that norm the output of a block before they add it: the row
-//! stays in registers through norm, addition and second norm.
+//! Two RMS norms around a residual addition, for models that norm the output of a block before they add it: the row stays in
+//! registers through norm, addition and second norm.
 //!
-//! n = norm(y), h = x + n, out = norm(h). The backward pass reads h, or recomputes it from x and y, which it reads
-//! anyway: then h need not be kept.
+//! n = norm(y), h = x + n, out = norm(h). The backward pass reads h, or recomputes it from x and y, which it reads anyway: then
+//! h need not be kept.
 
 use super::norm::NormSpec;
 use super::{arity, expect_axes, expect_float};
@@ -17,8 +17,7 @@ pub struct DoubleNorm {
 }
 
 impl DoubleNorm {
-    /// The `DoubleNorm` of two norms, if they can be one operation: neither centres its rows, and each has a weight and
-    /// no bias.
+    /// Joins two norms, if neither centres its rows and each has a weight and no bias.
     pub fn of(inner: NormSpec, outer: NormSpec) -> Option<DoubleNorm> {
         let is_plain = |spec: &NormSpec| !spec.center && !spec.bias && spec.weight.is_some();
         let is_alike = inner.weight == outer.weight;

@@ -246,8 +246,7 @@ pub fn vjp<'g>(f: E, at: &Vjp<'_, 'g>) -> Grads<'g> {
                 at.needs[2].then(|| condition.select(zero, d)),
             ]
         }
-        // Steps and comparisons have slope 0 where they are differentiable; slope functions are not differentiated
-        // again.
+        // Steps and comparisons have slope 0 where they are differentiable; slope functions are not differentiated again.
         E::Step | E::Finite | E::StopGradient | E::Fp8Scale(_) | E::Less | E::LessEqual | E::Equal => {
             vec![None; at.ins.len()]
         }

@@ -1,8 +1,8 @@
 //! Epilogues of a product, applied before its result is stored: a bias, GELU or ReLU, and what their gradients need.
 //!
-//! `Bias`, `Gelu`, `BiasGelu` and `Relu` appear in forward graphs and are differentiated; `GeluGrad` fuses into the
-//! products of their gradients, so neither direction needs an extra pass over memory. A product with an epilogue is a
-//! single matrix, and only one without an epilogue can add to a base.
+//! `Bias`, `Gelu`, `BiasGelu` and `Relu` appear in forward graphs and are differentiated; `GeluGrad` fuses into the products of
+//! their gradients, so neither direction needs an extra pass over memory. A product with an epilogue is a single matrix, and
+//! only one without an epilogue can add to a base.
 
 use super::{expect, expect_float};
 use crate::attr::named;

@@ -1,5 +1,5 @@
-//! Frequencies of rotary embeddings: frequency f turns by theta^(-2 f / K) per position, with the scalings for contexts
-//! longer than those of training. All rotations use these numbers, in f64.
+//! Frequencies of rotary embeddings: frequency f turns by theta^(-2 f / K) per position, with the scalings for contexts longer
+//! than those of training. All rotations use these numbers, in f64.
 
 use std::f64::consts::TAU;
 use std::sync::{Mutex, PoisonError};
@@ -11,8 +11,8 @@ use crate::attr::Attr;
 pub struct Frequencies {
     pub theta: f64,
     pub scaling: Scaling,
-    /// The number of equal runs of pairs that each use the whole range of frequencies, as rotations of images do for
-    /// rows and columns.
+    /// Number of equal runs of pairs that each use the whole range of frequencies, as rotations of images do for rows and
+    /// columns.
     pub runs: usize,
 }
 
@@ -24,16 +24,16 @@ pub enum Scaling {
     Linear {
         factor: f64,
     },
-    /// Divides the frequencies of pairs that turn fewer than `low` times in the original context by `factor`, leaves
-    /// those that turn more than `high` times, and interpolates between the two by the number of turns.
+    /// Divides the frequencies of pairs that turn fewer than `low` times in the original context by `factor`, leaves those that
+    /// turn more than `high` times, and interpolates between the two by the number of turns.
     Llama3 {
         factor: f64,
         low: f64,
         high: f64,
         original: f64,
     },
-    /// Likewise, but interpolates linearly in the index of the frequency, from the one that turns `fast` times in the
-    /// original context to the one that turns `slow` times; cosines and sines are multiplied by `amplitude`.
+    /// Likewise, but interpolates linearly in the index of the frequency, from the one that turns `fast` times in the original
+    /// context to the one that turns `slow` times; cosines and sines are multiplied by `amplitude`.
     Yarn {
         factor: f64,
         fast: f64,
@@ -48,8 +48,8 @@ pub enum Scaling {
     },
 }
 
-/// A list of numbers that is stored once and never freed, so that types that contain it are `Copy`. There are only as
-/// many lists as opened checkpoints have.
+/// A list of numbers that is stored once and never freed, so that types that contain it are `Copy`. There are only as many
+/// lists as opened checkpoints have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Factors(&'static [f64]);
 
@@ -132,8 +132,8 @@ fn mix(a: f64, b: f64, share: f64) -> f64 {
     (1.0 - share) * a + share * b
 }
 
-/// `10000`, `10000:linear:4`, `500000:llama3:8:1:4:8192`, `10000:yarn:4:32:1:2048:1.1`, `10000:divided:1.1:1:1.5:4`
-/// with the amplitude first; `10000:runs:2` and `10000:runs:2:linear:4` have two runs.
+/// `10000`, `10000:linear:4`, `500000:llama3:8:1:4:8192`, `10000:yarn:4:32:1:2048:1.1`, `10000:divided:1.1:1:1.5:4` with the
+/// amplitude first; `10000:runs:2` and `10000:runs:2:linear:4` have two runs.
 impl Attr for Frequencies {
     fn show(&self) -> String {
         let theta = match self.runs {
@@ -250,8 +250,8 @@ mod tests {
         }
     }
 
-    /// Published worked values: for Llama 3.1's head of 128 at theta 5e5, frequencies 0 to 28 stay and those from 36 on
-    /// are divided by 8.
+    /// Published worked values: for Llama 3.1's head of 128 at theta 5e5, frequencies 0 to 28 stay and those from 36 on are
+    /// divided by 8.
     #[test]
     fn llama3_scaling_changes_only_slow_frequencies() {
         let scaling = Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };

@@ -49,7 +49,7 @@ impl Act {
     }
 }
 
-/// The number of inputs of the dropout: rng and rows, or none without dropout.
+/// Number of inputs of the dropout: rng and rows, or none without dropout.
 fn draws(p: f32) -> usize {
     if p > 0.0 { 2 } else { 0 }
 }

@@ -1,9 +1,8 @@
 //! Products with the gated activation after them, or with its gradient.
 //!
-//! Forward, one product computes gate and up side by side, and their activation as they are written. Backward, the
-//! gradient of the activation's value is a product too, but it is never stored: the kernel writes the gradients of gate
-//! and up. `passes/fuse/gated_products.rs` creates these operations from products, slices and gated activations after
-//! autodiff.
+//! Forward, one product computes gate and up side by side, and their activation as they are written. Backward, the gradient of
+//! the activation's value is a product too, but it is never stored: the kernel writes the gradients of gate and up.
+//! `passes/fuse/gated_products.rs` creates these operations from products, slices and gated activations after autodiff.
 
 use super::{arity, expect, gated};
 use crate::builder::{Builder, Tensor};

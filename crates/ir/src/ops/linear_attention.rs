@@ -1,13 +1,12 @@
-//! Attention without softmax, token-major: o = M(scale q k^T) v, q [Tq, H, N] over k [Tk, HK, N] and v [Tk, HV, D],
-//! where M sets pairs to 0 that the mask excludes. Queries and keys are divided into segments that pair up in order, as
-//! in `attention`. Heads may share keys and values, each at its own ratio: head h reads key head h * HK / H and value
-//! head h * HV / H.
+//! Attention without softmax, token-major: o = M(scale q k^T) v, q [Tq, H, N] over k [Tk, HK, N] and v [Tk, HV, D], where M
+//! sets pairs to 0 that the mask excludes. Queries and keys are divided into segments that pair up in order, as in `attention`.
+//! Heads may share keys and values, each at its own ratio: head h reads key head h * HK / H and value head h * HV / H.
 //!
-//! Where the queries r are also the keys, the scores are symmetric before the mask, and both roles share one gradient:
-//! with ds = M(scale do v^T), dr = (ds + ds^T) r.
+//! Where the queries r are also the keys, the scores are symmetric before the mask, and both roles share one gradient: with ds
+//! = M(scale do v^T), dr = (ds + ds^T) r.
 //!
-//! The operation may rotate such r as it reads them: its input is then a with r = rope(a), by positions and interleaved
-//! pairs, and its output da, rotated back.
+//! The operation may rotate such r as it reads them: its input is then a with r = rope(a), by positions and interleaved pairs,
+//! and its output da, rotated back.
 //!
 //! The gradient of queries may be accumulated onto their other gradients (`Accumulate`).
 //!
@@ -35,7 +34,6 @@ named! {
     }
 }
 
-/// The source of the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keys {
     /// The queries, with the same heads and segments.
@@ -59,7 +57,6 @@ impl Attr for Keys {
 /// The rotation of queries that are also the keys, as they are read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rotary {
-    /// The inputs are not rotated.
     None,
     /// By angles computed at every use.
     Angles(Frequencies),
@@ -79,7 +76,7 @@ impl Rotary {
         matches!(self, Rotary::Table(_))
     }
 
-    /// The number of inputs that it needs: positions, and the table.
+    /// Number of inputs that it needs: positions, and the table.
     pub fn inputs(self) -> usize {
         match self {
             Rotary::None => 0,
@@ -117,8 +114,7 @@ named! {
         Nothing = "nothing",
         /// Another input.
         Base = "base",
-        /// Likewise, and 0 where a query's element is not above 0: the gradient before the ReLU that computed the
-        /// queries.
+        /// Likewise, and 0 where a query's element is not above 0: the gradient before the ReLU that computed the queries.
         Relu = "relu",
     }
     omitted Nothing
@@ -173,12 +169,11 @@ impl LinearAttend {
         LinearAttend { rotary: Rotary::None, ..*self }
     }
 
-    /// The keys' segments.
     pub fn k_segments(&self) -> Segments {
         if let Keys::Given(k) = self.k { k } else { self.q }
     }
 
-    /// The number of tensors among queries, keys and values.
+    /// Number of tensors among queries, keys and values.
     pub fn tensors(&self) -> usize {
         if self.k == Keys::Queries { 2 } else { 3 }
     }
@@ -189,7 +184,7 @@ impl LinearAttend {
         self.tensors() + self.q.inputs() + of_keys + self.rotary.inputs()
     }
 
-    /// The index of the positions among the inputs; the table follows them.
+    /// Index of the positions among the inputs; the table follows them.
     pub fn positions(&self) -> usize {
         self.inputs() - self.rotary.inputs()
     }
@@ -200,7 +195,7 @@ impl LinearAttend {
         [q, if self.k == Keys::Queries { q } else { q + self.q.inputs() }]
     }
 
-    /// The number of query-key pairs per head; an upper bound where lengths are only known on the device.
+    /// Number of query-key pairs per head; an upper bound where lengths are only known on the device.
     pub fn pairs(&self, q: &TensorType, k: &TensorType) -> usize {
         let of = |mask: Mask| attention::pairs(mask, self.q, self.k_segments(), &[q, k]);
         match self.mask {
@@ -216,8 +211,8 @@ impl LinearAttend {
         2 * self.pairs(q, k) * q.dims[1] * (q.dims[2] + v.dims[2])
     }
 
-    /// Arithmetic of the backward pass: scores and their gradient again, then dq, dk and dv. Without a mask dr is one
-    /// product, because ds + ds^T is summed before it.
+    /// Arithmetic of the backward pass: scores and their gradient again, then dq, dk and dv. Without a mask dr is one product,
+    /// because ds + ds^T is summed before it.
     pub fn grad_flops(&self, ins: &[&TensorType]) -> usize {
         let (q, k, v) = (ins[0], ins[self.tensors() - 2], ins[self.tensors() - 1]);
         let of_keys = if self.k == Keys::Queries && self.mask == LinearMask::Full { 2 } else { 3 };
@@ -296,8 +291,7 @@ fn rope_of(at: &LinearAttend, size: usize, inverse: bool) -> Option<Op> {
     Some(Op::Rope { freq, axis_of_freq, pairs, inverse, table })
 }
 
-/// The inputs of linear attention without rotation, forward or backward, and the inverse rotation for its first
-/// gradient.
+/// The inputs of unrotated linear attention, forward or backward, and the inverse rotation of its first gradient.
 fn unrotated_inputs<'g>(
     b: &'g Builder,
     at: &LinearAttend,

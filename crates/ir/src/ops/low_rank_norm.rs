@@ -1,7 +1,7 @@
 //! The reciprocal norms that DoRA scales by, of a weight with its adapter: 1 / ||w + s b a|| by rows.
 //!
-//! (w [M, N], a f32 [R, N], b f32 [M, R]) -> f32 [M]. The sum w + s b a is never stored. The operation is part of an
-//! update, not of the model: nothing is differentiated through it.
+//! (w [M, N], a f32 [R, N], b f32 [M, R]) -> f32 [M]. The sum w + s b a is never stored. The operation is part of an update,
+//! not of the model: nothing is differentiated through it.
 
 use super::{arity, expect};
 use crate::builder::Tensor;

@@ -1,11 +1,11 @@
 //! The closed set of operations: a table with one row an operation, and exhaustive matches that dispatch to one file an
 //! operation or family.
 //!
-//! Each file has the shape rule, the gradient and the expansion to simpler operations. Because the matches are
-//! exhaustive, no operation exists without all three.
+//! Each file has the shape rule, the gradient and the expansion to simpler operations. Because the matches are exhaustive, no
+//! operation exists without all three.
 //!
-//! The expansion defines the mathematics. It is the fallback where a fused form is switched off, and the reference for
-//! kernels and fused gradients; a gradient operation expands to the derivative of its forward's expansion.
+//! The expansion defines the mathematics. It is the fallback where a fused form is switched off, and the reference for kernels
+//! and fused gradients; a gradient operation expands to the derivative of its forward's expansion.
 
 pub mod activated_product;
 pub mod adamw;
@@ -134,24 +134,23 @@ ops! {
     Pad = "pad" { axis: usize, before: usize, after: usize }
     /// Repeats axes of extent 1.
     Broadcast = "broadcast" { dims: Dims }
-    /// (the inputs of `of`, which computes x [M, N]; scale [1], amax [1]) -> x / scale in an 8-bit type, its transpose,
-    /// and the maximum of amax and the largest magnitude of x. With `current` (x) -> the same with the scale that fits
-    /// x, and that scale. Further outputs of the operation that computes x follow.
+    /// (inputs of `of`, which computes x [M, N]; scale [1], amax [1]) -> x / scale in an 8-bit type, its transpose, and the
+    /// larger of amax and the largest magnitude. With `current` (x) -> the same with the scale that fits x, and that scale.
+    /// Further outputs of `of` follow.
     Quantize = "quantize" { to: DType, current: bool, of: Source }
     /// (codes u8 [M, N / 2], map?, the magnitudes of the blocks as stored) -> [M, N]: dequantises weights in NF4.
     Dequantize = "dequantize" { rows: Dims, to: DType, nested: bool }
     /// Folds one axis to extent 1.
     Reduce = "reduce" { axis: usize, by: Fold }
-    /// (a [.., M, K], b [.., K, N], base?, inputs of the epilogue) -> a b + base through the epilogue; `ta` and `tb`
-    /// say that an operand is stored transposed. 8-bit operands bring a scale each, f32 [1], as the last inputs.
+    /// (a [.., M, K], b [.., K, N], base?, inputs of the epilogue) -> a b + base through the epilogue; `ta` and `tb` say that
+    /// an operand is stored transposed. 8-bit operands bring a scale each, f32 [1], as the last inputs.
     Product = "product" { ta: bool, tb: bool, out: DType, base: bool, compute: Compute, epilogue: Epilogue }
     /// (two factors, base?, rng, rows) -> their product with dropout before or after it, plus the base.
     ThinProduct = "thin_product" { form: Thin, p: f32, out: DType, base: bool }
-    /// (x, residual?, w?, bias?) -> y = normed * weight + bias, and h = x + residual; `center` subtracts the mean
-    /// first.
+    /// (x, residual?, w?, bias?) -> y = normed * weight + bias, and h = x + residual; `center` subtracts the mean first.
     RmsNorm = "rms_norm" { eps: f32, center: bool, weight: NormWeight, bias: bool, residual: bool }
-    /// (h, w?, dy, dh?) -> dx + dh, dw?, d bias?; with `again` also the output of `rms_norm` for h, whose bias is then
-    /// the last input; with `sum` also the sum of the first output over rows.
+    /// (h, w?, dy, dh?) -> dx + dh, dw?, d bias?; with `again` also the output of `rms_norm` for h, whose bias is then the last
+    /// input; with `sum` also the sum of the first output over rows.
     RmsNormGrad = "rms_norm_grad" { eps: f32, center: bool, weight: NormWeight, bias: bool, add: bool, again: bool, sum: bool }
     /// (y, x, w inner, w outer) -> outer norm of h, and h = x + inner norm of y.
     DoubleNorm = "double_norm" { inner: NormSpec, outer: NormSpec }
@@ -159,8 +158,8 @@ ops! {
     DoubleNormGrad = "double_norm_grad" { inner: NormSpec, outer: NormSpec, add: bool, of_sum: bool }
     /// (x [T, H, K], positions i32 [axes, T], table?) -> x with pairs rotated; `inverse` rotates back.
     Rope = "rope" { freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, inverse: bool, table: bool }
-    /// (x [T, H, K], w [K], positions, table?) -> rope(rms_norm(x)). With `first` w is [2 K]: its first half applies to
-    /// the first `first` heads, the second half to the others.
+    /// (x [T, H, K], w [K], positions, table?) -> rope(rms_norm(x)). With `first` w is [2 K]: its first half applies to the
+    /// first `first` heads, the second half to the others.
     QkNormRope = "qk_norm_rope" { eps: f32, weight: NormWeight, first: usize, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
     /// (x, w, positions, table?, dy) -> dx, dw.
     QkNormRopeGrad = "qk_norm_rope_grad" { eps: f32, weight: NormWeight, first: usize, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
@@ -170,13 +169,13 @@ ops! {
     GatedGrad = "gated_grad" { act: Act, again: bool, p: f32 }
     /// (x [M, K], w [2 F, K]) -> x w^T, whose first F columns are the gate and whose others are up, and act(gate) * up.
     GatedProduct = "gated_product" { act: Act }
-    /// (d [M, K], w [K, F], gate [M, F], up) -> d gate and d up, where d w is the gradient of act(gate) * up; with
-    /// `again` also act(gate) * up.
+    /// (d [M, K], w [K, F], gate [M, F], up) -> d gate and d up, where d w is the gradient of act(gate) * up; with `again` also
+    /// act(gate) * up.
     GatedProductGrad = "gated_product_grad" { act: Act, again: bool }
     /// (x [M, K], w, bias [N]?) -> h [M, N] = x w + bias, act(h).
     ActivatedProduct = "activated_product" { act: Act, tb: bool, bias: bool }
-    /// (d [M, K], w, h [M, N]) -> d w times the slope of act at h; with `again` also act(h), with `sum` also the sum
-    /// [1, N] of the first output over rows.
+    /// (d [M, K], w, h [M, N]) -> d w times the slope of act at h; with `again` also act(h), with `sum` also the sum [1, N] of
+    /// the first output over rows.
     ActivatedProductGrad = "activated_product_grad" { act: Act, tb: bool, again: bool, sum: bool }
     /// (x [T, ..], rng i32 [3], rows i32 [T, 2]) -> x / (1 - p), zero with probability p.
     Dropout = "dropout" { p: f32 }
@@ -188,8 +187,8 @@ ops! {
     RowScatter = "row_scatter" {}
     /// (table u8 [N, H, W, C], parts i32 [B, 6]) -> u8 [B, height, width, C]: crops of images, resized to one size.
     Resample = "resample" { height: usize, width: usize }
-    /// (logits f32 [S, V], numbers i32 [S, 6], shares f32 [S, 2]) -> f32 [S, 2]: a token sampled from every row, and
-    /// its log-probability.
+    /// (logits f32 [S, V], numbers i32 [S, 6], shares f32 [S, 2]) -> f32 [S, 2]: a token sampled from every row, and its
+    /// log-probability.
     Sample = "sample" {}
     /// (q [Tq, H, K], k, v [Tk, HK, K], q start, q len?, k start, k len?, intervals?) -> o, lse f32 [Tq, H].
     Attention = "attention" { scale: f32, cap: Cap, mask: Mask, q: Segments, k: Segments }
@@ -208,9 +207,9 @@ ops! {
     HeadLossTrain = "head_loss_train" { base: bool, compute: Compute, cap: Cap }
     /// (w [M, N], a [R, N], b [M, R]) -> 1 / ||w + scale b a|| of every row, f32 [M].
     LowRankNorm = "low_rank_norm" { scale: f64 }
-    /// (p, g, m, v, lr [1], scale [1], updates [1], is_finite [1], rank i32 [1]?) -> p, m, v; unchanged where is_finite
-    /// is 0. With `copy` also p in bf16. `first` is the index of the first element among all trained elements; where
-    /// each rank updates its share, it is the index for rank 0.
+    /// (p, g, m, v, lr [1], scale [1], updates [1], is_finite [1], rank i32 [1]?) -> p, m, v; unchanged where is_finite is 0.
+    /// With `copy` also p in bf16. `first` is the index of the first element among all trained elements; where each rank
+    /// updates its share, it is the index for rank 0.
     AdamW = "adamw" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
     /// (p, g, m e4m3, v e4m4, scales of m, scales of v, lr [1], scale [1], updates [1], is_finite [1], rank i32 [1]?) -> p, m,
     /// v, scales of m, scales of v: as `adamw`, with moments in the blocks of `block8`.
@@ -453,8 +452,7 @@ impl Op {
         }
     }
 
-    /// The same mathematics in simpler operations, one level down; `None` for a primitive. The node's key seeds random
-    /// numbers.
+    /// The same mathematics in simpler operations, one level down; `None` for a primitive. The node's key seeds random numbers.
     pub fn expand<'g>(&self, b: &'g Builder, key: u64, ins: &[Tensor<'g>]) -> Option<Vec<Tensor<'g>>> {
         Some(match self {
             Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } | Op::Map { .. } => return None,
@@ -531,8 +529,8 @@ impl Op {
         })
     }
 
-    /// (input, output) pairs that may share memory exactly, in the order in which passes try them. Every kernel must
-    /// support it: it reads all it needs of an element or a row of such an input before it writes there.
+    /// (input, output) pairs that may share memory exactly, in the order in which passes try them. Every kernel must support
+    /// it: it reads all it needs of an element or a row of such an input before it writes there.
     pub fn in_place(&self) -> Vec<(usize, usize)> {
         let pairs: &[(usize, usize)] = match self {
             Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } => &[],
@@ -592,7 +590,7 @@ impl Op {
         }
     }
 
-    /// The number of ranks that exchange in it; `None` where it moves nothing between ranks.
+    /// Number of ranks that exchange in it; `None` where it moves nothing between ranks.
     pub fn ways(&self) -> Option<usize> {
         match self {
             Op::AllGather { ways, .. } | Op::ReduceScatter { ways, .. } | Op::AllReduce { ways, .. } => {

@@ -1,7 +1,7 @@
 //! RMS norm over the last axis, fused with the residual addition before it. On centred rows it is layer norm.
 //!
-//! y = c * rstd(c) * g(w) + b, rstd = 1 / sqrt(mean(c^2) + eps), c = h or h - mean(h), h = x + residual. Nothing is
-//! saved but h: the backward pass reads h anyway, and recomputing its statistics costs no memory traffic.
+//! y = c * rstd(c) * g(w) + b, rstd = 1 / sqrt(mean(c^2) + eps), c = h or h - mean(h), h = x + residual. Nothing is saved but
+//! h: the backward pass reads h anyway, and recomputing its statistics costs no memory traffic.
 
 use super::{arity, expect_axes, expect_float};
 use crate::attr::{Attr, named};
@@ -187,7 +187,7 @@ pub fn expand_grad<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Vec<Tenso
     let dy_at = 1 + spec.weight.is_some() as usize;
     let mut wrt = distinct(b, &ins[..dy_at]);
     let (h, wide) = (wrt[0], ins[0].dtype().accumulator());
-    // The weight's gradient has the accumulator's type, so the weight is cast to that type before differentiation.
+    // The weight is cast to the accumulator's type, which its gradient has.
     let w = wrt.get_mut(1).map(|w| {
         *w = w.cast(wide);
         *w

@@ -1,13 +1,11 @@
 //! The normal distribution in f64, which defines the exact form of GELU, x cdf(x).
 
-/// The density at x.
 pub fn density(x: f64) -> f64 {
     const AT_ZERO: f64 = 0.398_942_280_401_432_7;
     AT_ZERO * (-0.5 * x * x).exp()
 }
 
-/// The distribution function at x, within 1e-15; beyond 3 on either side the smaller tail has a relative error of
-/// 1e-14.
+/// The distribution function at x, within 1e-15; beyond 3 on either side the smaller tail has a relative error of 1e-14.
 pub fn cdf(x: f64) -> f64 {
     if x.is_nan() {
         return x;
@@ -54,7 +52,7 @@ mod tests {
         assert!(cdf(f64::NAN).is_nan());
     }
 
-    /// The series and the continued fraction agree where they meet, and the density is the slope.
+    /// Series and continued fraction meet, and the density is the slope.
     #[test]
     fn it_is_smooth() {
         for x in [-3.0, -2.999_999, 3.0, -0.7, 1.9, -4.4] {

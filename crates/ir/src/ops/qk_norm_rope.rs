@@ -27,7 +27,7 @@ pub fn infer(
     Ok(vec![x.clone()])
 }
 
-/// The number of weights of a head's size that lie side by side.
+/// Number of weights of a head's size that lie side by side.
 pub fn weights(first: usize) -> usize {
     1 + (first > 0) as usize
 }
@@ -88,7 +88,7 @@ pub fn expand<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Tensor<'g> {
 pub fn expand_grad<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let Op::QkNormRopeGrad { weight, .. } = op else { unreachable!("called for its gradient") };
     let (w, wide) = (weight.is_some() as usize, ins[0].dtype().accumulator());
-    // The weight's gradient has the accumulator's type, so the weight is cast to that type before differentiation.
+    // The weight is cast to the accumulator's type, which its gradient has.
     let mut forward = ins.to_vec();
     forward[1..1 + w].iter_mut().for_each(|w| *w = w.cast(wide));
     let y = expand(b, op, &forward);

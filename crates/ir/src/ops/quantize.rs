@@ -1,14 +1,13 @@
-//! Quantises a matrix to an 8-bit type, together with its transpose: products of such types need the inner extent
-//! contiguous in both operands.
+//! Quantises a matrix to an 8-bit type, together with its transpose: products of such types need the inner extent contiguous in
+//! both operands.
 //!
-//! q = x / scale rounded to the type, by a multiplication with the scale's reciprocal; scales are powers of two
-//! (`fp8::scale`), so only the last rounding loses precision. The scale is given, and the largest magnitude is recorded
-//! for later steps, or it is computed from x itself, which costs another pass over x. A NaN stays a NaN and does not
-//! count for the largest magnitude.
+//! q = x / scale rounded to the type, by a multiplication with the scale's reciprocal; scales are powers of two (`fp8::scale`),
+//! so only the last rounding loses precision. The scale is given, and the largest magnitude is recorded for later steps, or it
+//! is computed from x itself, which costs another pass over x. A NaN stays a NaN and does not count for the largest magnitude.
 //!
 //! x is a tensor, or another operation computes it from its inputs in the same pass: a gated activation, a norm, or the
-//! gradient of either. It is still rounded to its own type, and stored in that type only if something else reads it:
-//! the other outputs of that operation, and the gradient of a norm itself, are further outputs.
+//! gradient of either. It is still rounded to its own type, and stored in that type only if something else reads it: the other
+//! outputs of that operation, and the gradient of a norm itself, are further outputs.
 
 use super::{arity, expect};
 use crate::attr::Attr;
@@ -37,9 +36,9 @@ pub enum Source {
 
 /// The width of a norm that is quantised in the same pass must be a multiple of this.
 const NORM_MULTIPLE: usize = 16;
-/// The largest widths, forward and backward: a kernel keeps the codes of 32 rows on chip to write them along columns,
-/// and a row in the registers of a warp. With rows of 2048, sixteen at a time, an H200 took 163 us, and norm and
-/// quantisation as separate kernels 105.
+/// The largest widths, forward and backward: a kernel keeps the codes of 32 rows on chip to write them along columns, and a row
+/// in the registers of a warp. With rows of 2048, sixteen at a time, an H200 took 163 us, and norm and quantisation as separate
+/// kernels 105.
 const NORM_WIDEST: usize = 1024;
 const NORM_GRAD_WIDEST: usize = 768;
 
@@ -148,8 +147,8 @@ impl Attr for Source {
     }
 }
 
-/// Pairs that may share memory: the largest magnitude overwrites the previous one, and the fourth output overwrites the
-/// input that is quantised, because a row of that is read before any of it is written.
+/// Pairs that may share memory: the largest magnitude overwrites the previous one, and the fourth output overwrites the input
+/// that is quantised, because a row of that is read before any of it is written.
 pub fn in_place(of: Source) -> Vec<(usize, usize)> {
     let makes_room = |input: &usize| match of {
         Source::Norm(_, residual) => residual && *input < 2,

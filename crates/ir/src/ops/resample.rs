@@ -1,18 +1,17 @@
 //! Crops of the images of a table, resized to one size: the samples of a small data set that lies on the device.
 //!
-//! (table u8 [N, H, W, C], parts i32 [B, 6]) -> u8 [B, h, w, C]. A part is an image's index, its first column, its
-//! first row, its number of columns and of rows, and 1 where it is mirrored left to right. Image -1 results in zeros. A
-//! part lies inside its image and is never empty.
+//! (table u8 [N, H, W, C], parts i32 [B, 6]) -> u8 [B, h, w, C]. A part is an image's index, its first column, its first row,
+//! its number of columns and of rows, and 1 where it is mirrored left to right. Image -1 results in zeros. A part lies inside
+//! its image and is never empty.
 //!
-//! For a part of e columns that starts at column a, pixel x of w is the mean of pixels i around c = a + (x + 1/2) e /
-//! w, weighted by max(0, 1 - |i + 1/2 - c| / max(1, e / w)); rows likewise. The image loader computes the same, and the
-//! two must agree to the byte on every backend, so the arithmetic is part of the definition. Weights are f64, and f32
-//! once normalised. Sums are f32, over rows and then over columns, in ascending order, without fused multiply-adds.
+//! For a part of e columns that starts at column a, pixel x of w is the mean of pixels i around c = a + (x + 1/2) e / w,
+//! weighted by max(0, 1 - |i + 1/2 - c| / max(1, e / w)); rows likewise. The image loader computes the same, and the two must
+//! agree to the byte on every backend, so the arithmetic is part of the definition. Weights are f64, and f32 once normalised.
+//! Sums are f32, over rows and then over columns, in ascending order, without fused multiply-adds.
 
 use super::{arity, expect};
 use crate::types::{DType, TensorType};
 
-/// The numbers of a part.
 pub const PART: usize = 6;
 
 pub fn infer(height: usize, width: usize, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
@@ -29,7 +28,6 @@ pub fn infer(height: usize, width: usize, ins: &[&TensorType]) -> Result<Vec<Ten
     Ok(vec![TensorType::new(DType::U8, [count, height, width, table.dims[3]])])
 }
 
-/// A crop of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageCrop {
     pub image: usize,
@@ -41,8 +39,7 @@ pub struct ImageCrop {
 }
 
 impl ImageCrop {
-    /// Parses the six numbers of a part of a table with these extents: `None` for image -1, an error where it lies
-    /// outside.
+    /// Parses the six numbers of a part of a table with these extents: `None` for image -1, an error where it lies outside.
     pub fn of(numbers: &[i32], table: &[usize]) -> Result<Option<ImageCrop>, String> {
         if numbers[0] < 0 {
             return Ok(None);

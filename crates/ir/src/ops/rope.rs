@@ -1,8 +1,8 @@
 //! Rotary positions: rotates pairs of a head's elements by the angle position * turn, with a turn for each frequency.
 //!
-//! Positions are an i32 input [axes, T]; `axis_of_freq` has the position axis of each frequency, so text (one axis),
-//! images (two) and M-RoPE (three) are one operation. With `table`, a third input [P, K/2, 2] holds the cosines and
-//! sines of positions 0 to P. The gradient is the inverse rotation, with the same amplitude: the transpose.
+//! Positions are an i32 input [axes, T]; `axis_of_freq` has the position axis of each frequency, so text (one axis), images
+//! (two) and M-RoPE (three) are one operation. With `table`, a third input [P, K/2, 2] holds the cosines and sines of positions
+//! 0 to P. The gradient is the inverse rotation, with the same amplitude: the transpose.
 
 use super::{arity, expect, expect_float};
 use crate::attr::named;
@@ -36,16 +36,15 @@ impl RopeSpec {
         RopeSpec { freq, axis_of_freq: vec![0; head_size / 2], pairs }
     }
 
-    /// For images: the first half of the frequencies uses rows, the second half, which has the same frequencies,
-    /// columns.
+    /// For images: the first half of the frequencies uses rows, the second half, which has the same frequencies, columns.
     pub fn grid(head_size: usize, theta: f64, pairs: Pairs) -> Self {
         let freq = Frequencies { runs: 2, ..Frequencies::from(theta) };
         let half = head_size / 2;
         RopeSpec { freq, axis_of_freq: (0..half).map(|f| (f >= half / 2) as u8).collect(), pairs }
     }
 
-    /// For text with images: of every three frequencies one uses time, one height and one width; the last two only up
-    /// to their `sections`, the first beyond.
+    /// For text with images: of every three frequencies one uses time, one height and one width; the last two only up to their
+    /// `sections`, the first beyond.
     pub fn interleaved(head_size: usize, freq: Frequencies, sections: [usize; 3], pairs: Pairs) -> Self {
         let axis = |f: usize| if f < 3 * sections[f % 3] { (f % 3) as u8 } else { 0 };
         RopeSpec { freq, axis_of_freq: (0..head_size / 2).map(axis).collect(), pairs }

@@ -1,20 +1,19 @@
 //! Samples the next token of every sequence from its logits.
 //!
 //! (logits f32 [S, V], numbers i32 [S, 6], shares f32 [S, 2]) -> f32 [S, 2]: the token, and its log-probability by the
-//! unmodified logits. The numbers of a sequence are the number of valid tokens among the V, `top_k`, the two words of a
-//! seed, the index of the sequence and the index in it; the shares are the temperature and `top_p`. A sequence with no
-//! valid tokens results in -1 and 0.
+//! unmodified logits. The numbers of a sequence are the number of valid tokens among the V, `top_k`, the two words of a seed,
+//! the index of the sequence and the index in it; the shares are the temperature and `top_p`. A sequence with no valid tokens
+//! results in -1 and 0.
 //!
-//! The temperature applies first, then the `top_k` most likely tokens are kept (0 keeps all), and then the most likely
-//! of these that together have the probability `top_p`. Temperature 0 takes the most likely token. Of equally likely
-//! tokens the one with the smaller index comes first. The random number depends only on the seed, the sequence and the
-//! index in it.
+//! The temperature applies first, then the `top_k` most likely tokens are kept (0 keeps all), and then the most likely of these
+//! that together have the probability `top_p`. Temperature 0 takes the most likely token. Of equally likely tokens the one with
+//! the smaller index comes first. The random number depends only on the seed, the sequence and the index in it.
 
 use super::{arity, expect};
 use crate::random::philox;
 use crate::types::{DType, TensorType};
 
-/// The number of integers and of floats per sequence.
+/// Number of integers and of floats per sequence.
 pub const NUMBERS: usize = 6;
 pub const SHARES: usize = 2;
 
@@ -41,7 +40,7 @@ pub struct Draw {
     pub top_p: f32,
     pub seed: u64,
     pub sequence: u32,
-    /// The index of the token in the sequence.
+    /// Index of the token in the sequence.
     pub index: u32,
 }
 
@@ -52,7 +51,6 @@ impl Draw {
         [size as i32, self.top_k.min(size) as i32, seed[0], seed[1], self.sequence as i32, self.index as i32]
     }
 
-    /// The row of `shares`.
     pub fn shares(&self) -> [f32; SHARES] {
         [self.temperature, self.top_p]
     }
@@ -77,7 +75,6 @@ impl Draw {
         (((words[0] as u64) << 21) | (words[1] as u64 >> 11)) as f64 / (1u64 << 53) as f64
     }
 
-    /// The sampled token.
     pub fn token(&self, logits: &[f32]) -> u32 {
         let count = match (self.temperature == 0.0, self.top_k) {
             (true, _) => 1,

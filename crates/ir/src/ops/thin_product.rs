@@ -1,8 +1,8 @@
-//! Products by an adapter's A, fused with the dropout beside them: the wide tensor crosses memory once, and its dropped
-//! version is never stored.
+//! Products by an adapter's A, fused with the dropout beside them: the wide tensor crosses memory once, and its dropped version
+//! is never stored.
 //!
-//! x, dx [M, K] are wide, u, du [M, R] thin and a [R, K]. `passes/fuse/thin_products.rs` creates the operation from a
-//! dropout and a product after autodiff, with the dropout's key.
+//! x, dx [M, K] are wide, u, du [M, R] thin and a [R, K]. `passes/fuse/thin_products.rs` creates the operation from a dropout
+//! and a product after autodiff, with the dropout's key.
 
 use super::dropout;
 use crate::attr::named;

@@ -1,10 +1,9 @@
-//! The positions of matrices in a piece, for update rules that need all elements of a matrix, grouped by repeated
-//! layers.
+//! The positions of matrices in a piece, for update rules that need all elements of a matrix, grouped by repeated layers.
 
 /// A matrix of a piece, row by row. Its rows are the outputs of the layer that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Matrix {
-    /// The index of its first element in the piece.
+    /// Index of its first element in the piece.
     pub start: usize,
     pub rows: usize,
     pub columns: usize,
@@ -13,12 +12,11 @@ pub struct Matrix {
 /// Layers with equal matrices at equal distances.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Run<'a> {
-    /// The index of the first element of the first layer.
+    /// Index of the first element of the first layer.
     pub start: usize,
     /// Elements from one layer to the next.
     pub distance: usize,
     pub count: usize,
-    /// The matrices of the first layer.
     pub matrices: &'a [Matrix],
 }
 
@@ -34,8 +32,8 @@ impl Run<'_> {
     }
 }
 
-/// Groups consecutive layers that repeat one another. A run ends where the next begins; the last ends with the piece,
-/// which has `elements` elements.
+/// Groups consecutive layers that repeat one another. A run ends where the next begins; the last ends with the piece, which has
+/// `elements` elements.
 pub fn runs(layers: &[Vec<Matrix>], elements: usize) -> Vec<Run<'_>> {
     let start = |layer: usize| layers.get(layer).map_or(elements, |matrices| matrices[0].start);
     let shape =

@@ -1,9 +1,8 @@
 //! The optimisers: the state each keeps beside the parameters, and the operations that update a piece of them.
 //!
-//! An optimiser is one file, its name and one row of `ALL`. `passes::gradient::update` lays the state out, reads and
-//! writes it, and takes everything else from the row of a group. A piece is any range of a region's elements: an
-//! optimiser does not know how many parameters it covers, or where the rest of the region lies. A rule that needs whole
-//! matrices gets their positions.
+//! An optimiser is one file, its name and one row of `ALL`. `passes::gradient::update` lays the state out, reads and writes it,
+//! and takes everything else from the row of a group. A piece is any range of a region's elements: an optimiser does not know
+//! how many parameters it covers, or where the rest of the region lies. A rule that needs whole matrices gets their positions.
 
 mod adamw;
 mod adamw8;
@@ -26,9 +25,9 @@ named! {
 }
 
 impl Name {
-    /// The rule that updates a parameter. Muon updates the matrices of layers, which map states to states; AdamW
-    /// updates embeddings, heads, vectors and tensors of more axes. AdamW also updates adapters: the product B A is
-    /// what acts, and orthogonal factors would not make it orthogonal; besides, B starts at zero.
+    /// The rule that updates a parameter. Muon updates the matrices of layers, which map states to states; AdamW updates
+    /// embeddings, heads, vectors, tensors of more axes, and adapters: only their product B A acts, which orthogonal factors do
+    /// not make orthogonal, and B starts at zero.
     pub fn of(self, path: &str, axes: usize) -> Name {
         let is_matrix = axes == 2 && layer_of(path).is_some() && !path.starts_with(adapter::SCOPE);
         match self {
@@ -78,8 +77,7 @@ pub struct State {
     /// Names the slot of a region's state: `region.INDEX.` and this.
     pub of_region: &'static str,
     pub dtype: DType,
-    /// The number of neighbours that share a scale, which lies in the slot `scales_path`; `None` where values are not
-    /// scaled.
+    /// Number of neighbours that share a scale, which lies in the slot `scales_path`; `None` where values are not scaled.
     pub block: Option<usize>,
 }
 
@@ -89,10 +87,9 @@ pub struct UpdateInputs<'g> {
     pub gradients: Tensor<'g>,
     /// The value of every `State`, then the scales of those that have any.
     pub state: Vec<Tensor<'g>>,
-    /// The index of the first element among those of all regions, which seeds random rounding.
+    /// Index of the first element among those of all regions, which seeds random rounding.
     pub first: usize,
-    /// This rank's index among ranks that update adjacent shares of equal size; `first` is then that of the first
-    /// rank's share.
+    /// This rank's index among ranks that update adjacent shares of equal size; `first` is then that of the first rank's share.
     pub rank: Option<Tensor<'g>>,
     /// Its matrices by layer, in memory order. Weights merged into one slot are separate matrices.
     pub layers: &'g [Vec<Matrix>],
@@ -105,7 +102,7 @@ pub struct Step<'g> {
     pub lr: Tensor<'g>,
     /// The factor that turns gradient sums into the clipped mean gradient.
     pub scale: Tensor<'g>,
-    /// The number of updates applied, this one included.
+    /// Number of updates applied, this one included.
     pub updates: Tensor<'g>,
     /// 1 where loss and norm are finite; where it is 0 the update is skipped.
     pub is_finite: Tensor<'g>,

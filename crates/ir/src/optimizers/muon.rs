@@ -1,15 +1,14 @@
 //! Muon: momentum whose matrices are orthogonalised approximately before weights move by them.
 //!
-//! g' = scale g; m' = m + (1 - mu)(g' - m); u = m', or with Nesterov's momentum u = m' + (1 - mu)(g' - m'). For every
-//! matrix of u, with X = u / max(|u|, eps) in the Frobenius norm, each Newton-Schulz step replaces X by (a + b A + c A
-//! A) X with A = X X^T, or by X (a + b A + c A A) with A = X^T X where rows are more than columns. This brings every
-//! singular value near 1. Then p' = p - lr (k X + decay p), where k adjusts the rate to the shape. Where `is_finite` is
-//! 0 nothing changes.
+//! g' = scale g; m' = m + (1 - mu)(g' - m); u = m', or with Nesterov's momentum u = m' + (1 - mu)(g' - m'). For every matrix of
+//! u, with X = u / max(|u|, eps) in the Frobenius norm, each Newton-Schulz step replaces X by (a + b A + c A A) X with A = X
+//! X^T, or by X (a + b A + c A A) with A = X^T X where rows are more than columns. This brings every singular value near 1.
+//! Then p' = p - lr (k X + decay p), where k adjusts the rate to the shape. Where `is_finite` is 0 nothing changes.
 //!
-//! Products multiply in the precision of the run and sum in f32: bf16 where layers do. Matrices of one shape are one
-//! stack, so that a step of Newton-Schulz is three products and one elementwise launch per shape. A stack is read by
-//! views where layers lie at equal distances, and otherwise matrix by matrix. Momentum in bf16 is rounded to nearest:
-//! at 0.95 an increment is seldom below half a step.
+//! Products multiply in the precision of the run and sum in f32: bf16 where layers do. Matrices of one shape are one stack, so
+//! that a step of Newton-Schulz is three products and one elementwise launch per shape. A stack is read by views where layers
+//! lie at equal distances, and otherwise matrix by matrix. Momentum in bf16 is rounded to nearest: at 0.95 an increment is
+//! seldom below half a step.
 
 use super::{Group, Matrix, Name, Optimizer, Run, State, Step, UpdateInputs, runs};
 use crate::builder::{Builder, Tensor};
@@ -87,12 +86,12 @@ fn adjusted(adjust: Adjust, rows: usize, columns: usize) -> f64 {
 struct Stack<'g> {
     rows: usize,
     columns: usize,
-    /// One tensor per run and position in a layer: that matrix of every layer of the run.
+    /// For each run and matrix of its layer, that matrix of all layers.
     parts: Vec<Tensor<'g>>,
     count: usize,
 }
 
-/// The location of a run's matrices in the stacks: the index of the stack, and of the run's first matrix in it.
+/// Location of a run's matrices in the stacks: the index of the stack, and of the run's first matrix in it.
 struct MatrixLocation {
     stack: usize,
     first: usize,

@@ -1,5 +1,5 @@
-//! The compiler from programs to plans: tables of passes, each row with its name, its condition and its function. The
-//! comment at a row says what holds after it.
+//! The compiler from programs to plans: tables of passes, each row with its name, its condition and its function. The comment
+//! at a row says what holds after it.
 
 pub mod options;
 pub mod place;
@@ -97,16 +97,16 @@ use place::prefetch;
 use state::{Reports, State};
 use types::{adapter_norms, copies, precision, quantize_sources, tf32};
 
-/// A graph and its role. A gradient role takes a forward graph: `Role::GRAD` compiles to `grad` and `apply`. A higher
-/// index, the same model with other extents or another window, compiles to one more plan that adds to the same sums.
+/// A graph and its role. A gradient role takes a forward graph: `Role::GRAD` compiles to `grad` and `apply`. A higher index,
+/// the same model with other extents or another window, compiles to one more plan that adds to the same sums.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub role: Role,
     pub graph: Graph,
 }
 
-/// Compiles the programs of a run for a target. All plans share the persistent slots; their transient buffers overlay
-/// one another.
+/// Compiles the programs of a run for a target. All plans share the persistent slots; their transient buffers overlay one
+/// another.
 pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Result<PlanSet, Refusal> {
     lanes::check(options)?;
     shards::check(options)?;
@@ -121,8 +121,7 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
         to_end(&mut state)?;
         graphs.push((*role, state.graph));
         reports = state.reports;
-        // The update reads sums, whose extents do not depend on the micro-batch, so one update serves all gradient
-        // plans.
+        // The update reads sums, which all micro-batches share: one serves all.
         if let Some(apply) = state.apply.filter(|_| *role == Role::GRAD) {
             divided = state.divided;
             let of_lanes = lanes::lanes(&apply, options);
@@ -169,8 +168,7 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
         });
     }
 
-    // Frozen weights of linear layers are stored as codes, and dequantised next to their readers unless those multiply
-    // codes.
+    // Frozen weights of linear layers are stored as codes, and dequantised next to their readers unless those multiply codes.
     if options.base != Base::Full && options.runs("base") {
         let weights = base::base(&mut graphs, &options.base)?;
         graphs.iter().for_each(|(_, g)| check("base", g));
@@ -196,8 +194,8 @@ fn add_copies(graphs: &mut Vec<(Role, Graph)>, divided: &[Divided], o: &Options)
     adapter_norms::adapter_norms(graphs, &o.adapters);
 }
 
-/// Where ranks shard the weights that layers read: shards the frozen ones too, and adds gathers where weights are read.
-/// Returns the number of gathers in each graph.
+/// Where ranks shard the weights that layers read, shards the frozen ones too and adds gathers. Returns the number of gathers
+/// in each graph.
 fn add_gathers(
     graphs: &mut Vec<(Role, Graph)>,
     divided: &mut Vec<Divided>,
@@ -372,7 +370,7 @@ const TYPED: &[Pass] = &[
             Ok(())
         },
     },
-    // Multiplications by m / m, which is 1 and was there for its gradient only, are removed.
+    // Multiplications by m / m, needed for its gradient only, are removed.
     Pass {
         name: "held_ratios",
         enabled: |_, role| role.is_grad(),
@@ -612,7 +610,7 @@ const GATHERED: &[Pass] = &[
             })
         },
     },
-    // Small elementwise launches whose results only the end of the graph reads are bundled into one.
+    // Small elementwise launches at the end of the graph are bundled into one.
     Pass {
         name: "bundles",
         enabled: |o, _| has_regions(o),

@@ -66,14 +66,14 @@ named! {
     pub enum Shard {
         /// Only rows: every rank has all weights, gradients and moments.
         None = "none",
-        /// Weights, moments and averages of large regions: a rank holds and updates a share of them, and gathers from
-        /// the others the copies that layers read.
+        /// Weights, moments and averages of large regions: a rank holds and updates a share of them, and gathers from the
+        /// others the copies that layers read.
         Optimizer = "optimizer",
-        /// Also sums of gradients: each micro-batch's gradients are added over ranks as they are computed, and a rank
-        /// keeps the sums of its share.
+        /// Also sums of gradients: each micro-batch's gradients are added over ranks as they are computed, and a rank keeps the
+        /// sums of its share.
         Gradients = "gradients",
-        /// Also the weights that layers read, frozen ones included: a layer's weights are gathered before it reads
-        /// them, and again in the backward pass.
+        /// Also the weights that layers read, frozen ones included: a layer's weights are gathered before it reads them, and
+        /// again in the backward pass.
         Parameters = "parameters",
     }
 }
@@ -93,7 +93,7 @@ named! {
 pub struct Muon {
     pub momentum: f64,
     pub nesterov: bool,
-    /// The number of Newton-Schulz steps.
+    /// Number of Newton-Schulz steps.
     pub steps: usize,
     pub adjust: Adjust,
 }
@@ -107,7 +107,7 @@ impl Default for Muon {
 /// The training constants of a parameter that differ from the defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rule {
-    /// The index of its learning rate among those that every step is given (`Update::rates`).
+    /// Index of its learning rate among those that every step is given (`Update::rates`).
     pub rate: usize,
     pub lr_scale: f32,
     pub weight_decay: f32,
@@ -128,7 +128,7 @@ pub struct Update {
     pub moments: Moments,
     /// The decay of running averages of trained parameters; `None` keeps no averages.
     pub average: Option<f64>,
-    /// The number of learning rates; a parameter's rule has the index of its own.
+    /// Number of learning rates; a parameter's rule has the index of its own.
     pub rates: usize,
     /// Rules of parameters that differ from the defaults, by path.
     pub rules: BTreeMap<String, Rule>,
@@ -197,18 +197,16 @@ pub struct Options {
     pub fuse_gate_up: bool,
     pub fuse_norm: bool,
     pub fuse_elementwise: bool,
-    /// Fuses activations, gated or not, and their gradients into the products before them, where the target has kernels
-    /// for it.
+    /// Fuses activations, gated or not, and their gradients into the products before them, where the target has kernels for it.
     pub fuse_activation: bool,
     pub fuse_loss: bool,
     pub fuse_optimizer: bool,
     pub recompute: Recompute,
-    /// With `Recompute::Full`: the number of layers, counted from the first, that are recomputed; the others keep what
-    /// `Cheap` keeps. `None` for all.
+    /// For `Full`: how many layers, from the first, are recomputed; the others keep what `Cheap` keeps. `None` for all.
     pub recompute_layers: Option<usize>,
     /// Off: every tensor has its own buffer, and none is reused.
     pub memory_plan: bool,
-    /// The number of positions in a table of cosines and sines; `None` computes them at every use.
+    /// Number of positions in a table of cosines and sines; `None` computes them at every use.
     pub rope_positions: Option<usize>,
     /// Paths of parameters that are not trained.
     pub freeze: BTreeSet<String>,
@@ -221,17 +219,16 @@ pub struct Options {
     /// Gathered weights stay until the last launch that reads them, instead of being gathered again where a layer is
     /// read again.
     pub keep_gathered: bool,
-    /// The maximum number of buckets in which a sharded region is exchanged; `usize::MAX` for one per layer.
+    /// Maximum number of buckets in which a sharded region is exchanged; `usize::MAX` for one per layer.
     pub buckets: usize,
-    /// The number of parts of a step that are summed separately and then added by one tree, whatever ranks compute
-    /// them; 1 where results need not be bit-identical for every number of ranks.
+    /// Parts of a step that are summed separately and then added by one tree, whatever ranks compute them; 1 if bits may depend
+    /// on the number of ranks.
     pub lanes: usize,
     /// The order of summation over ranks.
     pub order: Order,
     /// Off: the next launch after an exchange between ranks waits for it.
     pub overlap: bool,
-    /// Exchanges between ranks also run on a single rank, with itself, so that their overhead can be measured and
-    /// compared.
+    /// Exchanges between ranks also run on a single rank, with itself, so that their overhead can be measured and compared.
     pub exchange_alone: bool,
     /// Skips one pass by name, so that tests can show that reports notice.
     pub skip_pass: Option<&'static str>,
@@ -259,8 +256,7 @@ impl Options {
         matches!(self.shard, Shard::Gradients | Shard::Parameters) && self.mesh.ways(Axis::Shard) > 1
     }
 
-    /// Whether each rank holds a share of the weights that layers read, so that every plan that reads them gathers
-    /// them.
+    /// Whether each rank holds a share of the weights that layers read, so that every plan that reads them gathers them.
     pub fn shards_parameters(&self) -> bool {
         self.shard == Shard::Parameters && self.mesh.ways(Axis::Shard) > 1
     }

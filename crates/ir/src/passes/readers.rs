@@ -56,8 +56,7 @@ impl<'a> Readers<'a> {
         }
     }
 
-    /// The row added to a product by the product's only reader, and that reader, where the row exists before the
-    /// product.
+    /// The row added to a product by the product's only reader, and that reader, where the row exists before the product.
     pub fn bias(&self, product: NodeId) -> Option<(NodeId, Value)> {
         let add = self.only(product, E::Add)?;
         let row = self.repeated_row(add, product)?;

@@ -9,7 +9,7 @@ use crate::plan::{PassReport, Refusal, Role};
 pub(super) struct State {
     pub role: Role,
     pub graph: Graph,
-    /// The number of nodes of the forward pass, which come first, once gradients are taken.
+    /// Number of nodes of the forward pass, which come first, once gradients are taken.
     forward: usize,
     /// The trained slots and the slots of their gradient sums, once gradients are taken.
     weights: Vec<(SlotId, SlotId)>,
@@ -18,7 +18,6 @@ pub(super) struct State {
     /// The slots of state that ranks divide, once there is an update.
     pub divided: Vec<Divided>,
     pub reports: Reports,
-    /// The pass that is running.
     pub pass: &'static str,
 }
 
@@ -27,7 +26,7 @@ impl State {
         State { role, graph, forward: 0, weights: vec![], apply: None, divided: vec![], reports, pass: "" }
     }
 
-    /// The number of nodes of the forward pass, which come first; all nodes in a program without gradients.
+    /// Number of nodes of the forward pass, which come first; all nodes in a program without gradients.
     pub fn forward(&self) -> usize {
         if self.role.is_grad() { self.forward } else { self.graph.nodes.len() }
     }

@@ -5,19 +5,20 @@ use crate::config::bounds::{self, MAX_EXTENT, MAX_LAYERS};
 use flatout_settings::{choice, section};
 
 choice! {
-    /// The state that an application's result is added to: normed, as in the original model, or unchanged. They differ
-    /// only in the first application.
+    /// The state that an application's result is added to: normed, as in the original model, or unchanged. They differ only in
+    /// the first application.
     pub enum BdhResidual { Normed = "normed", Plain = "plain" }
 }
 
 choice! {
-    /// The bound of the encoders' initial values: soft, the original's, computes it from all heads' latents; wide from
-    /// those of one head.
+    /// The bound of the encoders' initial values: soft, the original's, computes it from all heads' latents; wide from those of
+    /// one head.
     pub enum BdhInit { Soft = "soft", Wide = "wide" }
 }
 
 section! {
-    /// The layer of BDH: sparse latents per head, linear attention of the latents with themselves, a gate, and the projection back.
+    /// The layer of BDH: sparse latents per head, linear attention of the latents with themselves, a gate, and the projection
+    /// back.
     pub struct BdhConfig {
         /// Size of the state.
         pub width: usize = 192,
@@ -66,7 +67,7 @@ impl BdhConfig {
         [self.image_height.unwrap_or(self.image_size), self.image_size]
     }
 
-    /// The number of tokens of an image: its patches, and one for the whole image.
+    /// Number of tokens of an image: its patches, and one for the whole image.
     pub fn image_tokens(&self) -> usize {
         self.sides().iter().map(|side| side / self.patch).product::<usize>() + 1
     }

@@ -209,7 +209,6 @@ impl DecoderConfig {
         self.head_size.unwrap_or_else(|| self.width / self.heads)
     }
 
-    /// The number of classes of a head of classes.
     pub fn classes(&self) -> usize {
         self.classes.unwrap_or(0)
     }

@@ -49,7 +49,7 @@ impl DecoderConfig {
         Frequencies { scaling, ..Frequencies::from(theta_of_all) }
     }
 
-    /// The number of elements of a head that rotate.
+    /// Number of elements of a head that rotate.
     pub fn rope_size(&self) -> usize {
         self.rope_size.unwrap_or(self.head_size())
     }

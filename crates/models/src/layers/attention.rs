@@ -11,9 +11,9 @@ use super::{Cache, Linear, Norm, weight};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
-    /// The number of query heads.
+    /// Number of query heads.
     pub count: usize,
-    /// The number of key and value heads.
+    /// Number of key and value heads.
     pub kv_count: usize,
     pub size: usize,
     /// The factor on scores.
@@ -64,8 +64,7 @@ impl<'g> Sight<'g> {
         if self.masking.intervals.is_some() { Mask::TwoIntervals } else { own }
     }
 
-    /// New tokens of sequences at `new`, after those in a cache of `capacity` tokens per sequence, whose bounds are
-    /// `seen`.
+    /// New tokens of sequences at `new`, after those in a cache of `capacity` tokens per sequence, whose bounds are `seen`.
     pub fn cached(
         [new, seen]: [(Tensor<'g>, Tensor<'g>); 2],
         places: Tensor<'g>,
@@ -89,8 +88,8 @@ pub fn bounds<'g>(b: &'g Builder, name: &str, sequences: usize) -> (Tensor<'g>, 
     (of("start"), of("len"))
 }
 
-/// The rotary positions i32 [axes, T] and frequencies of queries and keys. Only the first elements of each head rotate,
-/// as many as there are frequencies for.
+/// The rotary positions i32 [axes, T] and frequencies of queries and keys. Only the first elements of each head rotate, as many
+/// as there are frequencies for.
 pub struct Rotation<'g> {
     pub positions: Tensor<'g>,
     pub spec: RopeSpec,
@@ -135,8 +134,8 @@ pub struct Attention {
 const VALUE_GAIN: f32 = 0.5;
 
 impl Attention {
-    /// Declares `wq`, `wk`, `wv`, `q_norm`, `k_norm` and `wo`. Biases and initial values are given in pairs: for the
-    /// projections to heads, and for the output, which writes to the residual stream.
+    /// Declares `wq`, `wk`, `wv`, `q_norm`, `k_norm` and `wo`. Biases and initial values are pairs: of the projections to heads
+    /// and of the output, which writes to the residual stream.
     pub fn declare(
         b: &Builder,
         width: usize,
@@ -225,7 +224,7 @@ impl Attention {
         [place(q, self.norm(0, false)), place(k, self.norm(1, false))]
     }
 
-    /// The norm of queries (0) or keys (1), or `None` unless it has the given scope: all heads together, or each head.
+    /// The norm of queries (0) or keys (1), if it has this scope: all heads together, or each.
     fn norm(&self, of: usize, joins_heads: bool) -> Option<&Norm> {
         self.norms.as_ref().filter(|_| self.norms_join_heads == joins_heads).map(|norms| &norms[of])
     }
@@ -236,8 +235,7 @@ impl Attention {
         self.wo.apply(b, gathered.reshape(&[t, self.heads.count * self.heads.size]))
     }
 
-    /// The heads' outputs [T, H, K] from queries, keys and values as their products compute them. `layer` names the
-    /// caches.
+    /// The heads' outputs [T, H, K] from queries, keys and values as their products compute them. `layer` names the caches.
     pub fn attend<'g>(
         &self,
         b: &'g Builder,

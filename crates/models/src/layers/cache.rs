@@ -6,7 +6,7 @@ use flatout_ir::{Class, Init, Tensor};
 pub struct Cache<'g> {
     /// The row of each new token: i32 [T].
     pub places: Tensor<'g>,
-    /// The number of rows of all sequences.
+    /// Number of rows of all sequences.
     pub rows: usize,
 }
 

@@ -18,8 +18,8 @@ pub struct FeedForward {
 }
 
 impl FeedForward {
-    /// Declares `gate` if the activation has one, `up` and `down`; `outward` initialises `down`, which writes to the
-    /// residual stream.
+    /// Declares `gate` if the activation has one, `up` and `down`; `outward` initialises `down`, which writes to the residual
+    /// stream.
     pub fn declare(
         b: &Builder,
         [width, inner]: [usize; 2],

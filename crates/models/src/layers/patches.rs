@@ -1,9 +1,8 @@
-//! Pixels to patches: normalised, mixed with those of other images, divided into patches, and projected to the width of
-//! a model.
+//! Pixels to patches: normalised, mixed with those of other images, divided into patches, and projected to the width of a
+//! model.
 //!
-//! B images of Y rows and X columns of pixels, P pixels per patch side, G patches per image. Pixels cross memory as
-//! bytes, [B, Y, X, 3], top row first, red, green and blue interleaved, and are normalised where they are divided into
-//! patches.
+//! B images of Y rows and X columns of pixels, P pixels per patch side, G patches per image. Pixels cross memory as bytes, [B,
+//! Y, X, 3], top row first, red, green and blue interleaved, and are normalised where they are divided into patches.
 
 use flatout_ir::{Builder, DType, Tensor};
 
@@ -27,8 +26,8 @@ pub fn patches<'g>(
     normal.of(cut).reshape(&[n * rows * columns, patch * patch * CHANNELS])
 }
 
-/// The normalisation of pixels: (x / 255 - mean) / std by channel. Its constants are built before the pixels, so that
-/// they do not separate the operations on those.
+/// The normalisation of pixels: (x / 255 - mean) / std by channel. Constants are built first, so that they do not separate
+/// operations on pixels.
 pub struct PixelNormalisation<'g> {
     factor: Channels<'g>,
     shift: Channels<'g>,
@@ -56,8 +55,8 @@ pub fn project<'g>(b: &'g Builder, to: &Linear, patches: Tensor<'g>) -> Tensor<'
     to.bias.map_or(y, |bias| y + row(b.read(bias)))
 }
 
-/// Rows [.., K], padded with zeros to a multiple of the width that matrix units load at once. A patch of 14 pixels has
-/// 588 values, and unaligned rows make its products twenty times as slow.
+/// Rows [.., K], padded with zeros to a multiple of the width that matrix units load at once. A patch of 14 pixels has 588
+/// values, and unaligned rows make its products twenty times as slow.
 fn aligned(rows: Tensor<'_>) -> Tensor<'_> {
     const LOADED: usize = 8;
     let (count, inner) = (rows.dims()[0], rows.dims()[1]);

@@ -1,7 +1,7 @@
 //! Pools the hidden states of each text to one state.
 //!
-//! T tokens, S texts, L tokens of the longest text, D width. Tokens outside texts are ignored. A text without tokens
-//! gives zeros, or with first-token pooling an arbitrary row.
+//! T tokens, S texts, L tokens of the longest text, D width. Tokens outside texts are ignored. A text without tokens gives
+//! zeros, or with first-token pooling an arbitrary row.
 
 use flatout_ir::ops::attention::Segments;
 use flatout_ir::ops::elementwise::Elementwise;
@@ -42,7 +42,7 @@ fn mean<'g>(x: Tensor<'g>, start: Tensor<'g>, len: Tensor<'g>) -> Tensor<'g> {
     sum * count.recip().reshape(&[s, 1])
 }
 
-/// The maximum of every element. Where several tokens have it, each gets an equal part of the gradient.
+/// Maximum of every element. Where several tokens have it, each gets an equal part of the gradient.
 fn max<'g>(x: Tensor<'g>, start: Tensor<'g>, len: Tensor<'g>, longest: usize) -> Tensor<'g> {
     let (b, d, s) = (x.b, x.dims()[1], start.dims()[0]);
     let column = |v: Tensor<'g>| v.reshape(&[s, 1]).broadcast(&[s, longest]);
@@ -69,8 +69,7 @@ mod tests {
 
     use super::*;
 
-    /// Seven tokens of width 2: a text of three, one outside texts, a text of two, one outside texts, and an unused
-    /// entry.
+    /// Seven tokens of width 2: a text of three, one outside texts, a text of two, one outside texts, and an unused entry.
     fn pooled(pooling: Pooling) -> Vec<f64> {
         let b = Builder::new();
         let x = b.input("x", DType::F32, &[7, 2]);

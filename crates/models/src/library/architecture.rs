@@ -1,9 +1,8 @@
 //! The architectures of the `transformers` library that a decoder can represent, one row each.
 //!
-//! A row reads the fields of a `config.json` and writes them. A decoder belongs to an architecture if the fields that
-//! the row writes for it read back as the same decoder. A key that a row does not write is therefore one that the
-//! architecture does not have: there is no list of unsupported keys, and every row refuses a new key until it writes
-//! it.
+//! A row reads the fields of a `config.json` and writes them. A decoder belongs to an architecture if the fields that the row
+//! writes for it read back as the same decoder. A key that a row does not write is therefore one that the architecture does not
+//! have: there is no list of unsupported keys, and every row refuses a new key until it writes it.
 
 use flatout_settings::Section;
 use serde_json::{Map, Value, json};
@@ -29,10 +28,10 @@ pub(crate) struct Architecture {
     pub class_of_classes: Option<&'static str>,
     pub read: fn(&Fields<'_>) -> Result<DecoderConfig, String>,
     pub write: fn(&DecoderConfig) -> Map<String, Value>,
-    /// The location of every weight in the library's checkpoints.
+    /// Location of every weight in the library's checkpoints.
     pub stored: fn(&DecoderConfig, Shape<'_>) -> Vec<Stored>,
-    /// Whether embeddings are multiplied by the square root of the width, rounded to the type of the weights: no field
-    /// has the factor, because it follows from that type.
+    /// Whether embeddings are multiplied by the square root of the width, rounded to the type of the weights: no field has the
+    /// factor, because it follows from that type.
     pub scales_embeddings: bool,
 }
 
@@ -64,8 +63,7 @@ struct Difference {
 }
 
 impl Architecture {
-    /// The architecture of a decoder, or the key that prevents it: that of the family it names, or else the first that
-    /// fits.
+    /// The architecture of a decoder, or the key that prevents it: that of the family it names, or else the first that fits.
     pub fn of(model: &DecoderConfig) -> Result<&'static Architecture, String> {
         let named = match &model.family {
             Some(family) => Some(Architecture::by_name(family).ok_or_else(|| {
@@ -128,7 +126,7 @@ impl Architecture {
         let fields = common_fields(model).into_iter().chain((self.write)(model)).collect();
         let back = (self.read)(&Fields(&fields)).ok()?;
         let [mut ours, mut theirs] = [model, &back].map(|model| comparable(model, self.scales_embeddings));
-        // The number of positions is irrelevant unless both sides have them as parameters.
+        // Number of positions is irrelevant unless both sides have them as parameters.
         if [model, &back].iter().any(|model| model.positions != Positions::Learned) {
             for all in [&mut ours, &mut theirs] {
                 all["context"].take();
@@ -159,8 +157,8 @@ fn shown(value: Value) -> String {
     }
 }
 
-/// The keys of a decoder that the `config.json` of a text model determines, in a canonical form: without heads of
-/// classes, towers and training settings.
+/// The keys of a decoder that the `config.json` of a text model determines, in a canonical form: without heads of classes,
+/// towers and training settings.
 fn comparable(model: &DecoderConfig, scales_embeddings: bool) -> Value {
     let d = DecoderConfig::default();
     let rotates = model.positions == Positions::Rope;

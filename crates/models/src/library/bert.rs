@@ -1,8 +1,8 @@
-//! BERT as the `transformers` library describes it: an encoder with norms after the additions, with learned positions
-//! and token types, and a head of classes after the pooler.
+//! BERT as the `transformers` library describes it: an encoder with norms after the additions, with learned positions and token
+//! types, and a head of classes after the pooler.
 //!
-//! There the pooler, a product and tanh of the first token's state, is part of the body: files without a head of
-//! classes may contain it, and then it is read.
+//! There the pooler, a product and tanh of the first token's state, is part of the body: files without a head of classes may
+//! contain it, and then it is read.
 
 use serde_json::{Map, Value, json};
 
@@ -147,7 +147,7 @@ pub(super) struct Names {
     /// The prefix before the number of a block.
     pub layers: &'static str,
     pub block: &'static [(&'static str, &'static str)],
-    /// The index of the first position in the library's table.
+    /// Index of the first position in the library's table.
     pub first_position: usize,
     /// The layer before the classes, and the classes.
     pub dense: &'static str,
@@ -162,7 +162,7 @@ fn pair(ours: &str, theirs: &str, [out, inner]: [usize; 2]) -> [Stored; 2] {
     ]
 }
 
-/// The location of every weight of an encoder with these names.
+/// Location of every weight of an encoder with these names.
 pub(super) fn stored_as(c: &DecoderConfig, shape: Shape<'_>, names: &Names) -> Vec<Stored> {
     let of = |name: &str| format!("{}.embeddings.{name}", names.base);
     let mut all = vec![];

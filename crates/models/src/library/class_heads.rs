@@ -1,12 +1,10 @@
-//! A head of classes as the `transformers` library describes it: `id2label` and, as an extension of ours, the pooling
-//! of texts.
+//! A head of classes as the `transformers` library describes it: `id2label` and, as an extension of ours, the pooling of texts.
 //!
-//! The names of `id2label` are in the order of the head's outputs. A file without them has the library's own, `LABEL_0`
-//! and so on.
+//! The names of `id2label` are in the order of the head's outputs. A file without them has the library's own, `LABEL_0` and so
+//! on.
 //!
-//! The library's classes (`LlamaForSequenceClassification` and so on) score the last token that is not padding. They
-//! still load a model with other pooling with its weights; `classifier_pooling` records the pooling that it was trained
-//! with.
+//! The library's classes (`LlamaForSequenceClassification` and so on) score the last token that is not padding. They still load
+//! a model with other pooling with its weights; `classifier_pooling` records the pooling that it was trained with.
 
 use std::collections::HashMap;
 
@@ -44,8 +42,7 @@ pub(crate) fn numbered(classes: usize) -> Vec<String> {
     (0..classes).map(|class| format!("LABEL_{class}")).collect()
 }
 
-/// The names of a head's classes in the order of its outputs, made unique. Multi-label heads and regression heads are
-/// refused.
+/// The names of a head's classes in the order of its outputs, made unique. Multi-label heads and regression heads are refused.
 pub(crate) fn names(f: &Fields<'_>) -> Result<Vec<String>, String> {
     if let Some(kind) = f.get("problem_type").filter(|kind| *kind != "single_label_classification") {
         return Err(format!(

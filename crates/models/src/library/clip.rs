@@ -1,9 +1,9 @@
-//! The vision towers of CLIP and SigLIP as the `transformers` library describes them: alone, as part of a model that
-//! also reads text, and with a head of classes.
+//! The vision towers of CLIP and SigLIP as the `transformers` library describes them: alone, as part of a model that also reads
+//! text, and with a head of classes.
 //!
-//! CLIP norms its tokens before the first block, and its classifier reads the mean of the patches after the last block.
-//! The norm after the blocks belongs to the embedding that is compared with texts, so it is not read here. SigLIP has
-//! no class token, and its classifier reads the mean of all tokens after the norm; its attention pooling is not read.
+//! CLIP norms its tokens before the first block, and its classifier reads the mean of the patches after the last block. The
+//! norm after the blocks belongs to the embedding that is compared with texts, so it is not read here. SigLIP has no class
+//! token, and its classifier reads the mean of all tokens after the norm; its attention pooling is not read.
 
 use serde_json::{Map, Value, json};
 
@@ -214,7 +214,7 @@ fn write(c: &VitConfig, dtype: &str, tower: &Tower) -> Result<Value, String> {
     Ok(Value::Object([whole, common, labels].into_iter().flatten().collect()))
 }
 
-/// The location of every weight.
+/// Location of every weight.
 fn stored(c: &VitConfig, tower: &Tower) -> Result<Vec<Stored>, String> {
     fits(c, tower)?;
     let (d, f) = (c.width, c.ffn());

@@ -1,8 +1,8 @@
-//! DINOv2 as the `transformers` library describes it, with and without registers: reads and writes `config.json`, and
-//! locates the weights.
+//! DINOv2 as the `transformers` library describes it, with and without registers: reads and writes `config.json`, and locates
+//! the weights.
 //!
-//! Positions are resampled for images with another grid: with antialiasing in the form with registers, without it in
-//! the other. The mask token of pretraining is neither read nor written, as `use_mask_token` says.
+//! Positions are resampled for images with another grid: with antialiasing in the form with registers, without it in the other.
+//! The mask token of pretraining is neither read nor written, as `use_mask_token` says.
 
 use serde_json::{Value, json};
 
@@ -169,7 +169,7 @@ fn write(c: &VitConfig, dtype: &str) -> Result<Value, String> {
     Ok(config)
 }
 
-/// The location of every weight.
+/// Location of every weight.
 fn stored(c: &VitConfig) -> Result<Vec<Stored>, String> {
     fits(c)?;
     let base = if c.registers > 0 { WITH_REGISTERS } else { PLAIN };
@@ -186,7 +186,7 @@ pub(super) struct Names {
     pub ffn: [&'static str; 2],
 }
 
-/// The location of every weight of a vision transformer with these names.
+/// Location of every weight of a vision transformer with these names.
 pub(super) fn stored_as(c: &VitConfig, names: &Names) -> Vec<Stored> {
     let (d, f, grid) = (c.width, c.ffn(), c.grid());
     let Names { base, registers, norms: [first, second], ffn: [up, down] } = *names;

@@ -1,5 +1,5 @@
-//! DistilBERT as the `transformers` library describes it: BERT without token types and without a pooler, with a head of
-//! classes after a product and ReLU.
+//! DistilBERT as the `transformers` library describes it: BERT without token types and without a pooler, with a head of classes
+//! after a product and ReLU.
 
 use serde_json::{Map, Value, json};
 

@@ -1,5 +1,5 @@
-//! Encoders among the architectures: alternative names of tensors, tensors that are not read, and the poolings of their
-//! heads of classes.
+//! Encoders among the architectures: alternative names of tensors, tensors that are not read, and the poolings of their heads
+//! of classes.
 
 use super::architecture::Architecture;
 use super::{bert, distilbert, modernbert, roberta};
@@ -46,8 +46,7 @@ impl Encoder {
     }
 }
 
-/// Other names of an encoder's weight: in files of the body alone, and in files that call a norm's vectors gamma and
-/// beta.
+/// Other names of an encoder's weight: in files of the body alone, and in files that call a norm's vectors gamma and beta.
 pub(crate) fn other_names(name: &str) -> Vec<String> {
     let of_base = |known: &&Encoder| name.strip_prefix(known.base)?.strip_prefix('.');
     let bare = ALL.iter().find_map(of_base);

@@ -1,6 +1,5 @@
-//! The foveated video model in its authors' format: a DINOv2 below `encoder.dino.`, a Llama below `llm.`, and the
-//! vectors and linear layers between them. A `config.json` of our own has the dimensions of both; the authors' files
-//! have none.
+//! The foveated video model in its authors' format: a DINOv2 below `encoder.dino.`, a Llama below `llm.`, and the vectors and
+//! linear layers between them. A `config.json` of our own has the dimensions of both; the authors' files have none.
 
 use serde_json::{Map, Value, json};
 
@@ -68,7 +67,7 @@ fn published(v: &FoveaConfig) -> VitConfig {
     VitConfig { pooling: Pooling::ClsMean, ..v.vit() }
 }
 
-/// The location of every weight in the authors' checkpoints.
+/// Location of every weight in the authors' checkpoints.
 pub(crate) fn stored(
     c: &DecoderConfig,
     v: &FoveaConfig,

@@ -1,10 +1,10 @@
-//! Gemma-2 and Gemma-3 as the `transformers` library describes them: their fields, their names, and the text part of
-//! the models that also see images.
+//! Gemma-2 and Gemma-3 as the `transformers` library describes them: their fields, their names, and the text part of the models
+//! that also see images.
 //!
-//! Norms multiply by 1 + w and stand before and after each half of a block. Some layers see a window: every other one
-//! in Gemma-2, five of six in Gemma-3, with rotary frequencies of their own. As in the library, embeddings are
-//! multiplied by the square root of the width, rounded to the type of the weights. Gemma-2 caps scores and logits;
-//! Gemma-3 norms queries and keys instead, and may cap logits.
+//! Norms multiply by 1 + w and stand before and after each half of a block. Some layers see a window: every other one in
+//! Gemma-2, five of six in Gemma-3, with rotary frequencies of their own. As in the library, embeddings are multiplied by the
+//! square root of the width, rounded to the type of the weights. Gemma-2 caps scores and logits; Gemma-3 norms queries and keys
+//! instead, and may cap logits.
 
 use serde_json::{Map, Value, json};
 
@@ -50,8 +50,7 @@ struct Defaults {
     logit_cap: Option<f64>,
 }
 
-/// The prefixes of the text part's names in files of models that see images: as published, and as newer versions write
-/// them.
+/// The prefixes of the text part's names in files of models that see images: as published, and as newer versions write them.
 const TEXT_PARTS: [&str; 2] = ["language_model.model.", "model.language_model."];
 
 /// Other names a weight of the text part may have in a file.

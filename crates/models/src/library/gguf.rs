@@ -1,8 +1,8 @@
 //! Decoders in GGUF, the format of llama.cpp: the name of the architecture, its metadata, and the tensor of each of our
 //! weights.
 //!
-//! Pure functions on values. A family is one row. A model that llama.cpp would compute differently is refused with the
-//! key that prevents it, because a file that loads and answers wrongly is worse than none.
+//! Pure functions on values. A family is one row. A model that llama.cpp would compute differently is refused with the key that
+//! prevents it, because a file that loads and answers wrongly is worse than none.
 
 use flatout_ir::ops::frequency::Frequencies;
 
@@ -42,7 +42,6 @@ pub struct Tensor {
     pub values: Values,
 }
 
-/// The values of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Values {
     /// One of our weights, by its path.
@@ -57,8 +56,8 @@ pub enum Change {
     None,
     /// Adds 1: norms that multiply by 1 + w are stored as the factor itself.
     AddOne,
-    /// Permutes the rows of each head from half to interleaved pairs: row i of a head becomes row 2i, and row half + i
-    /// row 2i + 1.
+    /// Permutes the rows of each head from half to interleaved pairs: row i of a head becomes row 2i, and row half + i row 2i +
+    /// 1.
     Interleave {
         heads: usize,
     },
@@ -329,9 +328,8 @@ fn no_bias(c: &DecoderConfig) -> Result<(), String> {
     }
 }
 
-/// llama.cpp divides scores by the square root of the head size, except for the largest model, which it identifies by
-/// its layers and where it uses the root of width / heads; and it multiplies embeddings by the square root of the width
-/// in full precision.
+/// llama.cpp divides scores by the root of the head size, but for the largest model, known by its layers, by the root of width
+/// / heads; and it multiplies embeddings by the unrounded root of the width.
 fn of_gemma(c: &DecoderConfig, layers_of_27b: usize) -> Result<(), String> {
     no_bias(c)?;
     if c.attention == Attention::Bidirectional {

@@ -1,7 +1,7 @@
 //! GPT-2 as the `transformers` library describes it, with its own fields and names.
 //!
-//! Its checkpoints have q, k and v in one tensor and matrices stored [in, out]; files without the head have names
-//! without `transformer.`.
+//! Its checkpoints have q, k and v in one tensor and matrices stored [in, out]; files without the head have names without
+//! `transformer.`.
 
 use std::ops::Range;
 
@@ -85,7 +85,7 @@ fn write(model: &DecoderConfig) -> Map<String, Value> {
     }))
 }
 
-/// The location of every weight of a decoder that is a GPT-2.
+/// Location of every weight of a decoder that is a GPT-2.
 pub fn stored(c: &DecoderConfig) -> Vec<Stored> {
     let d = c.width;
     let mut all = vec![];

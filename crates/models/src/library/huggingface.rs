@@ -1,7 +1,7 @@
 //! Decoders as the `transformers` library describes them: finds the architecture of a `config.json` or of a config.
 //!
-//! Pure functions on values. A field that would change results and that the decoder does not support is refused by
-//! name; fields of training (dropout, initialisation) and of the library itself are ignored.
+//! Pure functions on values. A field that would change results and that the decoder does not support is refused by name; fields
+//! of training (dropout, initialisation) and of the library itself are ignored.
 
 use serde_json::{Value, json};
 
@@ -81,14 +81,14 @@ fn read_text<'a>(outer: &Fields<'a>, f: &Fields<'a>) -> Result<Text, String> {
     }
 }
 
-/// Other names that a weight may have in a file: of a body without its head, or of the text part of a model that also
-/// sees images.
+/// Other names that a weight may have in a file: of a body without its head, or of the text part of a model that also sees
+/// images.
 pub fn other_names(name: &str) -> Vec<String> {
     let bare = ["model.", "transformer."].iter().find_map(|prefix| name.strip_prefix(prefix));
     bare.map(str::to_string).into_iter().chain(gemma::other_names(name)).collect()
 }
 
-/// The location of every weight of a decoder in the library's checkpoints.
+/// Location of every weight of a decoder in the library's checkpoints.
 pub fn stored(model: &DecoderConfig, shape: impl Fn(&str) -> Vec<usize>) -> Result<Vec<Stored>, String> {
     let architecture = Architecture::of(model)?;
     match &model.vision {
@@ -122,8 +122,8 @@ fn check_text(text: &Architecture, wanted: &Architecture, what: &str) -> Result<
     }
 }
 
-/// Whether a tensor of a checkpoint is redundant: a tied head that is stored anyway, rotary frequencies and masks that
-/// old versions stored, and the head of tokens beside a head of classes.
+/// Whether a tensor of a checkpoint is redundant: a tied head that is stored anyway, rotary frequencies and masks that old
+/// versions stored, and the head of tokens beside a head of classes.
 pub fn is_redundant(model: &DecoderConfig, name: &str) -> bool {
     match model.vision {
         Some(Vision::Fovea(_)) => fovea::is_redundant(model, name),
@@ -138,8 +138,7 @@ pub(super) fn is_redundant_text(model: &DecoderConfig, name: &str) -> bool {
         || [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|end| name.ends_with(end))
 }
 
-/// The `config.json` of a decoder whose texts begin and end with these tokens, or the key that the library does not
-/// support.
+/// The `config.json` of a decoder whose texts begin and end with these tokens, or the key that the library does not support.
 pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Result<Value, String> {
     let architecture = Architecture::of(model)?;
     let one_or_more = |tokens: &[u32]| match tokens {
@@ -489,8 +488,7 @@ mod tests {
         assert_eq!(read(&json!([])).unwrap_err(), "it is not a JSON object");
     }
 
-    /// Some files of a family have nothing that distinguishes them from a Llama; the family's name is kept, because it
-    /// determines the names of tensors.
+    /// Some files of a family do not differ from a Llama's; they keep the family's name, which determines the names of tensors.
     #[test]
     fn a_family_that_equals_another_keeps_its_name() {
         let of = |model_type: &str, more: Value| {

@@ -8,8 +8,8 @@ use crate::config::DecoderConfig;
 const LOCAL: &str = "sliding_attention";
 const GLOBAL: &str = "full_attention";
 
-/// The decoder with a window in the layers that `layer_types` marks or, if the file has none, for which `is_local`
-/// holds. Without a local layer there is no window.
+/// The decoder with a window in the layers that `layer_types` marks or, if the file has none, for which `is_local` holds.
+/// Without a local layer there is no window.
 pub(crate) fn read(
     f: &Fields<'_>,
     model: DecoderConfig,

@@ -1,5 +1,5 @@
-//! Llama as the `transformers` library describes it, and what later architectures share with it: fields, and the names
-//! of weights.
+//! Llama as the `transformers` library describes it, and what later architectures share with it: fields, and the names of
+//! weights.
 
 use serde_json::{Map, Value, json};
 

@@ -57,7 +57,7 @@ pub struct Described {
 
 /// A model that another library's files can hold.
 pub trait Published {
-    /// The location of every weight in the library's checkpoints; `shape` gives the extents of ours.
+    /// Location of every weight in the library's checkpoints; `shape` gives the extents of ours.
     fn stored(&self, shape: &dyn Fn(&str) -> Vec<usize>) -> Result<Vec<Stored>, String>;
 
     /// Other names that a weight may have in a file: of a base model without its head, or of a part of a larger model.
@@ -71,11 +71,10 @@ pub trait Published {
     /// Whether a tensor of a checkpoint is redundant, or belongs to a part that is not used.
     fn is_redundant(&self, name: &str) -> bool;
 
-    /// The `config.json` of a model whose texts begin and end with these tokens, or the key that the library does not
-    /// support.
+    /// The `config.json` of a model whose texts begin and end with these tokens, or the key that the library does not support.
     fn write(&self, dtype: &str, bos: &[u32], eos: &[u32]) -> Result<Value, String>;
 
-    /// The tensor of positions to resample to the grid of the model's own images, where the format requires it.
+    /// Positions to resample to the grid of the model's own images, where the format requires it.
     fn resampled(&self) -> Option<Resampled> {
         None
     }
@@ -100,8 +99,8 @@ pub fn generation_ends(config: &Value) -> Result<Vec<u32>, String> {
     fields::Fields(fields).tokens("eos_token_id")
 }
 
-/// Reads a parsed `config.json`, or returns a sentence that names the unsupported field. The default kind comes last:
-/// it accepts whatever no other kind recognises, and its errors say what is missing.
+/// Reads a parsed `config.json`, or returns a sentence that names the unsupported field. The default kind comes last: it
+/// accepts whatever no other kind recognises, and its errors say what is missing.
 pub fn read(config: &Value) -> Result<Described, String> {
     let kinds = ModelKind::ALL.iter().filter(|kind| **kind != ModelKind::default());
     let others = kinds.into_iter().find_map(|kind| kind.read(config));

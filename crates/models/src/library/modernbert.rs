@@ -1,7 +1,7 @@
 //! ModernBERT as the `transformers` library describes it: a bidirectional encoder with a head of classes.
 //!
-//! Its embeddings are normed, and the first block's attention therefore is not; two of three layers see a window. q, k
-//! and v are one tensor, and gate and up another. Files of the masked language model are read without their head.
+//! Its embeddings are normed, and the first block's attention therefore is not; two of three layers see a window. q, k and v
+//! are one tensor, and gate and up another. Files of the masked language model are read without their head.
 
 use serde_json::{Map, Value, json};
 

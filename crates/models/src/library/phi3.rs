@@ -1,5 +1,5 @@
-//! Phi-3 and Phi-4 as the `transformers` library describes them: a Llama whose q, k and v are one tensor, and whose
-//! gate and up projections are another. Heads may rotate in part, and long contexts use LongRoPE.
+//! Phi-3 and Phi-4 as the `transformers` library describes them: a Llama whose q, k and v are one tensor, and whose gate and up
+//! projections are another. Heads may rotate in part, and long contexts use LongRoPE.
 
 use serde_json::{Map, Value, json};
 

@@ -1,8 +1,8 @@
-//! The preprocessing of images in other libraries: the `preprocessor_config.json` of `transformers`, and the fields in
-//! timm's `config.json`.
+//! The preprocessing of images in other libraries: the `preprocessor_config.json` of `transformers`, and the fields in timm's
+//! `config.json`.
 //!
-//! Supported steps: resizing (the shorter side, or both) with a filter, centre crop, rescaling, normalisation. A step
-//! that would change pixels otherwise is refused by its field.
+//! Supported steps: resizing (the shorter side, or both) with a filter, centre crop, rescaling, normalisation. A step that
+//! would change pixels otherwise is refused by its field.
 
 use serde_json::{Map, Value, json};
 
@@ -17,15 +17,15 @@ const FILTERS: [(u64, &str); 3] = [(1, "lanczos"), (2, "bilinear"), (3, "bicubic
 pub struct Processor {
     /// Rows and columns of the model's input image.
     pub size: Option<[usize; 2]>,
-    /// The size before the centre crop: of the shorter side, or rows and columns.
+    /// Size before the centre crop: of the shorter side, or rows and columns.
     pub resize: Vec<usize>,
     /// The filter's name.
     pub filter: Option<&'static str>,
-    /// The minimum and maximum number of pixels of an image beside a text, which keeps its aspect ratio.
+    /// Minimum and maximum number of pixels of an image beside a text, which keeps its aspect ratio.
     pub area: Option<[u64; 2]>,
 }
 
-/// The minimum and maximum number of pixels of an image beside a text in the published models.
+/// Minimum and maximum number of pixels of an image beside a text in the published models.
 pub const IMAGE_AREAS: [u64; 2] = [65_536, 16_777_216];
 /// The library's limits if its file has none.
 const DEFAULT_AREAS: [u64; 2] = [3_136, 1_003_520];
@@ -130,7 +130,7 @@ pub(crate) fn normalise(vit: &mut VitConfig, config: &Value) -> Result<(), Strin
     vit.validate_body().map_err(|sentence| format!("it describes no images: {sentence}"))
 }
 
-/// Writes the means and deviations of a `preprocessor_config.json` into `mean` and `std`.
+/// `normalise` into a given mean and deviation.
 pub(crate) fn normalise_by(config: &Value, [mean, std]: [&mut [f64; 3]; 2]) -> Result<(), String> {
     let f = Fields(config.as_object().ok_or("it is not a JSON object")?);
     let factor = match f.is_true("do_rescale", true)? {

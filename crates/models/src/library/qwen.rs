@@ -1,5 +1,5 @@
-//! Qwen2, Qwen2.5 and Qwen3 as the `transformers` library describes them: a Llama with biases of queries, keys and
-//! values (Qwen2), or norms of queries and keys (Qwen3), and windows in some layers if the file says so.
+//! Qwen2, Qwen2.5 and Qwen3 as the `transformers` library describes them: a Llama with biases of queries, keys and values
+//! (Qwen2), or norms of queries and keys (Qwen3), and windows in some layers if the file says so.
 
 use serde_json::{Map, Value, json};
 
@@ -45,8 +45,7 @@ pub(crate) fn read_qwen3(f: &Fields<'_>) -> Result<DecoderConfig, String> {
     windows(f, model)
 }
 
-/// Without `use_sliding_window` a window in the file has no effect; with it, layers from `max_window_layers` on have
-/// one.
+/// Without `use_sliding_window` a window in the file has no effect; with it, layers from `max_window_layers` on have one.
 fn windows(f: &Fields<'_>, model: DecoderConfig) -> Result<DecoderConfig, String> {
     let window = match f.flag("use_sliding_window")? {
         true => Some(f.extent_or("sliding_window", 4096)?),
@@ -71,8 +70,7 @@ pub(crate) fn write_text(c: &DecoderConfig) -> Map<String, Value> {
     llama::write_dimensions(c).into_iter().chain([bias]).collect()
 }
 
-/// In a file without `layer_types`, every layer from the first local one on is local; newer versions read
-/// `layer_types`.
+/// In a file without `layer_types`, every layer from the first local one on is local; newer versions read `layer_types`.
 fn write_windows(c: &DecoderConfig) -> Map<String, Value> {
     let first = (0..c.layers).find(|layer| c.is_local(*layer)).unwrap_or(c.layers);
     let own = ("max_window_layers".to_string(), json!(first));

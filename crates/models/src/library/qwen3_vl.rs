@@ -1,7 +1,7 @@
 //! Qwen3-VL as the `transformers` library describes it: a Qwen3 with a vision tower.
 //!
-//! Its `config.json` has a section for the text and one for the tower. The tower's q, k and v are rows of one tensor,
-//! and the product with patches is a convolution over time, rows and columns.
+//! Its `config.json` has a section for the text and one for the tower. The tower's q, k and v are rows of one tensor, and the
+//! product with patches is a convolution over time, rows and columns.
 
 use serde_json::{Map, Value, json};
 
@@ -160,7 +160,7 @@ fn tower(outer: &Fields<'_>, f: &Fields<'_>, text_width: usize) -> Result<Qwen3V
     })
 }
 
-/// The location of every weight in the library's checkpoints.
+/// Location of every weight in the library's checkpoints.
 pub(crate) fn stored(
     c: &DecoderConfig,
     v: &Qwen3VlConfig,

@@ -1,5 +1,5 @@
-//! RoBERTa and XLM-RoBERTa as the `transformers` library describes them: BERT whose positions begin after that of
-//! padding, with one token type and its own head of classes.
+//! RoBERTa and XLM-RoBERTa as the `transformers` library describes them: BERT whose positions begin after that of padding, with
+//! one token type and its own head of classes.
 
 use serde_json::{Map, Value, json};
 

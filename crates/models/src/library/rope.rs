@@ -1,5 +1,4 @@
-//! Rotary embeddings in the library's formats: `rope_theta` beside `rope_scaling` before version 5, `rope_parameters`
-//! since.
+//! Rotary embeddings in the library's formats: `rope_theta` beside `rope_scaling` before version 5, `rope_parameters` since.
 
 use serde_json::{Map, Value, json};
 
@@ -48,8 +47,8 @@ pub(crate) fn write(model: &DecoderConfig) -> (Value, Value) {
     (scaling, Value::Object(fields))
 }
 
-/// The model with separate frequencies for global and local layers: one object per kind in `rope_parameters`, or the
-/// older fields with these bases.
+/// The model with separate frequencies for global and local layers: one object per kind in `rope_parameters`, or the older
+/// fields with these bases.
 pub(crate) fn by_layer(
     f: &Fields<'_>,
     model: DecoderConfig,
@@ -100,13 +99,13 @@ pub(crate) fn write_by_layer(c: &DecoderConfig) -> (Value, Value) {
     (write(c).1, json!({ "rope_type": "default", "rope_theta": theta }))
 }
 
-/// The number of positions a model was made for: dynamic scaling starts beyond it.
+/// Number of positions a model was made for: dynamic scaling starts beyond it.
 pub(crate) fn most_positions(model: &DecoderConfig) -> usize {
     let original = model.rope_original_context.filter(|_| model.rope_scaling == RopeScaling::Dynamic);
     original.unwrap_or(model.context)
 }
 
-/// The fraction of a head that rotates. The library multiplies the head size by it and truncates.
+/// Fraction of a head that rotates. The library multiplies the head size by it and truncates.
 pub(crate) fn rotated_fraction(model: &DecoderConfig) -> f64 {
     let (size, rotated) = (model.head_size() as f64, model.rope_size());
     let share = rotated as f64 / size;
@@ -153,8 +152,8 @@ impl Fields<'_> {
         rope.scaling(model).map_err(|why| format!("in its `{name}`: {why}"))
     }
 
-    /// The model with the rotations in these fields of a `rope_parameters`. If they lack the original context, the one
-    /// from the model's own fields applies.
+    /// The model with the rotations in these fields of a `rope_parameters`. If they lack the original context, the one from the
+    /// model's own fields applies.
     pub fn scaling(&self, model: DecoderConfig) -> Result<DecoderConfig, String> {
         let kind = match self.get("rope_type").or(self.get("type")) {
             None | Some(Value::Null) => "default",
@@ -225,7 +224,7 @@ impl Fields<'_> {
     }
 }
 
-/// The number of elements of a head that rotate, unless all do.
+/// Number of elements of a head that rotate, unless all do.
 fn rotated(model: &DecoderConfig, share: f64) -> Option<usize> {
     let size = (model.head_size() as f64 * share) as usize;
     (size != model.head_size()).then_some(size)

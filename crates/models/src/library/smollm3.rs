@@ -1,5 +1,5 @@
-//! SmolLM3 as the `transformers` library describes it: a Llama of which some layers do not rotate, every fourth unless
-//! the file lists them.
+//! SmolLM3 as the `transformers` library describes it: a Llama of which some layers do not rotate, every fourth unless the file
+//! lists them.
 
 use serde_json::{Map, Value, json};
 

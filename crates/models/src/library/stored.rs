@@ -20,13 +20,13 @@ pub struct Stored {
 pub enum Within {
     /// All of them in order; extents of 1 may differ.
     Whole,
-    /// These of the last axis, which holds several weights side by side. If `transposed`, the tensor is [in, out] and
-    /// ours [out, in].
+    /// These of the last axis, which holds several weights side by side. If `transposed`, the tensor is [in, out] and ours
+    /// [out, in].
     Columns { transposed: bool, columns: Range<usize> },
     /// These of the first axis, which holds several weights one after the other.
     Rows(Range<usize>),
-    /// The tensor is [out, channels, height, width] and ours [out, height width channels]; with a time axis before the
-    /// height ours is [out, time height width channels].
+    /// The tensor is [out, channels, height, width] and ours [out, height width channels]; with a time axis before the height
+    /// ours is [out, time height width channels].
     ChannelsLast,
 }
 
@@ -58,7 +58,7 @@ impl Stored {
         self.places().zip(ours).for_each(|(place, value)| theirs[place] = *value);
     }
 
-    /// The index in the tensor of each of our elements, in order.
+    /// Index in the tensor of each of our elements, in order.
     pub fn places(&self) -> Box<dyn Iterator<Item = usize>> {
         let all: usize = self.dims.iter().product();
         match &self.within {
@@ -92,7 +92,7 @@ impl Stored {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resampled {
     pub theirs: &'static str,
-    /// The number of positions of tokens before the patches, which are not resampled.
+    /// Number of positions of tokens before the patches, which are not resampled.
     pub prefix: usize,
     pub from: [usize; 2],
     pub to: [usize; 2],
@@ -124,8 +124,8 @@ impl Resampled {
     }
 }
 
-/// Asserts that every parameter of a graph has one location of its size, and that the locations fill their tensors.
-/// Returns the number of tensors.
+/// Asserts that every parameter of a graph has one location of its size, and that the locations fill their tensors. Returns the
+/// number of tensors.
 #[cfg(test)]
 pub(super) fn assert_filled(graph: &flatout_ir::Graph, table: &[Stored]) -> usize {
     let mut filled: std::collections::BTreeMap<&str, Vec<usize>> = Default::default();

@@ -1,6 +1,6 @@
-//! Vision transformers as timm publishes them: a `config.json` with an `architecture`, whose name determines the
-//! dimensions, and `model_args` that change them, and tensors that hold q, k and v together. The variants of DINOv2,
-//! CLIP and SigLIP and those with registers are part of the name.
+//! Vision transformers as timm publishes them: a `config.json` whose `architecture` determines the dimensions and `model_args`
+//! change them, and tensors with q, k and v in one. The variants of DINOv2, CLIP and SigLIP and those with registers are part
+//! of the name.
 
 use serde_json::{Map, Value, json};
 
@@ -335,7 +335,7 @@ fn write(c: &VitConfig) -> Result<Value, String> {
     Ok(config)
 }
 
-/// The location of every weight.
+/// Location of every weight.
 fn stored(c: &VitConfig) -> Result<Vec<Stored>, String> {
     fits(c)?;
     let (d, f, grid) = (c.width, c.ffn(), c.grid());

@@ -20,13 +20,13 @@ pub(crate) struct Files {
     pub holds: fn(&VitConfig) -> bool,
     /// The `config.json`, or the key that the format does not support.
     pub write: fn(&VitConfig, &str) -> Result<Value, String>,
-    /// The location of every weight.
+    /// Location of every weight.
     pub stored: fn(&VitConfig) -> Result<Vec<Stored>, String>,
     /// Prefixes of the body's tensors, which files of the body alone omit.
     pub bases: &'static [&'static str],
     /// Whether a tensor, by its name after the base, belongs to a part that the classifier does not read.
     pub is_redundant: fn(&str) -> bool,
-    /// The tensor of positions to resample to the grid of the model's own images, where the format requires it.
+    /// Positions to resample to the grid of the model's own images, where the format requires it.
     pub resampled: fn(&VitConfig) -> Option<Resampled>,
     /// The fields of `config.json` that name the classes.
     pub label_fields: fn(&[String]) -> Map<String, Value>,
@@ -68,8 +68,8 @@ impl Files {
     }
 }
 
-/// The positions to resample, by the name of their tensor, if their grid differs from the images': these libraries
-/// require the positions of the model's own images.
+/// The positions to resample, by the name of their tensor, if their grid differs from the images': these libraries require the
+/// positions of the model's own images.
 pub(super) fn of_its_images(c: &VitConfig, theirs: &'static str) -> Option<Resampled> {
     let (from, to) = ([c.grid(); 2], c.patches());
     let prefix = c.prefix_positions();
@@ -192,8 +192,8 @@ mod tests {
         assert!(scaled.write("float32", &[], &[]).unwrap_err().contains("`model.layer_scale`: none"));
     }
 
-    /// The published file of facebook/deit-base-distilled-patch16-224, reduced to the fields that are read; its two
-    /// heads are not read.
+    /// The published file of facebook/deit-base-distilled-patch16-224, reduced to the fields that are read; its two heads are
+    /// not read.
     #[test]
     fn deit_reads_and_is_written_back() {
         let config = |class: &str| {

@@ -1,8 +1,8 @@
 //! ViT and DeiT as the `transformers` library describes them: reads and writes `config.json`, and locates the weights.
 //!
-//! timm has the same ViT under other names, so `model.library` selects the format of an export. DeiT's distillation
-//! token is a register with a position: its classifier reads the class token. The two heads of a distilled model are
-//! not read: such a file is a body that gets a new head.
+//! timm has the same ViT under other names, so `model.library` selects the format of an export. DeiT's distillation token is a
+//! register with a position: its classifier reads the class token. The two heads of a distilled model are not read: such a file
+//! is a body that gets a new head.
 
 use serde_json::{Value, json};
 
@@ -47,7 +47,7 @@ struct VitVariant {
     model_type: &'static str,
     class: &'static str,
     bodies: &'static [&'static str],
-    /// The number of tokens beside the class token, all with a position.
+    /// Number of tokens beside the class token, all with a position.
     registers: usize,
 }
 
@@ -138,7 +138,7 @@ fn write(c: &VitConfig, dtype: &str, kind: &VitVariant) -> Result<Value, String>
     Ok(config)
 }
 
-/// The location of every weight.
+/// Location of every weight.
 fn stored(c: &VitConfig, kind: &VitVariant) -> Result<Vec<Stored>, String> {
     fits(c, kind)?;
     let names = Names {

@@ -7,8 +7,8 @@ use flatout_ir::{Builder, DType, Tensor};
 use crate::form::ImageForm;
 use crate::images::Mix;
 
-/// Results `loss` and `weight` for logits [B, C], weighted sums over images with the inputs `labels` and
-/// `label_weights`, and `class_logits` unless the form has dropout.
+/// Results `loss` and `weight` for logits [B, C], weighted sums over images with the inputs `labels` and `label_weights`, and
+/// `class_logits` unless the form has dropout.
 ///
 /// With q the target's distribution over classes, an image's loss is lse - sum of q * logits.
 pub fn loss<'g>(b: &'g Builder, logits: Tensor<'g>, mix: Option<Mix<'g>>, form: &ImageForm) {

@@ -18,12 +18,12 @@ pub fn answers(b: &Builder, rows: usize) -> Tensor<'_> {
     b.input("answers", DType::I32, &[rows])
 }
 
-/// The results of a form over tokens, from states x [T, D] and a head [V, D]; a form that trims its last block passes
-/// the states of the rows that are read, x [R, D]. Logits are bounded by the cap.
+/// The results of a form over tokens, from states x [T, D] and a head [V, D]; a form that trims its last block passes the
+/// states of the rows that are read, x [R, D]. Logits are bounded by the cap.
 ///
-/// Compared answers have the results of [`preference`]. Otherwise `loss` and `weight` are weighted sums over tokens,
-/// all or those that are read, with the inputs `targets` and `weights`; `logits` are those of every token or, in a
-/// cached form, of the tokens that the input `last` names, and `drawn` are the tokens sampled after these.
+/// Compared answers have the results of [`preference`]. Otherwise `loss` and `weight` are weighted sums over tokens, all or
+/// those that are read, with the inputs `targets` and `weights`; `logits` are those of every token or, in a cached form, of the
+/// tokens that the input `last` names, and `drawn` are the tokens sampled after these.
 #[track_caller]
 pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>, cap: Cap) {
     match form {

@@ -1,7 +1,7 @@
 //! Preferences: how much more likely a model makes preferred answers, compared with a reference model.
 //!
-//! R rows that are read, A answers, P pairs: answer p is the chosen one of pair p and answer P + p the rejected one.
-//! For an answer, a is the sum of its tokens' log-probabilities, a0 that of the reference, n its number of tokens.
+//! R rows that are read, A answers, P pairs: answer p is the chosen one of pair p and answer P + p the rejected one. For an
+//! answer, a is the sum of its tokens' log-probabilities, a0 that of the reference, n its number of tokens.
 
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::{Builder, DType, Op, Tensor};
@@ -51,7 +51,7 @@ impl PreferenceLoss {
 pub struct Preference {
     pub loss: PreferenceLoss,
     pub beta: f64,
-    /// The fraction of pairs assumed to be labelled the wrong way round, e.
+    /// Fraction of pairs assumed to be labelled the wrong way round, e.
     pub label_smoothing: f64,
     pub margin: f64,
     /// The weight of the chosen answer's mean loss, which is added.
@@ -60,9 +60,9 @@ pub struct Preference {
     pub answers: usize,
 }
 
-/// Results `loss` and `weight`, sums over pairs or judged answers, and sums for monitoring. The input `answer_of`, i32
-/// [R], has the answer of each row, or -1; `present` is 1 for each actual pair or answer, `reference` is a0. Judged
-/// answers have the inputs `wanted`, 1 or 0, and `baseline`, z. With `scored` also [`ANSWER_LOGP`] [A].
+/// Results `loss` and `weight`, sums over pairs or judged answers, and sums for monitoring. The input `answer_of`, i32 [R], has
+/// the answer of each row, or -1; `present` is 1 for each actual pair or answer, `reference` is a0. Judged answers have the
+/// inputs `wanted`, 1 or 0, and `baseline`, z. With `scored` also [`ANSWER_LOGP`] [A].
 pub fn results<'g>(b: &'g Builder, of: &Preference, logp: Tensor<'g>, weight: Tensor<'g>, scored: bool) {
     let (rows, answers) = (logp.dims()[0], of.answers);
     let answer_of = b.input("answer_of", DType::I32, &[rows]);
@@ -165,8 +165,8 @@ fn judged<'g>(b: &'g Builder, of: &Preference, gain: Tensor<'g>) {
     }
 }
 
-/// log s(x) = -log(1 + exp(-x)), shifted so that no exponential overflows. Its gradient is exact everywhere, including
-/// 0, where training starts.
+/// log s(x) = -log(1 + exp(-x)), shifted so that no exponential overflows. Its gradient is exact everywhere, including 0, where
+/// training starts.
 fn log_sigmoid(x: Tensor<'_>) -> Tensor<'_> {
     let shift = (-x).map(E::Relu).map(E::StopGradient);
     -(shift + ((-shift).exp() + (-x - shift).exp()).log())

@@ -2,8 +2,8 @@
 
 use flatout_ir::{Builder, DType, Tensor};
 
-/// Results `loss` and `weight` for pooled states [S, D] under a head [C, D], weighted sums over texts with the inputs
-/// `labels` and `label_weights`, and on request `class_logits` [S, C].
+/// Results `loss` and `weight` for pooled states [S, D] under a head [C, D], weighted sums over texts with the inputs `labels`
+/// and `label_weights`, and on request `class_logits` [S, C].
 ///
 /// The `bias` [C] of the classes is a column of the head for a state element that is always 1.
 pub fn loss<'g>(

@@ -85,7 +85,7 @@ impl Vision {
         }
     }
 
-    /// The number of trained values, beside a text model of this width.
+    /// Number of trained values, beside a text model of this width.
     pub fn parameters(&self, text_width: usize) -> u64 {
         match self {
             Vision::Qwen3Vl(tower) => tower.parameters(text_width),
@@ -93,8 +93,7 @@ impl Vision {
         }
     }
 
-    /// Whether such a tower exists beside a text model with these layers and tokens; otherwise one sentence that names
-    /// the key.
+    /// Whether such a tower exists beside a text model with these layers and tokens; otherwise one sentence that names the key.
     pub fn validate(&self, text_layers: usize, vocab: usize) -> Result<(), String> {
         match self {
             Vision::Qwen3Vl(tower) => tower.validate(text_layers, vocab),
@@ -119,7 +118,7 @@ impl Vision {
         }
     }
 
-    /// The smallest extents of a graph with all parameters.
+    /// Smallest extents of a graph with all parameters.
     pub fn least(&self) -> ImageExtents {
         match self {
             Vision::Qwen3Vl(v) => {
@@ -134,8 +133,7 @@ impl Vision {
 pub struct Features<'g> {
     pub main: Tensor<'g>,
     pub deep: Vec<Tensor<'g>>,
-    /// The slot of each sequence's last state, f32 [sequences, width of the text], for a tower that builds queries from
-    /// it.
+    /// The slot of each sequence's last state, f32 [sequences, width of the text], for a tower that builds queries from it.
     pub states: Option<SlotId>,
 }
 
@@ -145,7 +143,7 @@ pub struct Beside<'a, 'g> {
     pub init_std: f64,
     /// The blocks and the final norm over rows [T, width] at positions i32 [1, T].
     pub body: &'a dyn Fn(Tensor<'g>, Tensor<'g>, Sight<'g>) -> Tensor<'g>,
-    /// The number of sequences in the cache, if the graph has one.
+    /// Number of sequences in the cache, if the graph has one.
     pub cached: Option<usize>,
     /// Whether the features are an input, so that the graph has no tower.
     pub features_given: bool,
@@ -154,8 +152,7 @@ pub struct Beside<'a, 'g> {
 /// The first key of the tower's nodes, far above those of the text model and below those of adapters' dropout.
 const TOWER_KEYS: u64 = 1 << 32;
 
-/// The features of images, from a tower with its inputs, and the input `seen`, i32 [T]: the feature row of each token,
-/// or -1.
+/// The features of images, from a tower with its inputs, and the input `seen`, i32 [T]: the feature row of each token, or -1.
 #[track_caller]
 pub fn features<'g>(
     b: &'g Builder,

@@ -104,17 +104,17 @@ impl VitConfig {
         self.prefix() + self.patches().iter().product::<usize>()
     }
 
-    /// The number of tokens before the patches.
+    /// Number of tokens before the patches.
     pub fn prefix(&self) -> usize {
         usize::from(self.class_token) + self.registers
     }
 
-    /// The number of those tokens, from the first, that have a learned position.
+    /// Number of those tokens, from the first, that have a learned position.
     pub fn prefix_positions(&self) -> usize {
         self.prefix_positions.unwrap_or(usize::from(self.class_token))
     }
 
-    /// The number of elements that the head reads per image.
+    /// Number of elements that the head reads per image.
     pub fn pooled(&self) -> usize {
         if self.pooling == Pooling::ClsMean { 2 * self.width } else { self.width }
     }
@@ -212,7 +212,7 @@ impl VitConfig {
     }
 }
 
-/// The largest side in pixels; products of extents then stay far below 64 bits.
+/// Largest side in pixels; products of extents then stay far below 64 bits.
 const MAX_SIDE: usize = 1 << 14;
 const MAX_REGISTERS: usize = 1 << 10;
 

@@ -8,7 +8,6 @@ use crate::types::{DType, TensorType};
 pub struct Adapter {
     /// Several adapters with different names at one weight add up.
     pub name: String,
-    /// The path of the weight.
     pub weight: String,
     pub rank: usize,
     /// s = alpha / R.
@@ -62,9 +61,9 @@ impl Adapter {
         format!("{SCOPE}{}.{}.{what}", self.name, self.weight)
     }
 
-    /// The trained tensors of an adapter of a weight [out, in], with their first values: A as in PyTorch's linear
-    /// layer, uniform within 1 / sqrt(in), or for an embedding as in PyTorch's embedding; and B zero, so that the
-    /// adapted model starts equal to the base.
+    /// The trained tensors of an adapter of a weight [out, in], with their first values: A as in PyTorch's linear layer,
+    /// uniform within 1 / sqrt(in), or for an embedding as in PyTorch's embedding; and B zero, so that the adapted model starts
+    /// equal to the base.
     pub fn parameters(&self, [out, inner]: [usize; 2]) -> Vec<Slot> {
         let slot = |path: String, dims: &[usize], init: Init| Slot {
             path,

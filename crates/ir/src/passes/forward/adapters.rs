@@ -1,20 +1,19 @@
 //! Low-rank adapters (LoRA, DoRA) beside frozen weights, as a rewrite of the model's products.
 //!
-//! y = x W^T becomes v = y + s (drop(x) A^T) B^T with A [R, in], B [out, R] and s = alpha / R. With DoRA it is g * v,
-//! where g = m / ||W + s B A|| by rows: m [out] is trained, and the norm is a constant of the backward pass. The norm
-//! depends on parameters alone, so it is read from a slot that `adapter_norms` writes once per update.
+//! y = x W^T becomes v = y + s (drop(x) A^T) B^T with A [R, in], B [out, R] and s = alpha / R. With DoRA it is g * v, where g =
+//! m / ||W + s B A|| by rows: m [out] is trained, and the norm is a constant of the backward pass. The norm depends on
+//! parameters alone, so it is read from a slot that `adapter_norms` writes once per update.
 //!
-//! Where there are many rows, g is folded into the weights, x (g W)^T + (drop(x) A^T) (s g B)^T: a pass over the
-//! weights, not over the activations. m's gradient is then the sum of dz z / m over rows. The graph expresses this by a
-//! factor m / m with a stop-gradient on the divisor: its value is 1 and its gradient is right, and `held_ratios`
-//! removes it once its gradient is in the graph.
+//! Where there are many rows, g is folded into the weights, x (g W)^T + (drop(x) A^T) (s g B)^T: a pass over the weights, not
+//! over the activations. m's gradient is then the sum of dz z / m over rows. The graph expresses this by a factor m / m with a
+//! stop-gradient on the divisor: its value is 1 and its gradient is right, and `held_ratios` removes it once its gradient is in
+//! the graph.
 //!
-//! The pass follows `merge`. Where one product serves q, k and v, their As also lie side by side and are one product, u
-//! = drop(x) [Aq, Ak, Av]^T, and so are their Bs: y + u C^T, where C [out, 3 R] has each B in the rows of its weight
-//! and the columns of its A. With many rows `joined_products` makes [x, u] [W, C]^T of it. Where adapters differ in
-//! rank or scale, or only some of the weights have one, each B adds onto its columns of y, which is then read and
-//! written once more. The dropout mask of an input is the same for all its readers, so the result does not depend on
-//! what was merged.
+//! The pass follows `merge`. Where one product serves q, k and v, their As also lie side by side and are one product, u =
+//! drop(x) [Aq, Ak, Av]^T, and so are their Bs: y + u C^T, where C [out, 3 R] has each B in the rows of its weight and the
+//! columns of its A. With many rows `joined_products` makes [x, u] [W, C]^T of it. Where adapters differ in rank or scale, or
+//! only some of the weights have one, each B adds onto its columns of y, which is then read and written once more. The dropout
+//! mask of an input is the same for all its readers, so the result does not depend on what was merged.
 //!
 //! The embedding table and the head of a decoder have adapters only where these are named explicitly (`ends`).
 
@@ -37,15 +36,15 @@ use crate::types::{DType, TensorType};
 /// The suffix of the paths of all operations of adapters.
 pub const NODES: &str = ".adapter";
 
-/// The number of adapted weights, and of the products that compute the inputs of their Bs.
+/// Number of adapted weights, and of the products that compute the inputs of their Bs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Adapted {
     pub weights: usize,
     pub products: usize,
 }
 
-/// The weights that can have an adapter, with their extents: matrices of layers that rows are multiplied by, the table
-/// of tokens, and the head.
+/// The weights that can have an adapter, with their extents: matrices of layers that rows are multiplied by, the table of
+/// tokens, and the head.
 pub fn adaptable(g: &Graph) -> Vec<(&str, [usize; 2])> {
     let mut found: Vec<(&str, [usize; 2])> = vec![];
     for node in &g.nodes {
@@ -98,7 +97,6 @@ impl<'a> Site<'a> {
     }
 }
 
-/// The context in which adapters are added.
 #[derive(Clone, Copy)]
 pub struct AdapterContext<'a> {
     pub update: &'a Update,
@@ -151,7 +149,7 @@ struct AdaptedWeight<'a> {
     adapters: Vec<&'a Adapter>,
 }
 
-/// The weights that a slot was merged from, in order; the weight itself where it was not merged.
+/// The weights that a slot was merged from, in order, or the weight itself.
 fn parts<'a>(g: &'a Graph, site: &Site<'a>, adapters: &'a [Adapter]) -> Vec<AdaptedWeight<'a>> {
     let mut inside: Vec<(usize, &Slot)> =
         g.slots.iter().filter_map(|s| Some((s.part.filter(|p| p.of == site.slot)?.offset, s))).collect();
@@ -175,7 +173,7 @@ struct Factor {
     m: Option<Value>,
 }
 
-/// The number of rows of an adapter's weight.
+/// Number of rows of an adapter's weight.
 fn rows_beside(parts: &[AdaptedWeight<'_>], adapter: &Adapter) -> usize {
     parts.iter().find(|p| p.weight == adapter.weight).expect("adapters are of parts").rows
 }
@@ -185,11 +183,11 @@ struct AdapterPass<'a> {
     context: AdapterContext<'a>,
     /// Inputs after dropout, by the bits of its probability.
     dropped: HashMap<(Value, u32), Value>,
-    /// The number of inputs of a weight that dropout applies to, by the bits of its probability: one per application.
+    /// Number of dropped inputs of a weight, by the bits of the probability: one per application.
     drawn: HashMap<(&'a str, u32), usize>,
     /// The row masks of each weight, by the weights' numbers of rows.
     rows_inside: HashMap<Vec<usize>, Vec<Value>>,
-    /// The number of products that compute inputs of Bs.
+    /// Number of products that compute inputs of Bs.
     products: usize,
 }
 
@@ -245,8 +243,8 @@ impl<'a> AdapterPass<'a> {
         Ok(())
     }
 
-    /// Whether the product's factors are folded into its weights. With fewer rows than the weight has columns, scaling
-    /// the activations is cheaper.
+    /// Whether the product's factors are folded into its weights. With fewer rows than the weight has columns, scaling the
+    /// activations is cheaper.
     fn folds(&self, id: NodeId) -> bool {
         let old = self.replay.old;
         self.context.folds && old.node(id).outs[0].dims[0] >= old.dims(old.node(id).ins[0])[1]
@@ -273,8 +271,8 @@ impl<'a> AdapterPass<'a> {
         Ok(self.product_with_transposed(seen, a, id))
     }
 
-    /// Whether a group has one adapter for each weight of the product, all of one rank and scale, with Bs that have the
-    /// same update rule.
+    /// Whether a group has one adapter for each weight of the product, all of one rank and scale, with Bs that have the same
+    /// update rule.
     fn is_even(&self, group: &[&'a Adapter], parts: &[AdaptedWeight<'a>]) -> bool {
         let first = group[0];
         let rule = |a: &Adapter| self.context.update.rule(&a.b(), 2);
@@ -282,8 +280,8 @@ impl<'a> AdapterPass<'a> {
         group.iter().map(|a| a.weight.as_str()).eq(parts.iter().map(|p| p.weight)) && group.iter().all(alike)
     }
 
-    /// The right factor of u of an even group, [out, sum of ranks]: block-diagonal, every B in the rows of its weight
-    /// and the columns of u that its A computes, times s and its rows of `folded`.
+    /// The right factor of u of an even group, [out, sum of ranks]: block-diagonal, every B in the rows of its weight and the
+    /// columns of u that its A computes, times s and its rows of `folded`.
     fn blocks(
         &mut self,
         id: NodeId,
@@ -311,8 +309,8 @@ impl<'a> AdapterPass<'a> {
         self.add(Op::Concat { axis: 1 }, blocks, id)
     }
 
-    /// For each of several weights stacked by rows, a mask over all rows: 1 for its own, 0 elsewhere. Products of such
-    /// weights share the masks.
+    /// For each of several weights stacked by rows, a mask over all rows: 1 for its own, 0 elsewhere. Products of such weights
+    /// share the masks.
     fn rows_inside(&mut self, rows: &[usize]) -> Vec<Value> {
         if let Some(known) = self.rows_inside.get(rows) {
             return known.clone();
@@ -401,7 +399,6 @@ impl<'a> AdapterPass<'a> {
         }
     }
 
-    /// a b^T.
     fn product_with_transposed(&mut self, a: Value, b: Value, id: NodeId) -> Value {
         self.add(plain(false, true, DType::F32, Compute::Full), vec![a, b], id)
     }
@@ -422,8 +419,8 @@ impl<'a> AdapterPass<'a> {
         groups
     }
 
-    /// B of every adapter of a group, its rows times those of `factors`. Where all are DoRA's of one rank they are rows
-    /// of one slot, and scaled in one pass.
+    /// B of every adapter of a group, its rows times those of `factors`. Where all are DoRA's of one rank they are rows of one
+    /// slot, and scaled in one pass.
     fn b_factors(
         &mut self,
         id: NodeId,
@@ -507,8 +504,7 @@ impl<'a> AdapterPass<'a> {
         Ok(node.out(0))
     }
 
-    /// The coordinates by which dropout draws for the rows of x. Gathered rows have the coordinates of their source
-    /// rows.
+    /// The coordinates by which dropout draws for rows of x; gathered rows have those of their source.
     fn draw_rows(&mut self, id: NodeId, x: Value) -> Result<Value, Refusal> {
         let Some(gather) = gathered_from(&self.replay.new, x) else {
             let rows = self.replay.new.dims(x)[0];
@@ -576,7 +572,6 @@ impl<'a> AdapterPass<'a> {
         self.add(Op::Read { slot }, vec![], id)
     }
 
-    /// The extent of the product's input.
     fn inner(&self, id: NodeId) -> usize {
         let old = self.replay.old;
         old.dims(old.node(id).ins[0])[1]
@@ -650,8 +645,7 @@ impl<'a> AdapterPass<'a> {
     }
 }
 
-/// The operation that gathered the rows of x from another tensor of activations, traced back through operations that
-/// keep rows.
+/// The operation that gathered the rows of x from another tensor of activations, traced back through operations that keep rows.
 fn gathered_from(g: &Graph, x: Value) -> Option<NodeId> {
     let mut at = x;
     loop {
@@ -668,8 +662,8 @@ fn gathered_from(g: &Graph, x: Value) -> Option<NodeId> {
     }
 }
 
-/// The key of an adapter's dropout: a function of a path, so that it does not depend on how products were merged. It
-/// lies far above the keys that are counted.
+/// The key of an adapter's dropout: a function of a path, so that it does not depend on how products were merged. It lies far
+/// above the keys that are counted.
 fn key(of: &str) -> u64 {
     let hash =
         of.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));

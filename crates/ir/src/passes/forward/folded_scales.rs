@@ -1,6 +1,6 @@
-//! Folds a learned scale after a linear layer into its weight and bias: (x W + b) s = x (W s) + b s. Scaling is then a
-//! pass over the weight, not over the activations, and the scale's gradient comes from the weight's: the gradients of
-//! the scaled weight and bias, times W and b and summed, are ds.
+//! Folds a learned scale after a linear layer into its weight and bias: (x W + b) s = x (W s) + b s. Scaling is then a pass
+//! over the weight, not over the activations, and the scale's gradient comes from the weight's: the gradients of the scaled
+//! weight and bias, times W and b and summed, are ds.
 
 use std::collections::HashMap;
 
@@ -68,8 +68,8 @@ fn fold(replay: &mut Replay<'_>, scaled: &Scaled) {
     replay.set(times.out(0), out);
 }
 
-/// The scaled product that begins with `product`. Only where there are more rows than in the weight: otherwise the pass
-/// over the weight would be the longer one.
+/// The scaled product that begins with `product`. Only where there are more rows than in the weight: otherwise the pass over
+/// the weight would be the longer one.
 fn scaled(find: &Readers<'_>, product: NodeId) -> Option<Scaled> {
     let node = find.g.node(product);
     let Op::Product { ta, base: false, epilogue: Epilogue::None, .. } = node.op else { return None };

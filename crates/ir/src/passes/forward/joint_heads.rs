@@ -1,5 +1,5 @@
-//! Norms and rotates queries and keys that lie side by side in one pass over memory, with weights that then lie side by
-//! side as well. Readers take slices, which cost nothing.
+//! Norms and rotates queries and keys that lie side by side in one pass over memory, with weights that then lie side by side as
+//! well. Readers take slices, which cost nothing.
 
 use std::collections::HashMap;
 
@@ -61,8 +61,7 @@ pub fn joint_heads(g: &Graph, update: &Update) -> (Graph, usize) {
     (without_dead(&replay.finish()), joined)
 }
 
-/// The heads that a node norms and rotates, where they are columns of a wider tensor and the weight is a slot of its
-/// own.
+/// The heads that a node norms and rotates, where they are columns of a wider tensor and the weight is a slot of its own.
 fn heads(g: &Graph, id: NodeId) -> Option<Heads> {
     let node = g.node(id);
     let Op::QkNormRope { weight, first: 0, .. } = node.op else { return None };

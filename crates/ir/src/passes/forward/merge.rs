@@ -1,10 +1,10 @@
-//! Merges products of one input by several weights into one product: the weights lie side by side in memory and are
-//! parts of the merged weight. The outputs are slices, which cost nothing. Where a bias follows each product, the
-//! biases are merged too: one addition, and slices of the sum.
+//! Merges products of one input by several weights into one product: the weights lie side by side in memory and are parts of
+//! the merged weight. The outputs are slices, which cost nothing. Where a bias follows each product, the biases are merged too:
+//! one addition, and slices of the sum.
 //!
-//! Weights may be applied several times, to several inputs: they are one slot, and every application is one product.
-//! Every input multiplied by one of them must be multiplied by all of them; of weights some of which are also read
-//! without the others, those that are always read together are merged.
+//! Weights may be applied several times, to several inputs: they are one slot, and every application is one product. Every
+//! input multiplied by one of them must be multiplied by all of them; of weights some of which are also read without the
+//! others, those that are always read together are merged.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::passes::options::Update;
 use crate::replay::{Replay, users, without_dead};
 use crate::types::TensorType;
 
-/// The number of products merged, and of the products that they became, by kind.
+/// Number of products merged, and of the products that they became, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Merged {
     pub qkv: usize,
@@ -139,9 +139,8 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    /// Sets of weights with the same update rule that several two-axis products `x w^T` apply to a shared x. Every such
-    /// x is multiplied by all weights of the set, and by no other weight that is also read elsewhere. In the order of
-    /// the graph.
+    /// Sets of weights with the same update rule that several two-axis products `x w^T` apply to a shared x. Every such x is
+    /// multiplied by all weights of the set, and by no other weight that is also read elsewhere. In the order of the graph.
     fn families(&self) -> Vec<Family> {
         let reads = reads(self.g);
         let together = self.products_by_input();
@@ -264,7 +263,6 @@ impl Finder<'_> {
     }
 }
 
-/// Products of one input.
 struct InputProducts {
     x: Value,
     products: Vec<NodeId>,

@@ -1,5 +1,5 @@
-//! Fuses neighbours that one kernel computes in one pass over memory: addition and norm, norm and rotation, gate, up
-//! and their dropout.
+//! Fuses neighbours that one kernel computes in one pass over memory: addition and norm, norm and rotation, gate, up and their
+//! dropout.
 
 use std::collections::{HashMap, HashSet};
 

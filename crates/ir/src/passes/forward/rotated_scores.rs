@@ -1,8 +1,8 @@
-//! Linear attention rotates queries that are also the keys as it reads them, and rotates their gradient back as it
-//! writes it: the rotated tensor is never stored and not recomputed for the backward pass.
+//! Linear attention rotates queries that are also the keys as it reads them, and rotates their gradient back as it writes it:
+//! the rotated tensor is never stored and not recomputed for the backward pass.
 //!
-//! Pairs must be interleaved, so that any piece of a row can be rotated. Segments must fit in one tile: longer ones are
-//! read once for each tile and would be rotated as often.
+//! Pairs must be interleaved, so that any piece of a row can be rotated. Segments must fit in one tile: longer ones are read
+//! once for each tile and would be rotated as often.
 
 use crate::graph::{Graph, NodeId, Value};
 use crate::ops::Op;

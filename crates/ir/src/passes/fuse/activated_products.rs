@@ -1,5 +1,5 @@
-//! Fuses products with the activation after them and, in the backward pass, with its slope, the row sum that is the
-//! gradient of a bias, and the recomputed activation: all while the product's rows are still in registers.
+//! Fuses products with the activation after them and, in the backward pass, with its slope, the row sum that is the gradient of
+//! a bias, and the recomputed activation: all while the product's rows are still in registers.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,8 +17,7 @@ use crate::replay::{Replay, without_dead};
 use crate::target::Target;
 use crate::types::DType;
 
-/// Fuses products with activations, and with their slopes, where the target has kernels for it; returns the numbers of
-/// both.
+/// Fuses products with activations and with slopes, where the target has kernels; returns both numbers.
 pub fn activated_products(g: &Graph, target: &Target) -> (Graph, [usize; 2]) {
     let has = |op: OpKind| target.kernel(op, DType::BF16).is_some();
     if !has(OpKind::ActivatedProduct) || !has(OpKind::ActivatedProductGrad) {
@@ -55,8 +54,8 @@ pub fn activated_products(g: &Graph, target: &Target) -> (Graph, [usize; 2]) {
     (without_dead(&replay.finish()), counts)
 }
 
-/// Whether a node is a product of two bf16 matrices in bf16, the first not transposed; if so, whether the second is
-/// transposed, and the epilogue.
+/// Whether a node is a product of two bf16 matrices in bf16, the first not transposed; if so, whether the second is transposed,
+/// and the epilogue.
 fn product(g: &Graph, id: NodeId) -> Option<(bool, Epilogue)> {
     let node = g.node(id);
     let Op::Product { ta: false, tb, out: DType::BF16, base: false, compute: Compute::Full, epilogue } =

@@ -1,5 +1,5 @@
-//! Bundles small elementwise nodes that only the end of a plan reads into one launch: a micro-batch adds the gradients
-//! of every norm and bias to their sums, and separate launches would take longer to start than to run.
+//! Bundles small elementwise nodes that only the end of a plan reads into one launch: a micro-batch adds the gradients of every
+//! norm and bias to their sums, and separate launches would take longer to start than to run.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,7 +15,7 @@ const SMALL: usize = 1 << 15;
 /// The most tensors per launch: each is an argument, and arguments are limited to 4 KiB.
 const MOST_TENSORS: usize = 300;
 
-/// The number of bundles, and of the regions and single nodes inside them.
+/// Number of bundles, and of the regions and single nodes inside them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bundled {
     pub bundles: usize,
@@ -45,8 +45,7 @@ pub fn bundles(g: &Graph) -> (Graph, Bundled) {
     (replay.finish(), Bundled { bundles: chunks.len(), nodes: moved.len() })
 }
 
-/// Small elementwise nodes that no node reads and that may run last: only they themselves overwrite the slots that they
-/// read.
+/// Small elementwise nodes that no node reads and that may run last: only they themselves overwrite the slots that they read.
 fn ends(g: &Graph) -> Vec<NodeId> {
     let users = users(g);
     let mut written: HashMap<SlotId, Vec<(SlotId, NodeId)>> = HashMap::new();

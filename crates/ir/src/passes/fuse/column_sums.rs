@@ -1,6 +1,6 @@
-//! Sums over rows are computed by the operation that computes the rows. The gradient of a bias is the sum over rows of
-//! a gradient that an elementwise region, or the gradient of a norm, has just written: that operation has every element
-//! in registers, whereas a separate sum reads them all again. A value that is only summed is not written at all.
+//! Sums over rows are computed by the operation that computes the rows. The gradient of a bias is the sum over rows of a
+//! gradient that an elementwise region, or the gradient of a norm, has just written: that operation has every element in
+//! registers, whereas a separate sum reads them all again. A value that is only summed is not written at all.
 
 use std::collections::HashMap;
 

@@ -1,8 +1,8 @@
-//! Fuses a norm, the residual addition after it and the norm after that into one operation, and likewise their
-//! gradients where the weights are frozen: the values between them no longer cross memory.
+//! Fuses a norm, the residual addition after it and the norm after that into one operation, and likewise their gradients where
+//! the weights are frozen: the values between them no longer cross memory.
 //!
-//! A sum h = x + norm(y) can be recomputed from x and y, and the gradient then reads those instead. Where x is kept for
-//! the previous gradient anyway this is free, so every other sum of the residual stream need not be kept.
+//! A sum h = x + norm(y) can be recomputed from x and y, and the gradient then reads those instead. Where x is kept for the
+//! previous gradient anyway this is free, so every other sum of the residual stream need not be kept.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,8 +15,8 @@ use crate::replay::Replay;
 use crate::target::Target;
 use crate::types::DType;
 
-/// Fuses norms in pairs where the target has kernels for it. Also returns the new number of forward nodes, and the
-/// numbers of pairs fused forward and backward.
+/// Fuses norms in pairs where the target has kernels for it. Also returns the new number of forward nodes, and the numbers of
+/// pairs fused forward and backward.
 pub fn double_norms(g: &Graph, forward: usize, target: &Target) -> (Graph, usize, [usize; 2]) {
     let has = |op: OpKind| target.kernel(op, DType::BF16).is_some();
     if !has(OpKind::DoubleNorm) || !has(OpKind::DoubleNormGrad) {

@@ -1,5 +1,5 @@
-//! Fuses additions into the operation that computes one of the terms: products, scatters and the loss's weight gradient
-//! can add to a base. A gradient sum then needs no memory of its own and no second pass.
+//! Fuses additions into the operation that computes one of the terms: products, scatters and the loss's weight gradient can add
+//! to a base. A gradient sum then needs no memory of its own and no second pass.
 
 use crate::graph::{Graph, NodeId, Value};
 use crate::ops::Op;
@@ -36,8 +36,8 @@ pub fn epilogues(g: &Graph) -> (Graph, usize) {
     }
     for (id, node) in g.ids().zip(&g.nodes) {
         if let Some(sum) = waiting[id.0 as usize] {
-            // Where the base already exists, the sum moves to the term and not the term to the sum: a weight gradient
-            // deferred to the end of the backward pass would keep its operands alive until then.
+            // Where the base already exists, the sum moves to the term and not the term to the sum: a weight gradient deferred
+            // to the end of the backward pass would keep its operands alive until then.
             let (_, base) = sides(g, sum, id);
             if let Op::Read { slot } = g.node(base.node).op
                 && !replay.has(base)

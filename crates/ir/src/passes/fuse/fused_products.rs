@@ -1,5 +1,5 @@
-//! Fuses products with the bias and GELU of a layer, or its ReLU, and in the backward pass with GELU's slope. Each was
-//! a separate pass over memory.
+//! Fuses products with the bias and GELU of a layer, or its ReLU, and in the backward pass with GELU's slope. Each was a
+//! separate pass over memory.
 
 use std::collections::HashMap;
 
@@ -10,8 +10,8 @@ use crate::ops::epilogue::{Epilogue, with};
 use crate::passes::readers::Readers;
 use crate::replay::{Replay, without_dead};
 
-/// Fuses `product + bias`, `gelu(product + bias)` and `relu(product)` in a forward graph; returns the number of
-/// products with an epilogue.
+/// Fuses `product + bias`, `gelu(product + bias)` and `relu(product)` in a forward graph; returns the number of products with
+/// an epilogue.
 pub fn forward(g: &Graph) -> (Graph, usize) {
     let find = Readers::new(g);
     let mut replay = Replay::new(g);
@@ -92,8 +92,8 @@ fn relu(find: &Readers<'_>, id: NodeId) -> Option<NodeId> {
     find.only(id, E::Relu)
 }
 
-/// Fuses `product * gelu'(h)` in a graph with gradients; returns their number. The sum that is a bias's gradient stays
-/// a separate pass: a library's product that also sums takes longer than both.
+/// Fuses `product * gelu'(h)` in a graph with gradients; returns their number. The sum that is a bias's gradient stays a
+/// separate pass: a library's product that also sums takes longer than both.
 pub fn backward(g: &Graph) -> (Graph, usize) {
     let uses = g.uses();
     let once = |v: Value| uses[v.node.0 as usize][v.out as usize] == 1;

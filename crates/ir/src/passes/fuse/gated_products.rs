@@ -1,5 +1,5 @@
-//! Fuses products with the gated activation after them and, in the backward pass, with its gradient: gate and up are
-//! activated while the product still has them in registers, and the gradient of the activation's value is never stored.
+//! Fuses products with the gated activation after them and, in the backward pass, with its gradient: gate and up are activated
+//! while the product still has them in registers, and the gradient of the activation's value is never stored.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,8 +12,7 @@ use crate::replay::{Replay, without_dead};
 use crate::target::Target;
 use crate::types::DType;
 
-/// Fuses products with gated activations, and with their gradients, where the target has kernels for it; returns the
-/// numbers of both.
+/// Fuses products with gated activations and with their gradients, where the target has kernels; returns both numbers.
 pub fn gated_products(g: &Graph, target: &Target) -> (Graph, [usize; 2]) {
     let has = |op: OpKind| target.kernel(op, DType::BF16).is_some();
     if !has(OpKind::GatedProduct) || !has(OpKind::GatedProductGrad) {
@@ -64,8 +63,8 @@ fn is_product(g: &Graph, id: NodeId, transposed: bool) -> bool {
     is_plain && node.outs[0].rank() == 2 && node.ins.iter().all(|v| g.ty(*v).dtype == DType::BF16)
 }
 
-/// The activation that reads a product's first half as the gate and the other half as up, where both halves are read
-/// again: by its gradient.
+/// The activation that reads a product's first half as the gate and the other half as up, where both halves are read again: by
+/// its gradient.
 fn activation(readers: &Readers<'_>, product: NodeId) -> Option<NodeId> {
     let g = readers.g;
     is_product(g, product, true).then_some(())?;

@@ -1,5 +1,5 @@
-//! Groups elementwise nodes of one shape into regions: one launch that runs tile by tile, so values inside stay in
-//! cache and use no memory.
+//! Groups elementwise nodes of one shape into regions: one launch that runs tile by tile, so values inside stay in cache and
+//! use no memory.
 
 use std::collections::HashMap;
 
@@ -13,17 +13,17 @@ use crate::replay::{Replay, users};
 /// A region reads at most this many tensors, because each needs a tile.
 const MAX_INPUTS: usize = 12;
 const MAX_NODES: usize = 32;
-/// The number of elements up to which values are small.
+/// Number of elements up to which values are small.
 const FEW: usize = 4096;
-/// The number of launches between an activation and its slope that may overlap it: a weight's gradient, and a sum.
+/// Number of launches between an activation and its slope that may overlap it: a weight's gradient, and a sum.
 const NEAR: usize = 3;
 
-/// The number of regions, and of the elementwise nodes inside them.
+/// Number of regions, and of the elementwise nodes inside them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gathered {
     pub regions: usize,
     pub nodes: usize,
-    /// The number of elementwise nodes that stay single, with no neighbour to join.
+    /// Number of elementwise nodes that stay single, with no neighbour to join.
     pub single: usize,
 }
 
@@ -69,8 +69,8 @@ pub fn regions(g: &Graph) -> (Graph, Gathered) {
     (replay.finish(), gathered)
 }
 
-/// Moves slot reads, constants, views of early values and small values up to their sources, so that they do not
-/// separate elementwise neighbours.
+/// Moves slot reads, constants, views of early values and small values up to their sources, so that they do not separate
+/// elementwise neighbours.
 fn early(g: &Graph) -> Graph {
     let mut at: Vec<u32> = vec![0; g.nodes.len()];
     for (id, node) in g.ids().zip(&g.nodes) {
@@ -110,8 +110,8 @@ fn groups(g: &Graph) -> Vec<Vec<NodeId>> {
     grouping.groups
 }
 
-/// Groups of nodes. A node joins the groups of its inputs, all of them or one; an activation and its slope at the same
-/// input also form a group if they are close together.
+/// Groups of nodes. A node joins the groups of its inputs, all of them or one; a nearby activation and slope at the same input
+/// also form a group.
 struct Grouping<'a> {
     g: &'a Graph,
     groups: Vec<Vec<NodeId>>,

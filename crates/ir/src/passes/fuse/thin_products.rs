@@ -1,5 +1,5 @@
-//! Fuses dropouts into adapters' products that read or write the dropped tensor. A separate dropout would take another
-//! two passes over the wide tensor, longer than the product itself.
+//! Fuses dropouts into adapters' products that read or write the dropped tensor. A separate dropout would take another two
+//! passes over the wide tensor, longer than the product itself.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,8 +13,7 @@ use crate::replay::Replay;
 use crate::target::Target;
 use crate::types::DType;
 
-/// Fuses dropouts with the thin product after or before them, where the target has a kernel for it; returns their
-/// number.
+/// Fuses dropouts with the thin product after or before them, where the target has a kernel for it; returns their number.
 pub fn thin_products(g: &Graph, target: &Target) -> (Graph, usize) {
     if target.kernel(OpKind::ThinProduct, DType::BF16).is_none() {
         return (g.clone(), 0);

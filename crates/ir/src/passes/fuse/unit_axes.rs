@@ -1,12 +1,11 @@
-//! Computes small elementwise values in the shape in which they are read, so that adding or removing an axis of extent
-//! 1 does not separate neighbours. Gradients of biases are rows [1, N] that become vectors [N].
+//! Computes small elementwise values in the shape in which they are read, so that adding or removing an axis of extent 1 does
+//! not separate neighbours. Gradients of biases are rows [1, N] that become vectors [N].
 
 use crate::graph::{Graph, Value};
 use crate::ops::Op;
 use crate::replay::{Replay, users, without_dead};
 
-/// The most elements of a small value. Larger values stay where they are computed, so that their inputs need not be
-/// kept.
+/// The most elements of a small value. Larger values stay where they are computed, so that their inputs need not be kept.
 const SMALL: usize = 1 << 15;
 
 pub fn unit_axes(g: &Graph) -> Graph {

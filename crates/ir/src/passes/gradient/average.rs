@@ -1,14 +1,12 @@
-//! The running average of trained parameters: `apply` moves it towards the weights after every update, and evaluation
-//! reads it in their place.
+//! The running average of trained parameters: `apply` moves it towards the weights after every update, and evaluation reads it
+//! in their place.
 //!
-//! a' = a + r (p' - a) with r = max(1 - decay, 9 / (10 + n)) after n applied updates, which is the usual warm-up: the
-//! decay is min(decay, (1 + n) / (10 + n)), so that an average forgets first values as fast as it has seen later ones.
-//! A skipped update changes nothing. Averages are f32 and start as the weights; an update costs 12 more bytes of
-//! traffic per parameter.
+//! a' = a + r (p' - a) with r = max(1 - decay, 9 / (10 + n)) after n applied updates, which is the usual warm-up: the decay is
+//! min(decay, (1 + n) / (10 + n)), so that an average forgets first values as fast as it has seen later ones. A skipped update
+//! changes nothing. Averages are f32 and start as the weights; an update costs 12 more bytes of traffic per parameter.
 //!
-//! The pass comes last. Readers of averages cast them to bf16 beside their use, because a stored copy would have to be
-//! written by every update although few of them are evaluated; row norms of DoRA are computed from averages for the
-//! same reason.
+//! The pass comes last. Readers of averages cast them to bf16 beside their use, because a stored copy would have to be written
+//! by every update although few of them are evaluated; row norms of DoRA are computed from averages for the same reason.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -49,9 +47,9 @@ pub(super) fn moved<'g>(average: Tensor<'g>, weight: Tensor<'g>, rate: Tensor<'g
     average + (weight - average) * rate.reshape(&vec![1; dims.len()]).broadcast(&dims)
 }
 
-/// Makes evaluation, and the plans that generate samples beside it, read averages where `apply` updates any. Returns
-/// the number of parameters read as averages. Sharded averages are instead gathered into the slots of the weights
-/// before evaluation (`shards`).
+/// Makes evaluation, and the plans that generate samples beside it, read averages where `apply` updates any. Returns the number
+/// of parameters read as averages. Sharded averages are instead gathered into the slots of the weights before evaluation
+/// (`shards`).
 pub(crate) fn bind(graphs: &mut [(Role, Graph)], adapters: &[Adapter], divided: &[Divided]) -> usize {
     let Some((_, apply)) = graphs.iter().find(|(role, _)| *role == Role::Apply) else { return 0 };
     let gathered = shards::inside(apply, divided);
@@ -112,8 +110,7 @@ fn bound(g: &Graph, has_average: impl Fn(&str) -> bool, adapters: &[Adapter]) ->
     (replay.finish(), sources.len())
 }
 
-/// 1 / ||W + s B A|| for every slot of `g` that holds any; `beside` maps the paths of an adapter's tensors to those to
-/// read.
+/// 1 / ||W + s B A|| for every slot of `g` that holds any; `beside` maps the paths of an adapter's tensors to those to read.
 fn norms(
     b: &Builder,
     g: &Graph,

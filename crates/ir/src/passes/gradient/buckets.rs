@@ -1,14 +1,13 @@
 //! Buckets: the division of a region among the ranks of a shard group.
 //!
-//! The layout of a region does not depend on the number of ranks: a layer's parameters are a unit, which begins at a
-//! multiple of `CHUNK` elements. A bucket is a run of units that is exchanged at once. In the region's slots it ends in
-//! padding, so that every rank has equally many chunks of it; a rank's share of the region is the concatenation of its
-//! shares of all buckets. So a tensor, which lies in one unit, has one range of elements on a rank, and no chunk and no
-//! block of 8-bit moments is divided.
+//! The layout of a region does not depend on the number of ranks: a layer's parameters are a unit, which begins at a multiple
+//! of `CHUNK` elements. A bucket is a run of units that is exchanged at once. In the region's slots it ends in padding, so that
+//! every rank has equally many chunks of it; a rank's share of the region is the concatenation of its shares of all buckets. So
+//! a tensor, which lies in one unit, has one range of elements on a rank, and no chunk and no block of 8-bit moments is
+//! divided.
 //!
-//! Where an update needs whole matrices a rank has whole layers. A bucket is then a run of equal layers, the same
-//! number for each rank, padded with missing layers at its end: every rank has the same matrices, at the same offsets
-//! of its share.
+//! Where an update needs whole matrices a rank has whole layers. A bucket is then a run of equal layers, the same number for
+//! each rank, padded with missing layers at its end: every rank has the same matrices, at the same offsets of its share.
 
 use std::ops::Range;
 
@@ -21,11 +20,11 @@ use crate::passes::options::Options;
 pub struct Bucket {
     /// Its range in the layout.
     pub layout: Range<usize>,
-    /// The index of its first element in the region's slots.
+    /// Index of its first element in the region's slots.
     pub place: usize,
-    /// The index of its first element in a rank's share of the region.
+    /// Index of its first element in a rank's share of the region.
     pub at: usize,
-    /// The number of its elements on each rank, including padding.
+    /// Number of its elements on each rank, including padding.
     pub share: usize,
 }
 

@@ -1,9 +1,8 @@
-//! Differentiation: turns a forward graph with results `loss` (a weighted sum) and `weight` into the graph of one
-//! micro-batch, with forward and backward pass, and sums of gradients, loss and weight that accumulate over
-//! micro-batches.
+//! Differentiation: turns a forward graph with results `loss` (a weighted sum) and `weight` into the graph of one micro-batch,
+//! with forward and backward pass, and sums of gradients, loss and weight that accumulate over micro-batches.
 //!
-//! Results whose names begin with `sum.` are accumulated like the loss. Nothing is normalised here: `apply` does that
-//! once a step, so any split into micro-batches gives the same update.
+//! Results whose names begin with `sum.` are accumulated like the loss. Nothing is normalised here: `apply` does that once a
+//! step, so any split into micro-batches gives the same update.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
-//! Shards of frozen weights. Frozen weights have no region, because nothing updates them; where layers' weights are
-//! gathered as they are read, they are laid out in units and divided like trained ones, so a rank holds only its share
-//! of a large base beside small adapters.
+//! Shards of frozen weights. Frozen weights have no region, because nothing updates them; where layers' weights are gathered as
+//! they are read, they are laid out in units and divided like trained ones, so a rank holds only its share of a large base
+//! beside small adapters.
 
 use crate::graph::{Class, Graph, Slot, SlotId, SlotPart};
 use crate::mesh::Axis;

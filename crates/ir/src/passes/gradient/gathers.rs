@@ -1,16 +1,16 @@
 //! Gathers: where ranks shard the weights that layers read, a layer's weights are gathered right before it reads them.
 //!
-//! A unit is a layer, or a weight outside layers. A visit is a sequence of launches that read one unit with no other
-//! unit read in between: the forward pass visits each unit, and the backward pass visits them again from the last to
-//! the first. Each visit gathers its unit, and views of the gathered buffer replace its weights. Nothing holds the
-//! buffer between visits, whatever `recompute` keeps, unless `keep_gathered` merges the visits of a unit into one.
+//! A unit is a layer, or a weight outside layers. A visit is a sequence of launches that read one unit with no other unit read
+//! in between: the forward pass visits each unit, and the backward pass visits them again from the last to the first. Each
+//! visit gathers its unit, and views of the gathered buffer replace its weights. Nothing holds the buffer between visits,
+//! whatever `recompute` keeps, unless `keep_gathered` merges the visits of a unit into one.
 //!
-//! The gathers of a visit are placed where the previous visit begins, and so overlap it: at any time a plan holds the
-//! unit that it reads and the next one, but no third. Without overlap they are placed where their own visit begins, and
-//! the plan holds one unit.
+//! The gathers of a visit are placed where the previous visit begins, and so overlap it: at any time a plan holds the unit that
+//! it reads and the next one, but no third. Without overlap they are placed where their own visit begins, and the plan holds
+//! one unit.
 //!
-//! 8-bit codes are quantised from the gathered buffer, by the operation that quantises them at other levels of
-//! sharding, with the same bits. Evaluation gathers averages, where they are kept, in place of weights.
+//! 8-bit codes are quantised from the gathered buffer, by the operation that quantises them at other levels of sharding, with
+//! the same bits. Evaluation gathers averages, where they are kept, in place of weights.
 //!
 //! The pass runs after those that fuse and recompute, which see reads of slots as on one rank.
 
@@ -59,8 +59,7 @@ pub(crate) fn gathers(
     counts
 }
 
-/// Whether a gather brings the weights of a unit, which lie in slots before the plan begins; `prefetch` must not move
-/// it.
+/// Whether a gather brings the weights of a unit, which lie in slots before the plan begins; `prefetch` must not move it.
 pub(crate) fn is_of_unit(g: &Graph, id: NodeId) -> bool {
     let is_slot = |v: Value| matches!(g.node(v.node).op, Op::Read { .. });
     let node = g.node(id);
@@ -71,7 +70,7 @@ pub(crate) fn is_of_unit(g: &Graph, id: NodeId) -> bool {
     }
 }
 
-/// The possible weights of a slot, each with its encoding: as stored, in bf16 or in 8 bits.
+/// The weights that a slot may hold, with their encodings.
 pub(super) fn weight_in(path: &str) -> impl Iterator<Item = (&str, WeightEncoding)> {
     let codes = ["rows", "columns", "scale"].into_iter().enumerate();
     let codes = codes.filter_map(move |(out, what)| {
@@ -92,11 +91,11 @@ pub(super) enum WeightEncoding {
     Codes(u8),
 }
 
-/// The location of a weight in the sharded slots.
+/// Location of a weight in the sharded slots.
 struct Weight {
     divided: usize,
     bucket: usize,
-    /// The index of its first element in the bucket.
+    /// Index of its first element in the bucket.
     start: usize,
 }
 
@@ -282,7 +281,7 @@ struct Gathering<'a> {
     role: Role,
     gather: Op,
     replay: Replay<'a>,
-    /// Gathered buckets; the key of this map and those below begins with the index of the visit.
+    /// Gathered buckets. Here and below keys begin with the index of the visit.
     gathered: HashMap<(usize, BucketCopy), Value>,
     views: HashMap<(usize, Value), Value>,
     /// The nodes that quantise weights, by visit and weight.

@@ -1,5 +1,5 @@
-//! Removes multiplications by m / stop_gradient(m), which equals 1 but has a gradient: once the gradient is in the
-//! graph, the forward and the backward pass no longer need the factor, and every stop-gradient becomes its argument.
+//! Removes multiplications by m / stop_gradient(m), which equals 1 but has a gradient: once the gradient is in the graph, the
+//! forward and the backward pass no longer need the factor, and every stop-gradient becomes its argument.
 
 use crate::graph::{Graph, Value};
 use crate::ops::Op;

@@ -1,10 +1,10 @@
-//! Lanes: a step's rows are dealt to lanes and summed lane by lane, and one balanced tree over all lanes adds their
-//! sums, so that the bits of an update do not depend on the number of ranks.
+//! Lanes: a step's rows are dealt to lanes and summed lane by lane, and one balanced tree over all lanes adds their sums, so
+//! that the bits of an update do not depend on the number of ranks.
 //!
-//! A rank computes the lanes of a subtree. Ranks that add their gradients in every micro-batch have the lanes of a
-//! subtree together, and compute neighbouring lanes at the same time. A rank computes its lanes one after the other and
-//! adds their sums like a binary counter: the sums of a finished lane are kept aside (`keep`), and sums that complete a
-//! pair are added to those kept at their level (`fold`). Each level takes another copy of the sums.
+//! A rank computes the lanes of a subtree. Ranks that add their gradients in every micro-batch have the lanes of a subtree
+//! together, and compute neighbouring lanes at the same time. A rank computes its lanes one after the other and adds their sums
+//! like a binary counter: the sums of a finished lane are kept aside (`keep`), and sums that complete a pair are added to those
+//! kept at their level (`fold`). Each level takes another copy of the sums.
 
 use crate::builder::Builder;
 use crate::graph::{Class, Graph, Init, Slot};
@@ -37,33 +37,33 @@ pub fn check(o: &Options) -> Result<(), Refusal> {
     }
 }
 
-/// The number of lanes that a rank computes. Without separate lanes, a rank's rows are one lane.
+/// Number of lanes that a rank computes. Without separate lanes, a rank's rows are one lane.
 pub fn lanes_a_rank(o: &Options) -> usize {
     (o.lanes / o.mesh.ranks_of_rows()).max(1)
 }
 
-/// The number of ranks that add their gradients in every micro-batch. The lanes that they compute at the same time are
-/// neighbours, so the result is the sum of a subtree.
+/// Number of ranks that add their gradients in every micro-batch. They compute neighbouring lanes at a time, so the sum is that
+/// of a subtree.
 pub fn ranks_in_step(o: &Options) -> usize {
     if o.shards_gradients() { o.mesh.ways(Axis::Shard) } else { 1 }
 }
 
-/// Whether those ranks add all their sums in every micro-batch, including unsharded ones, because the lanes of one rank
-/// are not a subtree.
+/// Whether those ranks add all their sums in every micro-batch, including unsharded ones, because the lanes of one rank are not
+/// a subtree.
 pub(super) fn sum_in_step(o: &Options) -> bool {
     o.shards_gradients() && lanes_a_rank(o) > 1
 }
 
-/// The lanes of a rank, in the order in which it computes them. Row i of a step belongs to lane i modulo the total
-/// number of lanes.
+/// The lanes of a rank, in the order in which it computes them. Row i of a step belongs to lane i modulo the total number of
+/// lanes.
 pub fn lanes_of(rank: usize, o: &Options) -> Vec<usize> {
     let (each, together) = (lanes_a_rank(o), ranks_in_step(o));
     let first = rank / together * together * each + rank % together;
     (0..each).map(|lane| first + lane * together).collect()
 }
 
-/// The plans to run, in order, once the gradients of lane `lane` of a rank's `each` lanes are summed. After the last
-/// lane the sums are those of all lanes of the rank, and `apply` follows.
+/// The plans to run, in order, once the gradients of lane `lane` of a rank's `each` lanes are summed. After the last lane the
+/// sums are those of all lanes of the rank, and `apply` follows.
 pub fn roles_after(lane: usize, each: usize) -> Vec<Role> {
     let pairs = lane.trailing_ones() as usize;
     let folds = (0..pairs).map(Role::Fold);
@@ -151,8 +151,7 @@ mod tests {
         assert_eq!(lanes_of(2, &options(3, 3)), [2]);
     }
 
-    /// Ranks that add their gradients in every micro-batch: each exchange sums neighbouring lanes, and counting these
-    /// sums gives the same tree.
+    /// Ranks that sum in every micro-batch: each exchange sums neighbouring lanes, and counting those gives the same tree.
     #[test]
     fn lanes_of_ranks_that_sum_every_batch_are_the_same_tree() {
         for (replicas, shards, lanes) in [(1, 2, 8), (1, 4, 8), (2, 2, 16), (1, 8, 8), (4, 2, 8)] {

@@ -1,11 +1,9 @@
-//! The layout of trained parameters: parameters, gradient sums and the optimiser's state each lie in one flat region
-//! per group.
+//! The layout of trained parameters: parameters, gradient sums and the optimiser's state each lie in one flat region per group.
 //!
-//! Where a step has several lanes, or ranks hold shards, the parameters of a layer begin at a multiple of `CHUNK`
-//! elements and vectors have regions of their own. The layout depends neither on the number of ranks nor on which rank
-//! holds a chunk. The slots of a sharded region (`buckets`) include padding, and each slot of state has a second slot
-//! for a rank's share, which alone is in memory: `shards` removes the whole ones at the end, and keeps the names of the
-//! tensors in them.
+//! Where a step has several lanes, or ranks hold shards, the parameters of a layer begin at a multiple of `CHUNK` elements and
+//! vectors have regions of their own. The layout depends neither on the number of ranks nor on which rank holds a chunk. The
+//! slots of a sharded region (`buckets`) include padding, and each slot of state has a second slot for a rank's share, which
+//! alone is in memory: `shards` removes the whole ones at the end, and keeps the names of the tensors in them.
 
 use std::ops::Range;
 
@@ -24,8 +22,8 @@ use crate::pieces::TensorRange;
 use crate::plan::PlanSet;
 use crate::types::{DType, TensorType};
 
-/// The number of elements whose squares are summed together where a step has several lanes. Every backend reduces this
-/// many elements in one piece, so the bits do not depend on the number of chunks.
+/// Number of elements whose squares are summed together where a step has several lanes. Every backend reduces this many
+/// elements in one piece, so the bits do not depend on the number of chunks.
 pub const CHUNK: usize = 4096;
 
 /// Regions with fewer bytes of weights are not sharded: latency would dominate the exchange of their gradients.
@@ -58,8 +56,8 @@ pub(super) fn is_chunked(o: &Options) -> bool {
     o.lanes > 1 || o.shards_optimizer()
 }
 
-/// Whether a region of this size is sharded. Those of adapters are small, and their row norms need whole matrices;
-/// vectors are read in place, without a copy that could be gathered.
+/// Whether a region of this size is sharded. Those of adapters are small, and their row norms need whole matrices; vectors are
+/// read in place, without a copy that could be gathered.
 fn is_divided(elements: usize, of_vectors: bool, adapts: bool, o: &Options) -> bool {
     let is_large = elements * DType::F32.bytes() >= LEAST_BYTES;
     o.shards_optimizer() && is_large && !of_vectors && !adapts
@@ -95,7 +93,7 @@ pub(super) struct Region {
     /// Whether its parameters are vectors; only distinguished where regions are laid out in chunks.
     of_vectors: bool,
     pub members: Vec<Member>,
-    /// The number of elements of all members, including alignment.
+    /// Number of elements of all members, including alignment.
     pub elements: usize,
     /// Its division among ranks; empty if it is not sharded.
     pub buckets: Vec<Bucket>,
@@ -104,7 +102,7 @@ pub(super) struct Region {
 pub(super) struct Member {
     weight: SlotId,
     gradient: SlotId,
-    /// The index of its first element in the layout of the region.
+    /// Index of its first element in the layout of the region.
     pub start: usize,
 }
 
@@ -125,8 +123,8 @@ pub(super) struct RegionSlots {
     pub whole: Slots,
     /// The slots of each member.
     pub members: Vec<Slots>,
-    /// The slots of a rank's share of each bucket. The gradient slot is the whole bucket's, where each rank has its own
-    /// sums, or the share's, where gradients are sharded too.
+    /// The slots of a rank's share of each bucket. The gradient slot is the whole bucket's, where each rank has its own sums,
+    /// or the share's, where gradients are sharded too.
     pub shares: Vec<Slots>,
     pub divided: Vec<Divided>,
     /// The buckets whose gradients are added over ranks in every micro-batch; none where each rank has its own sums.
@@ -190,7 +188,7 @@ pub(super) fn regions(g: &Graph, weights: &[(SlotId, SlotId)], o: &Options) -> V
     regions
 }
 
-/// The update rule of a weight with its constants; merged weights share them, so those of the first weight apply.
+/// The update rule of a weight with its constants, which merged weights share.
 fn rule_of(g: &Graph, weight: SlotId, update: &Update) -> (Name, Rule) {
     let first = g.slots.iter().find(|s| s.part.is_some_and(|p| p.of == weight && p.offset == 0));
     let slot = first.unwrap_or(g.slot(weight));
@@ -203,8 +201,7 @@ impl Region {
         self.buckets.iter().position(|bucket| bucket.layout.contains(&member.start))
     }
 
-    /// The matrices of some members by layer, at positions relative to the first member; none unless the update needs
-    /// matrices.
+    /// The matrices of some members by layer, at positions relative to the first member; none unless the update needs matrices.
     pub fn matrices(&self, g: &Graph, members: Range<usize>) -> Vec<Vec<Matrix>> {
         if !self.group.name.needs_whole_matrices() {
             return vec![];
@@ -254,7 +251,7 @@ impl Region {
         self.buckets.iter().zip(sums).map(of_bucket).collect()
     }
 
-    /// The number of elements of its slots, including padding.
+    /// Number of elements of its slots, including padding.
     fn placed_elements(&self, ways: usize) -> usize {
         self.buckets.last().map_or(self.elements, |last| last.place + last.share * ways)
     }
@@ -414,8 +411,8 @@ fn scales_of(g: &mut Graph, values: SlotId, block: usize, part: Option<SlotPart>
     g.add_slot(Slot { part, ..slot(&path, flat(blocks), Class::Scale) })
 }
 
-/// Names the pieces of `whole` that belong to the weights merged into `weight`: checkpoints and tests identify
-/// gradients and moments by the model's own names of weights.
+/// Names the pieces of `whole` that belong to the weights merged into `weight`: checkpoints and tests identify gradients and
+/// moments by the model's own names of weights.
 fn name_parts(g: &mut Graph, weight: SlotId, whole: SlotId, path: impl Fn(&str) -> String) {
     for id in g.slot_ids() {
         let merged = g.slot(id).clone();

@@ -1,5 +1,5 @@
-//! Recomputes values for the backward pass instead of keeping them. A recomputed node is a copy with the same key,
-//! placed right before its first use, so it has the same bits and lives only there.
+//! Recomputes values for the backward pass instead of keeping them. A recomputed node is a copy with the same key, placed right
+//! before its first use, so it has the same bits and lives only there.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,10 +14,10 @@ use crate::passes::forward::adapters;
 use crate::passes::options::Recompute;
 use crate::replay::{Replay, users};
 
-/// Rewrites the backward pass; returns the number of recomputed forward nodes. With `layers`, `Full` and `Wide` apply
-/// to that many layers from the first, and the others keep what `Cheap` keeps; a layer that is not differentiated, such
-/// as one of a frozen tower, keeps nothing and is not counted. With `regathers`, where ranks gather weights as layers
-/// read them, values computed from a weight alone are recomputed too.
+/// Rewrites the backward pass; returns the number of recomputed forward nodes. With `layers`, `Full` and `Wide` apply to that
+/// many layers from the first, and the others keep what `Cheap` keeps; a layer that is not differentiated, such as one of a
+/// frozen tower, keeps nothing and is not counted. With `regathers`, where ranks gather weights as layers read them, values
+/// computed from a weight alone are recomputed too.
 pub fn recompute(
     g: &Graph,
     forward: usize,
@@ -198,8 +198,7 @@ struct RowGradient {
     row: Value,
 }
 
-/// All such gradients, by the node that sums. They also equal sum(d z) / row, and others read z anyway, so v need not
-/// be kept.
+/// All such gradients, by the node that sums. They also equal sum(d z) / row, and others read z anyway, so v need not be kept.
 fn row_gradients(g: &Graph, forward: usize) -> HashMap<NodeId, RowGradient> {
     let users = users(g);
     let cast = |v: Value| matches!(g.node(v.node).op, Op::Map { f: E::Cast(_) });
@@ -232,8 +231,8 @@ fn row_gradients(g: &Graph, forward: usize) -> HashMap<NodeId, RowGradient> {
     found
 }
 
-/// Values that one layer computes and another reads. Where the reader is an addition fused with a norm, its sum
-/// replaces both of its terms: one tensor per layer is kept, not two.
+/// Values that one layer computes and another reads. Where the reader is an addition fused with a norm, its sum replaces both
+/// of its terms: one tensor per layer is kept, not two.
 fn boundary(g: &Graph, forward: usize) -> HashSet<Value> {
     let layer: Vec<Option<&str>> = g.nodes[..forward].iter().map(|n| layer_of(&n.path)).collect();
     let mut boundary = HashSet::new();

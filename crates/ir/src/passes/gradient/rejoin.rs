@@ -1,5 +1,5 @@
-//! A gradient with the inputs of a recomputed operation also computes that operation's value, so the inputs cross
-//! memory once, not twice. Readers of the value, such as a weight's gradient, move after it.
+//! A gradient with the inputs of a recomputed operation also computes that operation's value, so the inputs cross memory once,
+//! not twice. Readers of the value, such as a weight's gradient, move after it.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,11 +1,11 @@
 //! Scatter: gradients of a micro-batch that ranks add as soon as they are computed, each for its share.
 //!
 //! The gradients of a bucket lie side by side, so that one exchange adds them; `lower` lets them be computed there. The
-//! exchange is placed after the last of them. So only the gradients of few buckets are in memory at a time, and each
-//! rank keeps only its share of the sums. `totals` adds the shares of different shard groups once per update.
+//! exchange is placed after the last of them. So only the gradients of few buckets are in memory at a time, and each rank keeps
+//! only its share of the sums. `totals` adds the shares of different shard groups once per update.
 //!
-//! Where a rank has several lanes, all other sums are added over the group as well, in one exchange after the last
-//! bucket: each step of the group is then a node of the tree of lanes, for sharded and unsharded sums alike.
+//! Where a rank has several lanes, all other sums are added over the group as well, in one exchange after the last bucket: each
+//! step of the group is then a node of the tree of lanes, for sharded and unsharded sums alike.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ use crate::types::DType;
 pub(super) struct Scattered {
     /// The slot of a rank's share of the sums.
     pub sums: SlotId,
-    /// The number of elements of the bucket, including padding.
+    /// Number of elements of the bucket, including padding.
     pub elements: usize,
     /// The slots that would sum the gradients on a single rank, each with its start in the bucket.
     pub gradients: Vec<(SlotId, usize)>,
@@ -53,7 +53,7 @@ pub(super) fn scatter(trained: &mut Trained, buckets: &[Scattered], o: &Options)
     let mut sums = vec![];
     for id in g.ids() {
         match (&g.node(id).op, &g.node(id).ins[..]) {
-            // The first term of a sum is the exchange's own input: the base is added after it.
+            // The first term needs no addition: the exchange adds the base.
             (Op::Map { f: E::Add }, [base, term]) if is_base(*base) => {
                 let term = replay.get(*term);
                 replay.set(id.out(0), term);

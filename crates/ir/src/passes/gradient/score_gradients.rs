@@ -1,8 +1,8 @@
-//! Writes the gradient of queries that attend to themselves as the sum of all their gradients, and as 0 where the ReLU
-//! that computed them was 0: this saves a sum and a slope over the largest tensors of a layer.
+//! Writes the gradient of queries that attend to themselves as the sum of all their gradients, and as 0 where the ReLU that
+//! computed them was 0: this saves a sum and a slope over the largest tensors of a layer.
 //!
-//! Only gradients that are rotated back on output (`rotated_scores`) support this, because each of their elements is
-//! written once.
+//! Only gradients that are rotated back on output (`rotated_scores`) support this, because each of their elements is written
+//! once.
 
 use std::collections::{HashMap, HashSet};
 
@@ -107,14 +107,12 @@ impl Finder<'_> {
         Some(Join { base, accumulate, sum, gone })
     }
 
-    /// The other operand.
     fn other(&self, id: NodeId, v: Value) -> Value {
         let ins = &self.g.node(id).ins;
         if ins[0] == v { ins[1] } else { ins[0] }
     }
 
-    /// The node that multiplies a sum by the slope of the ReLU that computed the queries, if it is the sum's only
-    /// reader.
+    /// The node that multiplies a sum by the slope of the ReLU that computed the queries, if it is the sum's only reader.
     fn slope(&self, sum: Value, queries: Value) -> Option<NodeId> {
         let mul = self.reader(sum)?;
         let Op::Map { f: E::Mul } = self.g.node(mul).op else { return None };

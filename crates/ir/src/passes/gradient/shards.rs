@@ -1,13 +1,13 @@
 //! Shards: the ranks' shares of sharded regions, and the gathers that assemble whole regions where layers read them.
 //!
-//! A rank updates its share of weights, moments and averages. Layers read a derived slot with all elements, in bf16 or
-//! f32 according to the precision: `apply` gathers it from the shares after an update and `derive` after a load, with
-//! the same bits. An evaluation of averages borrows that slot: `average` gathers their shares into it before the first
-//! batch, and `derive` restores the weights after the last. So averages need no memory except their shares, and `eval`
-//! has no exchange: each rank may run it for as many batches as it has.
+//! A rank updates its share of weights, moments and averages. Layers read a derived slot with all elements, in bf16 or f32
+//! according to the precision: `apply` gathers it from the shares after an update and `derive` after a load, with the same
+//! bits. An evaluation of averages borrows that slot: `average` gathers their shares into it before the first batch, and
+//! `derive` restores the weights after the last. So averages need no memory except their shares, and `eval` has no exchange:
+//! each rank may run it for as many batches as it has.
 //!
-//! Where layers' weights are sharded too, `gathers` assembles them wherever a plan reads them: `apply` and `derive`
-//! write copies of shares only, there is no slot with all elements, and no plan `average`.
+//! Where layers' weights are sharded too, `gathers` assembles them wherever a plan reads them: `apply` and `derive` write
+//! copies of shares only, there is no slot with all elements, and no plan `average`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -120,8 +120,8 @@ pub(crate) fn gathers(graphs: &mut Vec<(Role, Graph)>, divided: &[Divided], o: &
     }
 }
 
-/// Writes all elements of a bucket from the ranks' shares: in `apply` those just updated, otherwise those stored. Where
-/// layers gather weights themselves, writes only the copy of the share.
+/// Writes all elements of a bucket from the ranks' shares: in `apply` those just updated, otherwise those stored. Where layers
+/// gather weights themselves, writes only the copy of the share.
 fn gather(g: &mut Graph, role: Role, (shard, elements): (&str, usize), whole: &str, o: &Options) {
     let narrow = o.precision.is_narrow();
     let share = match role {
@@ -155,8 +155,8 @@ pub(crate) fn inside<'a>(apply: &Graph, divided: &'a [Divided]) -> HashMap<Strin
     apply.slot_ids().filter_map(lies_in).collect()
 }
 
-/// Removes whole slots of divided state from every graph, and returns the table of the tensors in them. In f32, layers
-/// read whole weights by their names, so those slots stay as derived ones.
+/// Removes whole slots of divided state from every graph, and returns the table of the tensors in them. In f32, layers read
+/// whole weights by their names, so those slots stay as derived ones.
 pub(crate) fn remove_wholes(graphs: &mut [(Role, Graph)], divided: &[Divided], o: &Options) -> Vec<Sharded> {
     let Some((_, apply)) = graphs.iter().find(|(role, _)| *role == Role::Apply && !divided.is_empty()) else {
         return vec![];

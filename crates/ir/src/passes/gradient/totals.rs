@@ -1,9 +1,8 @@
-//! Totals over ranks: each rank sums gradients, losses and weights of its own rows, and an update uses the sums of all
-//! ranks.
+//! Totals over ranks: each rank sums gradients, losses and weights of its own rows, and an update uses the sums of all ranks.
 //!
-//! A region of gradients is exchanged in place, because concatenating regions first would take another copy of all
-//! gradients; a sharded region is exchanged bucket by bucket, and each rank gets the total of its share. Small values
-//! are exchanged together: losses, weights, named sums and the flags with which ranks ask one another to stop.
+//! A region of gradients is exchanged in place, because concatenating regions first would take another copy of all gradients; a
+//! sharded region is exchanged bucket by bucket, and each rank gets the total of its share. Small values are exchanged
+//! together: losses, weights, named sums and the flags with which ranks ask one another to stop.
 
 use std::collections::HashMap;
 
@@ -20,8 +19,8 @@ use crate::types::DType;
 
 /// The input of `apply` with a number for each of `STOP_FLAGS`: nonzero where this rank requests that kind of stop.
 pub const STOP: &str = "stop";
-/// Each is also a result of `apply`, under `stop_path`: the sum of the flag over ranks, so that all ranks stop after
-/// the same step.
+/// Each is also a result of `apply`, under `stop_path`: the sum of the flag over ranks, so that all ranks stop after the same
+/// step.
 pub const STOP_FLAGS: [&str; 5] = ["interrupt", "terminate", "user", "hangup", "time"];
 
 /// The result that holds the sum of a flag.
@@ -41,15 +40,14 @@ fn total_over<'g>(axes: Vec<Axis>, x: Tensor<'g>, by: Combine, o: &Options) -> T
     axes.into_iter().fold(x, over)
 }
 
-/// The total of unsharded sums over the ranks that have not added them yet: `scatter` may already add those of a shard
-/// group in every micro-batch.
+/// The total of unsharded sums, over the shard group only if `scatter` does not already add them in every micro-batch.
 fn total_of_sums<'g>(x: Tensor<'g>, o: &Options) -> Tensor<'g> {
     let is_left = |axis: &Axis| *axis != Axis::Shard || !sum_in_step(o);
     total_over(o.exchanged_axes().into_iter().filter(is_left).collect(), x, Combine::Sum, o)
 }
 
-/// The total of which each rank of a shard group gets its share, summed by the same tree, with the same bits. Gradient
-/// shares that were added over the group in every micro-batch are only added over the other groups.
+/// The total of which each rank of a shard group gets its share, summed by the same tree, with the same bits. Gradient shares
+/// that were added over the group in every micro-batch are only added over the other groups.
 fn scattered<'g>(x: Tensor<'g>, o: &Options) -> Tensor<'g> {
     let over = |x: Tensor<'g>, axis| {
         let (ways, order) = (o.mesh.ways(axis), o.order);

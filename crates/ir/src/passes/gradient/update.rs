@@ -1,8 +1,8 @@
-//! The update: builds `apply` over the regions of `layout`: norm, finite check, clip, update, clear. A region is
-//! updated by one launch, or by one per bucket where ranks divide it.
+//! The update: builds `apply` over the regions of `layout`: norm, finite check, clip, update, clear. A region is updated by one
+//! launch, or by one per bucket where ranks divide it.
 //!
-//! Where regions are laid out in chunks the norm is computed per chunk first, in the order of the layout, so that it
-//! depends neither on the number of ranks nor on which rank holds a chunk.
+//! Where regions are laid out in chunks the norm is computed per chunk first, in the order of the layout, so that it depends
+//! neither on the number of ranks nor on which rank holds a chunk.
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, SlotId};
@@ -32,7 +32,7 @@ pub const LR: &str = "lr";
 struct UpdateRange<'a> {
     region: &'a Region,
     slots: Slots,
-    /// The index of its first element among those of all regions.
+    /// Index of its first element among those of all regions.
     first: usize,
     /// Whether each rank updates its share of the range.
     is_shared: bool,
@@ -97,8 +97,8 @@ pub(crate) fn update(trained: &mut Trained, o: &Options, fused: bool) -> Updated
     Updated { apply, launches, divided }
 }
 
-/// The graph of one update. Its results are the values that a step reports. The norm is computed over whole regions of
-/// gradient `sums`, so dividing the update into pieces changes no bits.
+/// The graph of one update. Its results are the values that a step reports. The norm is computed over whole regions of gradient
+/// `sums`, so dividing the update into pieces changes no bits.
 fn apply(slots: Graph, sums: &[Sums], pieces: &[UpdateRange<'_>], o: &Options) -> Graph {
     let constants = &o.update;
     let find = |path: &str| slots.find_slot(path).expect("laid out before");
@@ -158,8 +158,7 @@ fn apply(slots: Graph, sums: &[Sums], pieces: &[UpdateRange<'_>], o: &Options) -
             b.result(name, totals.of(*slot) * per_weight);
         }
         totals.add_stop_results();
-        // The total may overwrite the sum that is cleared, so sums are cleared in the same pieces as they are
-        // exchanged.
+        // The total may overwrite the sum that is cleared, so sums are cleared in the same pieces as they are exchanged.
         let clears = |sums: &Sums| match o.shards_gradients() && !sums.buckets.is_empty() {
             true => sums.buckets.iter().map(|(slot, _)| *slot).collect(),
             false => vec![sums.slot],
@@ -178,8 +177,8 @@ fn squares<'g>(totals: &Totals<'g>, sums: &[SlotId]) -> Tensor<'g> {
     of_regions.reduce(|a, b| a + b).expect("something is trained")
 }
 
-/// The same sum computed chunk by chunk, in the order of the layout. A rank computes the chunks of its shares: one
-/// exchange gathers them all, and each bucket's chunks are then picked from every rank's part, without padding.
+/// The same sum by chunks, in the order of the layout. A rank computes the chunks of its shares; one exchange gathers all, from
+/// which each bucket's chunks are taken without padding.
 fn squares_by_chunks<'g>(b: &'g Builder, totals: &Totals<'g>, sums: &[Sums], o: &Options) -> Tensor<'g> {
     let chunks = |sum: SlotId| {
         let gradients = totals.of(sum);

@@ -1,5 +1,5 @@
-//! Lowers a graph to launches over storages: selects kernels, and decides which values are views of others, which are
-//! written in place, and which are computed directly in a slot or inside the concatenation that reads them.
+//! Lowers a graph to launches over storages: selects kernels, and decides which values are views of others, which are written
+//! in place, and which are computed directly in a slot or inside the concatenation that reads them.
 
 use std::collections::HashMap;
 
@@ -44,13 +44,13 @@ pub struct Lowered {
     pub storages: Vec<Storage>,
     pub drafts: Vec<Draft>,
     pub results: Vec<(String, StorageView)>,
-    /// The number of values that share memory with an input of their node.
+    /// Number of values that share memory with an input of their node.
     pub in_place: usize,
-    /// The number of movements that needed a copy.
+    /// Number of movements that needed a copy.
     pub copies: usize,
 }
 
-/// The location of a value where its readers determine it.
+/// Location of a value where its readers determine it.
 #[derive(Clone)]
 enum Home {
     Slot(SlotId),
@@ -171,8 +171,7 @@ impl Lowering<'_> {
         self.used[v.node.0 as usize][v.out as usize] == 1
     }
 
-    /// Finds written values that can be computed directly in their slot, with the chain of in-place sums that leads to
-    /// them.
+    /// Finds written values that can be computed directly in their slot, with the chain of in-place sums that leads to them.
     fn find_slot_homes(&mut self) {
         for (slot, v) in &self.g.writes {
             if self.homes.contains_key(v) || !self.is_compute(v.node) {
@@ -198,8 +197,7 @@ impl Lowering<'_> {
                 }
                 chain.push(base);
             };
-            // A longer chain only helps if it starts from the slot itself; otherwise only the last node may write
-            // there.
+            // A longer chain only helps if it starts from the slot itself; otherwise only the last node may write there.
             if from_slot.is_none() {
                 chain.truncate(1);
             }
@@ -236,9 +234,9 @@ impl Lowering<'_> {
         v
     }
 
-    /// Places the inputs of a concat, traced through reshapes, inside its output where their other readers support that
-    /// layout. The output then lives as long as any of its parts, so an input that is read longer than those of half
-    /// its size or more has its own memory and is copied.
+    /// Places the inputs of a concat, traced through reshapes, inside its output where their other readers support that layout.
+    /// The output then lives as long as any of its parts, so an input that is read longer than those of half its size or more
+    /// has its own memory and is copied.
     fn find_concat_homes(&mut self) -> Result<(), Refusal> {
         let users = users(self.g);
         for id in self.g.ids().filter(|id| matches!(self.g.node(*id).op, Op::Concat { .. })) {
@@ -260,8 +258,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// The terms that are added up in place to a value and can lie where it does: a gradient of two terms, of a tied
-    /// head and the embedding, then needs only the memory that it is sent from.
+    /// The terms that are added up in place to a value and can lie where it does: a gradient of two terms, of a tied head and
+    /// the embedding, then needs only the memory that it is sent from.
     fn terms_below(&self, mut v: Value, view: &View) -> Result<Vec<(Value, View)>, Refusal> {
         let mut terms = vec![];
         loop {
@@ -329,8 +327,8 @@ impl Lowering<'_> {
         Ok(true)
     }
 
-    /// Writes a value with its axes already permuted if all its readers transpose it alike and a reshape after that
-    /// would otherwise need a copy.
+    /// Writes a value with its axes already permuted if all its readers transpose it alike and a reshape after that would
+    /// otherwise need a copy.
     fn find_permuted_homes(&mut self) -> Result<(), Refusal> {
         let g = self.g;
         let users = users(g);
@@ -490,9 +488,8 @@ impl Lowering<'_> {
         place
     }
 
-    /// Lets a concat's output reuse the memory that the node computing all its parts reads: the gradients of a merged
-    /// product's slices lie where the slices did. Each part must lie exactly over an input that its kernel may
-    /// overwrite.
+    /// Lets a concat's output reuse the memory that the node computing all its parts reads: the gradients of a merged product's
+    /// slices lie where the slices did. Each part must lie exactly over an input that its kernel may overwrite.
     fn join_in_place(&mut self, id: NodeId, concat: NodeId, ins: &[StorageView]) {
         if !self.reuse || self.joined.contains_key(&concat) {
             return;
@@ -618,9 +615,9 @@ impl Lowering<'_> {
         })
     }
 
-    /// Whether an input of a collective is a slot that the graph clears at the end and that nothing else reads, or the
-    /// total of such a slot over another axis. The total then lies where the rank's own sum did, and gradients need no
-    /// memory but their slots.
+    /// Whether an input of a collective is a slot that the graph clears at the end and that nothing else reads, or the total of
+    /// such a slot over another axis. The total then lies where the rank's own sum did, and gradients need no memory but their
+    /// slots.
     fn is_cleared_sum(&self, id: NodeId, input: usize) -> bool {
         let node = self.g.node(id);
         let from = node.ins[input];

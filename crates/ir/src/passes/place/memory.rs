@@ -1,7 +1,7 @@
 //! The memory planner: assigns offsets to storages by their lifetimes.
 //!
-//! Storages that live at the same time do not overlap. The largest is placed first, each at the lowest offset that is
-//! free for its whole life. A storage that an exchange touches lives until a compute launch joins the exchange.
+//! Storages that live at the same time do not overlap. The largest is placed first, each at the lowest offset that is free for
+//! its whole life. A storage that an exchange touches lives until a compute launch joins the exchange.
 
 use std::ops::Range;
 
@@ -93,8 +93,8 @@ impl Lifetime {
         self.touched.start..self.held_until
     }
 
-    /// Whether the two may not share memory. An exchange may reuse memory of earlier launches, because it begins when
-    /// they have ended; a compute launch only memory that no exchange still holds.
+    /// Whether the two may not share memory. An exchange may reuse memory of earlier launches, which have ended when it begins;
+    /// a compute launch only memory that no exchange holds.
     fn conflicts_with(&self, other: &Lifetime) -> bool {
         let (first, second) =
             if self.touched.start <= other.touched.start { (self, other) } else { (other, self) };

@@ -15,7 +15,7 @@ use crate::plan::{Buffer, Category, PlanSet, Refusal, Role};
 use crate::target::Target;
 use crate::verify;
 
-/// Plans all graphs over one arena: selects kernels and views, and assigns queues, lifetimes and offsets.
+/// Plans all graphs over one arena.
 pub(super) fn plan(
     graphs: Vec<(Role, Graph)>,
     target: &Target,

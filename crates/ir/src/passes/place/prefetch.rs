@@ -1,16 +1,16 @@
-//! Moves each exchange directly after the last launch that computes its input, so that later launches that do not read
-//! its output may overlap it.
+//! Moves each exchange directly after the last launch that computes its input, so that later launches that do not read its
+//! output may overlap it.
 //!
-//! Gathers of weights are left where `gradient::gathers` put them: all of them could begin with the plan, which would
-//! then hold all gathered weights at once.
+//! Gathers of weights are left where `gradient::gathers` put them: all of them could begin with the plan, which would then hold
+//! all gathered weights at once.
 
 use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
 use crate::passes::place::views::is_movement;
 use crate::replay::Replay;
 
-/// The reordered graph, and the number of exchanges moved; `is_placed` excludes exchanges. A graph with none to move
-/// stays unchanged.
+/// The reordered graph, and the number of exchanges moved; `is_placed` excludes exchanges. A graph with none to move stays
+/// unchanged.
 pub fn prefetch(g: &Graph, is_placed: impl Fn(NodeId) -> bool) -> (Graph, usize) {
     let is_free = |id: &NodeId| g.node(*id).op.ways().is_some() && !is_placed(*id);
     let exchanges: Vec<NodeId> = g.ids().filter(is_free).collect();

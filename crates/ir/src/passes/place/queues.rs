@@ -1,11 +1,11 @@
 //! Decides which compute launches wait for which exchanges, so that all others may overlap them.
 //!
-//! A launch waits for an exchange that writes memory it touches or reads memory it writes. This is decided by storages,
-//! before these have offsets, because joins determine how long an exchange holds its memory.
+//! A launch waits for an exchange that writes memory it touches or reads memory it writes. This is decided by storages, before
+//! these have offsets, because joins determine how long an exchange holds its memory.
 //!
-//! In the plan that adds a bucket of gradients over ranks nothing reads the sums, so what is sent would be held until
-//! the end. Therefore a launch after such an exchange waits for the previous one, which has had the time of a layer:
-//! one bucket is sent while the next is computed, and no more than these two are in memory.
+//! In the plan that adds a bucket of gradients over ranks nothing reads the sums, so what is sent would be held until the end.
+//! Therefore a launch after such an exchange waits for the previous one, which has had the time of a layer: one bucket is sent
+//! while the next is computed, and no more than these two are in memory.
 
 use crate::access::Access;
 use crate::ops::Op;

@@ -1,5 +1,5 @@
-//! Updates of the row norms that DoRA divides by: `apply` writes them after every update and `derive` after a load,
-//! with the same operations and therefore the same bits.
+//! Updates of the row norms that DoRA divides by: `apply` writes them after every update and `derive` after a load, with the
+//! same operations and therefore the same bits.
 //!
 //! Each norm reads W once, and W + s B A is never stored.
 

@@ -1,9 +1,8 @@
-//! Frozen weights of linear layers that are stored as codes (`Base`), of four bits or eight. Each named weight has
-//! codes of its own, even where weights are merged into one slot and one product.
+//! Frozen weights of linear layers that are stored as codes (`Base`), of four bits or eight. Each named weight has codes of its
+//! own, even where weights are merged into one slot and one product.
 //!
-//! For an operation that cannot multiply codes, the weight is dequantised right before it, so that no more than one
-//! weight is in memory in full; the backward pass dequantises again. The pass comes last: all others see the plain
-//! weights.
+//! For an operation that cannot multiply codes, the weight is dequantised right before it, so that no more than one weight is
+//! in memory in full; the backward pass dequantises again. The pass comes last: all others see the plain weights.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -40,7 +39,7 @@ impl Codes {
         format!("{weight}{}", self.end())
     }
 
-    /// The number of values in an element of the slot.
+    /// Number of values in an element of the slot.
     pub fn packed(self) -> usize {
         match self {
             Codes::Nf4 => 2,
@@ -68,8 +67,8 @@ pub fn is_beside_codes(path: &str) -> bool {
     nf4::is_beside_codes(path) || fp8_base::weights_of_scale(path).is_some()
 }
 
-/// The weights of a model that can be stored as codes where they are frozen: matrices of linear layers with rows of
-/// even length.
+/// The weights of a model that can be stored as codes where they are frozen: matrices of linear layers with rows of even
+/// length.
 pub fn linear(model: &Graph) -> BTreeSet<String> {
     let users = users(model);
     let mut names = BTreeSet::new();
@@ -131,8 +130,8 @@ pub fn is_chosen(g: &Graph, slot: SlotId, names: &BTreeSet<&str>) -> bool {
     are_named(slot) && g.slot(slot).part.is_none_or(|part| are_named(part.of))
 }
 
-/// Whether an operation uses a weight as the matrix of a linear layer: multiplies by it, or derives from it a matrix
-/// that is used so.
+/// Whether an operation uses a weight as the matrix of a linear layer: multiplies by it, or derives from it a matrix that is
+/// used so.
 fn is_linear(g: &Graph, id: NodeId) -> bool {
     matches!(
         g.node(id).op.kind(),
@@ -160,8 +159,8 @@ pub fn parts(g: &Graph, whole: SlotId) -> Vec<SlotId> {
     if parts.is_empty() { vec![whole] } else { parts.into_iter().map(|(_, part)| part).collect() }
 }
 
-/// The graph with codes for the weights in the slots `chosen`: `dequantize` builds the weights of a slot next to a node
-/// that reads them, and `instead` replaces reads of some slots by reads of others.
+/// The graph with codes in the slots `chosen`: `dequantize` builds a slot's weights next to a reader, and `instead` replaces
+/// reads of other slots.
 pub(super) fn coded(
     g: &Graph,
     chosen: &HashSet<SlotId>,

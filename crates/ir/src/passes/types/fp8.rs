@@ -1,10 +1,10 @@
 //! The products of linear layers in 8-bit floats: y = x w, dx = dy w and dw = x dy with x and w in E4M3, which has more
 //! precision, and dy in E5M2, which has more range.
 //!
-//! The pass rewrites the bf16 graph. Each x and dy is quantised once, together with its transpose, because matrix units
-//! need the inner extent of both operands contiguous: the rows serve one product, the columns the weight's gradient.
-//! Weights are read from 8-bit copies (class `derived`) that `fp8_copies` writes after every update. Sums, outputs,
-//! master weights, attention, embeddings and the head stay as they are.
+//! The pass rewrites the bf16 graph. Each x and dy is quantised once, together with its transpose, because matrix units need
+//! the inner extent of both operands contiguous: the rows serve one product, the columns the weight's gradient. Weights are
+//! read from 8-bit copies (class `derived`) that `fp8_copies` writes after every update. Sums, outputs, master weights,
+//! attention, embeddings and the head stay as they are.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -24,19 +24,18 @@ pub const TYPES: [DType; 2] = [DType::E4M3, DType::E5M2];
 
 /// Extents of 8-bit products must be multiples of this.
 const MULTIPLE: usize = 16;
-/// The distance between scales, and between magnitudes, in f32 elements: cuBLASLt requires scales at multiples of 16
-/// bytes.
+/// The distance between scales, and between magnitudes, in f32 elements: cuBLASLt requires scales at multiples of 16 bytes.
 pub const APART: usize = 4;
 
-/// The number of products in 8 bits, and of all candidates.
+/// Number of products in 8 bits, and of all candidates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Narrowed {
     pub products: usize,
     pub of: usize,
 }
 
-/// A slot for all tensors of a type: `amax`, the largest magnitudes of this step; `scale`, the divisors; `history`, the
-/// largest magnitudes of earlier steps.
+/// A slot for all tensors of a type: `amax`, the largest magnitudes of this step; `scale`, the divisors; `history`, the largest
+/// magnitudes of earlier steps.
 pub fn shared_path(what: &str, dtype: DType) -> String {
     format!("fp8.{what}.{}", dtype.name())
 }
@@ -46,8 +45,8 @@ pub fn weight_path(what: &str, weight: &str) -> String {
     format!("fp8.{what}.{weight}")
 }
 
-/// Rewrites the products of the named layers, and of layers that share a tensor with them, or of all layers. `forward`
-/// is the number of forward nodes; its new value is returned.
+/// Rewrites the products of the named layers, and of layers that share a tensor with them, or of all layers. `forward` is the
+/// number of forward nodes; its new value is returned.
 pub fn fp8(
     g: &Graph,
     forward: usize,
@@ -87,8 +86,8 @@ pub fn fp8(
     (new, new_forward, narrowed)
 }
 
-/// Layers that run in 8 bits together or not at all, because they share a tensor, which is quantised once for all of
-/// them. Layers with equal names in different blocks of the model are one unit.
+/// Layers that run in 8 bits together or not at all, because they share a tensor, which is quantised once for all of them.
+/// Layers with equal names in different blocks of the model are one unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unit {
     /// The names of its weights inside their block.
@@ -159,8 +158,8 @@ impl Joined {
     }
 }
 
-/// The names of a weight inside its block, one for each part of a merged weight: `attn.wo` for `layers.3.attn.wo`, and
-/// `ffn.a` and `ffn.b` for `layers.3.ffn.a+b`.
+/// The names of a weight inside its block, one for each part of a merged weight: `attn.wo` for `layers.3.attn.wo`, and `ffn.a`
+/// and `ffn.b` for `layers.3.ffn.a+b`.
 pub fn names(weight: &str) -> Vec<String> {
     let inside = layer_of(weight).map_or(weight, |block| weight[block.len()..].trim_start_matches('.'));
     let (scope, parts) = inside.rsplit_once('.').unwrap_or(("", inside));
@@ -178,17 +177,15 @@ fn candidates(g: &Graph, forward: usize) -> HashMap<NodeId, [Operand; 2]> {
     g.ids().filter_map(|id| Some((id, operands(g, id, forward)?))).collect()
 }
 
-/// An operand of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Operand {
-    /// A weight in bf16.
     Weight(SlotId),
     /// Computed in the forward pass, or in the backward pass.
     Tensor(Value, DType),
 }
 
-/// The operands of a product that can run in 8 bits: a weight of a layer and its input or output gradient, or the two
-/// operands of the weight's gradient.
+/// The operands of a product that can run in 8 bits: a weight of a layer and its input or output gradient, or the two operands
+/// of the weight's gradient.
 fn operands(g: &Graph, id: NodeId, forward: usize) -> Option<[Operand; 2]> {
     let node = g.node(id);
     let Op::Product { ta, base: false, epilogue: Epilogue::None, .. } = node.op else { return None };

@@ -1,9 +1,9 @@
-//! Frozen weights in E4M3. With `precision=fp8` products multiply the codes themselves: the stored rows, and the
-//! columns that `derive` writes (`fp8_copies`). For any other reader the weight is dequantised.
+//! Frozen weights in E4M3. With `precision=fp8` products multiply the codes themselves: the stored rows, and the columns that
+//! `derive` writes (`fp8_copies`). For any other reader the weight is dequantised.
 //!
-//! A product has one scale for its weight, so weights that could be merged into one product share a scale, whether they
-//! are merged or not. Scales are powers of two: decoded values are exact in bf16, and a scale coarser than a weight
-//! needs only costs precision of values below a 2^15th of the largest.
+//! A product has one scale for its weight, so weights that could be merged into one product share a scale, whether they are
+//! merged or not. Scales are powers of two: decoded values are exact in bf16, and a scale coarser than a weight needs only
+//! costs precision of values below a 2^15th of the largest.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -110,8 +110,8 @@ fn dequantized(replay: &mut Replay<'_>, [codes, scale]: [SlotId; 2], at: NodeId)
     replay.add(Op::Region { body: Box::new(b.finish()) }, vec![codes, scale], at)
 }
 
-/// The graph without the slots `gone`, and with one slot for each path: `derive` already has the codes of a weight if
-/// it writes their columns.
+/// The graph without the slots `gone`, and with one slot for each path: `derive` already has the codes of a weight if it writes
+/// their columns.
 fn without_slots(mut g: Graph, gone: &HashSet<SlotId>) -> Graph {
     let mut by_path: HashMap<String, SlotId> = HashMap::new();
     let (mut moved, mut slots) = (vec![], vec![]);
@@ -173,7 +173,6 @@ impl<T> Waiting<T> {
     }
 }
 
-/// The slot of a weight's scale.
 pub fn scale_of(plans: &PlanSet, weight: &str) -> String {
     let has =
         |path: &&String| weights_of_scale(path).is_some_and(|mut weights| weights.any(|name| name == weight));

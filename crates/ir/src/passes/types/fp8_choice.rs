@@ -1,7 +1,7 @@
-//! Chooses the layers that gain from 8-bit products on a target. Quantising costs passes over memory that a small
-//! product does not recover, and the cost depends on the operation that computes the tensor and on its other readers.
-//! So whole graphs are priced, with and without a unit of layers in 8 bits, by the target's measured times, or by its
-//! roofline where there are none.
+//! Chooses the layers that gain from 8-bit products on a target. Quantising costs passes over memory that a small product does
+//! not recover, and the cost depends on the operation that computes the tensor and on its other readers. So whole graphs are
+//! priced, with and without a unit of layers in 8 bits, by the target's measured times, or by its roofline where there are
+//! none.
 
 use std::collections::BTreeSet;
 
@@ -37,8 +37,8 @@ impl Choice {
     }
 }
 
-/// Prices the layers of a training program: starting from all in 8 bits, it removes the unit that gains least until
-/// every remaining unit gains. `options` are those of a run in fp8.
+/// Prices the layers of a training program: starting from all in 8 bits, it removes the unit that gains least until every
+/// remaining unit gains. `options` are those of a run in fp8.
 pub fn choose(program: &Program, target: &Target, options: &Options) -> Result<Choice, Refusal> {
     if !program.role.is_grad() {
         return Ok(Choice::default());

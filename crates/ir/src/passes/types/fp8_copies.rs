@@ -1,9 +1,9 @@
-//! Updates of the tensors that `fp8` reads: 8-bit copies of weights, quantised from their bf16 copies with the scale
-//! that fits, and the scales of all other tensors, from the largest magnitudes of recent steps.
+//! Updates of the tensors that `fp8` reads: 8-bit copies of weights, quantised from their bf16 copies with the scale that fits,
+//! and the scales of all other tensors, from the largest magnitudes of recent steps.
 //!
-//! `apply` does both after an update and `derive` after a load, with the same operations and therefore the same bits.
-//! The history is state and part of checkpoints. A skipped update does not change it, and a magnitude that is not
-//! finite counts as unknown. Magnitudes are maxima over all ranks, so the history is the same on each.
+//! `apply` does both after an update and `derive` after a load, with the same operations and therefore the same bits. The
+//! history is state and part of checkpoints. A skipped update does not change it, and a magnitude that is not finite counts as
+//! unknown. Magnitudes are maxima over all ranks, so the history is the same on each.
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
@@ -19,7 +19,7 @@ use crate::passes::types::fp8::{TYPES, shared_path, weight_name, weight_path};
 use crate::plan::Role;
 use crate::types::{DType, TensorType};
 
-/// The number of steps whose largest magnitude a scale must cover.
+/// Number of steps whose largest magnitude a scale must cover.
 pub const HISTORY: usize = 16;
 
 /// Adds the writes to `apply` and `derive`.
@@ -81,8 +81,8 @@ fn scales(b: &Builder, grad: &Graph, (scale, dtype): (SlotId, DType), role: Role
     b.write(slot(b, scale), known.reduce(0, Fold::Max).map(E::Fp8Scale(dtype)).reshape(&[n]));
 }
 
-/// The 8-bit copies of a weight that products read, where the graph writes its bf16 copy. `derive` quantises frozen
-/// weights once.
+/// The 8-bit copies of a weight that products read, where the graph writes its bf16 copy. `derive` quantises frozen weights
+/// once.
 fn weight(b: &Builder, grad: &Graph, copy: &Slot, name: &str, role: Role) {
     let read = ["rows", "columns", "scale"].map(|what| grad.find_slot(&weight_path(what, name)));
     let narrow = || match copy.class {

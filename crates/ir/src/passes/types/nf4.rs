@@ -1,5 +1,5 @@
-//! Frozen weights in four bits (`nf4`): the slots beside their codes, and the operation that dequantises them. Blocks
-//! belong to one named weight, so that its bits do not depend on merging.
+//! Frozen weights in four bits (`nf4`): the slots beside their codes, and the operation that dequantises them. Blocks belong to
+//! one named weight, so that its bits do not depend on merging.
 
 use crate::graph::{Class, Init, NodeId, Slot, SlotId, Value};
 use crate::nf4::{NESTED, blocks};
@@ -11,7 +11,6 @@ use crate::types::{DType, TensorType};
 /// The slot of the map that decodes magnitudes, which all weights share.
 pub const MAP: &str = "nf4.map";
 
-/// The slots beside a weight's codes.
 const BESIDE: [&str; 3] = [".nf4.absmax", ".nf4.nested_absmax", ".nf4.offset"];
 
 /// The slots of a weight's magnitudes: their codes, the largest ones and the mean.

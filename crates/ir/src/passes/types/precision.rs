@@ -1,8 +1,8 @@
 //! Products, attention and the values between them in bf16; sums, statistics, losses and the optimiser in f32.
 //!
-//! Weights of two axes and more are read from bf16 copies (class `derived`) that `apply` and `derive` write. Frozen
-//! weights have no f32 master and are bf16 themselves, and so are tables of rows that the host writes, and cached keys
-//! and values. Every other type follows by inference; where two float types meet, the rules of `cast_inputs` decide.
+//! Weights of two axes and more are read from bf16 copies (class `derived`) that `apply` and `derive` write. Frozen weights
+//! have no f32 master and are bf16 themselves, and so are tables of rows that the host writes, and cached keys and values.
+//! Every other type follows by inference; where two float types meet, the rules of `cast_inputs` decide.
 
 use std::collections::HashSet;
 
@@ -19,8 +19,8 @@ pub fn copy_path(weight: &str) -> String {
     format!("bf16.{weight}")
 }
 
-/// Stores in bf16: frozen parameters, because no update needs more precision; inputs whose rows `reader` gathers, which
-/// are used like computed states; and caches that only attention reads, which would read them in bf16 anyway.
+/// Stores in bf16: frozen parameters, because no update needs more precision; inputs whose rows `reader` gathers, which are
+/// used like computed states; and caches that only attention reads, which would read them in bf16 anyway.
 pub fn narrow_slots(g: &mut Graph, reader: &Graph) {
     let (given, attended) = (gathered_inputs(reader), attended_caches(reader));
     let is_narrow = |s: &&mut Slot| match s.class {
@@ -85,8 +85,8 @@ fn attended_caches(g: &Graph) -> HashSet<String> {
     reads.filter(|(slot, id)| is_extended(*slot, *id)).map(|(slot, _)| g.slot(slot).path.clone()).collect()
 }
 
-/// Rewrites a graph to bf16. Also returns the new value of `forward`, the number of forward nodes, and the number of
-/// products in bf16.
+/// Rewrites a graph to bf16. Also returns the new value of `forward`, the number of forward nodes, and the number of products
+/// in bf16.
 pub fn precision(g: &Graph, forward: usize) -> (Graph, usize, usize) {
     let wide = stays_wide(g);
     let biases = biases(g, &wide);
@@ -214,8 +214,8 @@ fn is_repeated_vector(g: &Graph, v: Value) -> bool {
     }
 }
 
-/// Whether an operation multiplies a bf16 tensor by few f32 values that are broadcast: a computed row, a dropout mask
-/// drawn per image, or a factor for every row of a weight.
+/// Whether an operation multiplies a bf16 tensor by few f32 values that are broadcast: a computed row, a dropout mask drawn per
+/// image, or a factor for every row of a weight.
 fn scales_by_few(g: &Graph, op: &Op, ins: &[Value]) -> bool {
     let is_few = |v: Value| {
         let node = g.node(v.node);
@@ -227,7 +227,6 @@ fn scales_by_few(g: &Graph, op: &Op, ins: &[Value]) -> bool {
     matches!(op, Op::Map { f: E::Mul }) && g.ty(ins[0]).dtype == DType::BF16 && is_few(ins[1])
 }
 
-/// A parameter or its copy.
 fn is_weight(g: &Graph, v: Value) -> bool {
     let Op::Read { slot } = g.node(v.node).op else { return false };
     let class = g.slot(slot).class;
@@ -320,8 +319,8 @@ fn is_summed(g: &Graph, concat: NodeId) -> bool {
     g.nodes.get(concat.0 as usize + 1).is_some_and(sends)
 }
 
-/// Casts a value where it is computed, not after operations that only lay it out: the elementwise pass that computes it
-/// then stores the narrow type.
+/// Casts a value where it is computed, not after operations that only lay it out: the elementwise pass that computes it then
+/// stores the narrow type.
 fn cast(replay: &mut Replay<'_>, v: Value, to: DType, at: NodeId) -> Value {
     let node = replay.new.node(v.node).clone();
     match node.op {

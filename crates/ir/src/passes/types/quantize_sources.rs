@@ -1,5 +1,5 @@
-//! Fuses quantisation with the operation that computes its input: gated activations and norms that are only read in 8
-//! bits, which saves a write and a read of the tensor, and gradients of norms, which saves a read.
+//! Fuses quantisation with the operation that computes its input: gated activations and norms that are only read in 8 bits,
+//! which saves a write and a read of the tensor, and gradients of norms, which saves a read.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,6 @@ use crate::ops::norm::NormSpec;
 use crate::ops::quantize::Source;
 use crate::replay::Replay;
 
-/// The numbers of fused operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Joined {
     /// Activations and their gradients.
@@ -63,8 +62,7 @@ fn gated<'g>(g: &'g Graph, x: Value, once: &impl Fn(Value) -> bool) -> Option<(S
     }
 }
 
-/// Norms, and gradients of norms, each with the node that quantises its result. A norm has no other reader; a gradient
-/// may.
+/// Norms, and gradients of norms, each with the node that quantises its result. A norm has no other reader; a gradient may.
 fn norms(g: &Graph, once: &impl Fn(Value) -> bool) -> HashMap<NodeId, (Source, NodeId)> {
     let mut found = HashMap::new();
     for (id, node) in g.ids().zip(&g.nodes) {

@@ -1,5 +1,5 @@
-//! Products of f32 in TF32: operands keep 10 bits of their mantissa; sums and all stored values stay f32. This includes
-//! the head's products; attention's own kernel stays in full f32.
+//! Products of f32 in TF32: operands keep 10 bits of their mantissa; sums and all stored values stay f32. This includes the
+//! head's products; attention's own kernel stays in full f32.
 
 use crate::graph::Graph;
 use crate::ops::Op;

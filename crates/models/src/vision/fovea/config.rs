@@ -7,8 +7,8 @@ use crate::config::bounds::{self, MAX_EXTENT};
 use crate::images::CHANNELS;
 
 choice! {
-    /// The look at a frame that the text reads: fine, with a query from the text model, or coarse, with the same query
-    /// for every frame.
+    /// The look at a frame that the text reads: fine, with a query from the text model, or coarse, with the same query for
+    /// every frame.
     pub enum Look { Fine = "fine", Coarse = "coarse" }
 }
 

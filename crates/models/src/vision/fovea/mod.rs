@@ -1,9 +1,9 @@
-//! The foveated tower: a DINOv2 that encodes every image once, and one query per frame that reads it, so that a frame
-//! is one token of the text. A first look has the same query for every frame; from the text model's states for these
-//! tokens, the tower then builds the queries with which the following frames are looked at again.
+//! The foveated tower: a DINOv2 that encodes every image once, and one query per frame that reads it, so that a frame is one
+//! token of the text. A first look has the same query for every frame; from the text model's states for these tokens, the tower
+//! then builds the queries with which the following frames are looked at again.
 //!
-//! U images, F frames of them, N tokens per image (patches and the class token), D width, H heads, K head size, Q query
-//! size, E width of the text.
+//! U images, F frames of them, N tokens per image (patches and the class token), D width, H heads, K head size, Q query size, E
+//! width of the text.
 
 mod config;
 
@@ -48,7 +48,7 @@ pub struct Inputs<'g> {
 struct Fine<'g> {
     /// The first frame and the number of frames of each image: i32 [U] each.
     looks: (Tensor<'g>, Tensor<'g>),
-    /// The maximum number of frames per image.
+    /// Maximum number of frames per image.
     repeats: usize,
     /// The row of states that each frame's query is built from; the row after the last for the first query: i32 [F].
     previous: Tensor<'g>,
@@ -74,8 +74,8 @@ enum States<'g> {
 /// Keys and values [U N, H, K] of every layer.
 type Memory<'g> = Vec<[Tensor<'g>; 2]>;
 
-/// Declares every parameter under the scope `vision`. The weights that connect the two models are initialised like
-/// PyTorch's linear layers.
+/// Declares every parameter under the scope `vision`. The weights that connect the two models are initialised like PyTorch's
+/// linear layers.
 pub fn weights(b: &Builder, v: &FoveaConfig, text_width: usize, init_std: f64) -> Weights {
     let even = |inner: usize| Init::Uniform { bound: 1.0 / (inner as f32).sqrt() };
     let linear = |name: &str, [out, inner]: [usize; 2]| {
@@ -116,8 +116,8 @@ impl<'g> Inputs<'g> {
     }
 }
 
-/// The tokens of frames [F, E], ordered by image; of first looks [U, E]. Frames and images outside samples give rows
-/// that nothing reads.
+/// The tokens of frames [F, E], ordered by image; of first looks [U, E]. Frames and images outside samples give rows that
+/// nothing reads.
 pub fn apply<'g>(
     b: &'g Builder,
     v: &FoveaConfig,
@@ -159,7 +159,6 @@ pub fn apply<'g>(
     Features { main: look("fine", queries, &sight), deep: vec![], states: kept }
 }
 
-/// One query per image.
 fn one_query_per_image<'g>(tokens: usize) -> Sight<'g> {
     Sight { k: Segments::Uniform { len: tokens }, ..Sight::rows(1) }
 }

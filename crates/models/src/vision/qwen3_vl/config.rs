@@ -50,17 +50,17 @@ impl Qwen3VlConfig {
         self.width / self.heads
     }
 
-    /// The number of patches that become one token.
+    /// Number of patches that become one token.
     pub fn block(&self) -> usize {
         self.merge * self.merge
     }
 
-    /// The number of feature rows per image token: the main one, and those of DeepStack.
+    /// Number of feature rows per image token: the main one, and those of DeepStack.
     pub fn feature_levels(&self) -> usize {
         1 + self.deepstack.len()
     }
 
-    /// The number of values of a patch as the host writes it: rows, columns and channels.
+    /// Number of values of a patch as the host writes it: rows, columns and channels.
     pub fn patch_values(&self) -> usize {
         self.patch * self.patch * CHANNELS
     }

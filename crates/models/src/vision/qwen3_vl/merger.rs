@@ -1,5 +1,4 @@
-//! Merges blocks of patches to rows of the text's width: four patches side by side, two products with an exact GELU
-//! between.
+//! Merges blocks of patches to rows of the text's width: four patches side by side, two products with an exact GELU between.
 
 use flatout_ir::ops::gated::Act;
 use flatout_ir::{Builder, Init, Tensor};
@@ -20,7 +19,7 @@ pub struct Merger {
     norm: Norm,
     up: Linear,
     down: Linear,
-    /// The number of values of a block.
+    /// Number of values of a block.
     merged: usize,
 }
 

@@ -1,5 +1,5 @@
-//! Qwen3-VL's tower, which sees images of any size: patches with interpolated positions, pre-norm blocks in which every
-//! patch of an image sees every other, and mergers that turn each block of patches into one row of the text's width.
+//! Qwen3-VL's tower, which sees images of any size: patches with interpolated positions, pre-norm blocks in which every patch
+//! of an image sees every other, and mergers that turn each block of patches into one row of the text's width.
 //!
 //! P patches of I images, D width, H heads, K head size, M patches per merge block, W width of the text.
 
@@ -22,7 +22,7 @@ use crate::images::CHANNELS;
 use crate::layers::patches::{PixelNormalisation, project};
 use crate::layers::{Attention, FeedForward, Heads, Linear, Norm, Rotation, Sight, bounds, weight};
 
-/// The number of learned positions that bilinear interpolation reads.
+/// Number of learned positions that bilinear interpolation reads.
 pub const TAPS: usize = 4;
 
 /// The parameters, declared once.
@@ -55,7 +55,7 @@ pub struct Inputs<'g> {
     tap_weights: Tensor<'g>,
     /// The first patch and the number of patches of each image: i32 [I] each.
     images: (Tensor<'g>, Tensor<'g>),
-    /// The maximum number of patches per image.
+    /// Maximum number of patches per image.
     largest: usize,
 }
 

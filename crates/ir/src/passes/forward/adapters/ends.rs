@@ -1,12 +1,11 @@
 //! Adapters at the ends of a decoder: at the token embedding table and at the head.
 //!
-//! With W [V, D], A [R, D] and B [V, R], a token looks up W[t] + s B[t] A, one row of the adapted table. PEFT names the
-//! same tensors otherwise: its `lora_embedding_A` is B transposed, and `lora_embedding_B` A transposed. There is no
-//! dropout here.
+//! With W [V, D], A [R, D] and B [V, R], a token looks up W[t] + s B[t] A, one row of the adapted table. PEFT names the same
+//! tensors otherwise: its `lora_embedding_A` is B transposed, and `lora_embedding_B` A transposed. There is no dropout here.
 //!
-//! The head's loss never holds all logits in memory. x W^T + s u B^T with u = drop(x) A^T is one product of
-//! concatenated operands, [x, s u] [W, B]^T, so that the loss is still computed in chunks. It costs a copy of W per
-//! application, and the gradient of all of [W, B], of which only the columns of B are read.
+//! The head's loss never holds all logits in memory. x W^T + s u B^T with u = drop(x) A^T is one product of concatenated
+//! operands, [x, s u] [W, B]^T, so that the loss is still computed in chunks. It costs a copy of W per application, and the
+//! gradient of all of [W, B], of which only the columns of B are read.
 //!
 //! A slot that serves as both table and head may have adapters in each role, which are independent.
 
