@@ -1,7 +1,7 @@
 //! AdamW with decoupled decay over a parameter or a flat region of many.
 //!
-//! g' = scale g; m' = b1 m + (1 - b1) g'; v' = b2 v + (1 - b2) g'^2; with t applied updates, this one included: p' = p
-//! - lr (m' / (1 - b1^t) / (sqrt(v' / (1 - b2^t)) + eps) + decay p). Where `is_finite` is 0 nothing changes. With
+//! g' = scale g; m' = b1 m + (1 - b1) g'; v' = b2 v + (1 - b2) g'^2; with t applied updates, this one included:
+//! p' = p - lr (m' / (1 - b1^t) / (sqrt(v' / (1 - b2^t)) + eps) + decay p). Where `is_finite` is 0 nothing changes. With
 //! `copy`, p' also in bf16: the copy that products read, written in the same pass over memory.
 //!
 //! Moments have p's type or bf16. In bf16 a kernel rounds m' and v' stochastically (`random::rounding`, by the

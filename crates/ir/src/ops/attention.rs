@@ -5,8 +5,8 @@
 //! -inf, and so has a row outside every segment.
 //!
 //! Both outputs may be differentiated. With p the probabilities, ds = p (do v^T - sum(do o) + d lse): the gradient of lse
-//! contributes p itself, so it enters the backward pass as one number per row. Where scores s are capped, ds is multiplied by 1
-//! - (s / cap)^2.
+//! contributes p itself, so it enters the backward pass as one number per row. Where scores s are capped, ds is multiplied by
+//! 1 - (s / cap)^2.
 
 mod merge;
 

@@ -1,5 +1,5 @@
-//! A smooth bound: x becomes cap tanh(x / cap), which is close to x near 0 and stays within -cap to cap. Its slope is 1
-//! - (y / cap)^2 for the result y.
+//! A smooth bound: x becomes cap tanh(x / cap), which is close to x near 0 and stays within -cap to cap. Its slope is
+//! 1 - (y / cap)^2 for the result y.
 
 use crate::attr::Attr;
 use crate::builder::Tensor;

@@ -2,8 +2,8 @@
 //! sets pairs to 0 that the mask excludes. Queries and keys are divided into segments that pair up in order, as in `attention`.
 //! Heads may share keys and values, each at its own ratio: head h reads key head h * HK / H and value head h * HV / H.
 //!
-//! Where the queries r are also the keys, the scores are symmetric before the mask, and both roles share one gradient: with ds
-//! = M(scale do v^T), dr = (ds + ds^T) r.
+//! Where the queries r are also the keys, the scores are symmetric before the mask, and both roles share one gradient: with
+//! ds = M(scale do v^T), dr = (ds + ds^T) r.
 //!
 //! The operation may rotate such r as it reads them: its input is then a with r = rope(a), by positions and interleaved pairs,
 //! and its output da, rotated back.

@@ -199,7 +199,7 @@ ops! {
     LinearAttention = "linear_attention" { scale: f32, mask: LinearMask, q: Segments, k: Keys, rotary: Rotary }
     /// (the inputs of linear attention, do, base of dq?) -> dq, dk?, dv.
     LinearAttentionGrad = "linear_attention_grad" { scale: f32, mask: LinearMask, q: Segments, k: Keys, rotary: Rotary, accumulate: Accumulate }
-    /// (x [R, D], w [V, D], target i32 [R], weight f32 [R]) -> -sum of weight * logp [1], logp [R], lse [R].
+    /// (x [R, D], w [V, D], target i32 [R], weight f32 [R]) -> -sum of weight * logp [1], logp, lse and best [R].
     HeadLoss = "head_loss" { compute: Compute, cap: Cap }
     /// (x, w, target, lse, d logp [R], base of dw?) -> dx, dw.
     HeadLossGrad = "head_loss_grad" { base: bool, compute: Compute, cap: Cap }
