@@ -535,7 +535,7 @@ impl<'a> AdapterPass<'a> {
         Ok(self.add(Op::Read { slot }, vec![], id))
     }
 
-    /// g for every row of the product, 1 for weights without DoRA; `None` where no weight has DoRA.
+    /// g for every row of the product's weight, 1 for weights without DoRA; `None` where no weight has DoRA.
     fn factor(&mut self, id: NodeId, parts: &[AdaptedWeight<'a>]) -> Option<Factor> {
         let dora: Vec<Option<&'a Adapter>> =
             parts.iter().map(|p| p.adapters.iter().find(|a| a.dora).copied()).collect();

@@ -109,7 +109,7 @@ impl Finder<'_> {
         }
     }
 
-    /// The parts that a value is concatenated from by rows.
+    /// The parts that a value is concatenated from along axis 1.
     fn parts(&self, v: Value) -> Vec<Value> {
         match self.g.node(v.node).op {
             Op::Concat { axis: 1 } => self.g.node(v.node).ins.clone(),

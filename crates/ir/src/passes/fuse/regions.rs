@@ -15,7 +15,7 @@ const MAX_INPUTS: usize = 12;
 const MAX_NODES: usize = 32;
 /// Number of elements up to which values are small.
 const FEW: usize = 4096;
-/// Number of launches between an activation and its slope that may overlap it: a weight's gradient, and a sum.
+/// The most launches between an activation and its slope in one region, such as a weight's gradient and a sum.
 const NEAR: usize = 3;
 
 /// Number of regions, and of the elementwise nodes inside them.
@@ -129,23 +129,24 @@ impl Grouping<'_> {
         }
         let beside = activation.and_then(|of| self.activated.get(&of)).copied();
         let beside = beside.filter(|group| is_near(self.groups[*group][0]));
-        let ways =
+        let candidates =
             [of_inputs.clone()].into_iter().chain(of_inputs.iter().chain(&beside).map(|one| vec![*one]));
-        let joined = ways.filter(|some| !some.is_empty()).find_map(|some| {
-            let mut ids: Vec<NodeId> = some.iter().flat_map(|group| &self.groups[*group]).copied().collect();
+        let joined = candidates.filter(|chosen| !chosen.is_empty()).find_map(|chosen| {
+            let mut ids: Vec<NodeId> =
+                chosen.iter().flat_map(|group| &self.groups[*group]).copied().collect();
             ids.push(id);
             ids.sort();
-            self.may_be_one(&ids).then_some((some, ids))
+            self.may_be_one(&ids).then_some((chosen, ids))
         });
         let (group, ids) = match joined {
             None => {
                 self.groups.push(vec![]);
                 (self.groups.len() - 1, vec![id])
             }
-            Some((some, ids)) => {
-                some.iter().for_each(|group| self.groups[*group].clear());
-                self.activated.values_mut().filter(|of| some.contains(of)).for_each(|of| *of = some[0]);
-                (some[0], ids)
+            Some((chosen, ids)) => {
+                chosen.iter().for_each(|group| self.groups[*group].clear());
+                self.activated.values_mut().filter(|of| chosen.contains(of)).for_each(|of| *of = chosen[0]);
+                (chosen[0], ids)
             }
         };
         ids.iter().for_each(|id| _ = self.member.insert(*id, group));
