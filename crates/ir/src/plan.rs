@@ -119,14 +119,14 @@ impl Launch {
 pub enum Role {
     /// Rebuilds derived copies after initialisation and load.
     Derive,
-    /// Forward, loss, backward, accumulate; once a micro-batch. Index 0 has the largest extents where lengths vary, and
+    /// Forward, loss, backward, accumulate; once per micro-batch. Index 0 has the largest extents where lengths vary, and
     /// the widest window under a schedule of windows.
     Grad(usize),
     /// Moves the sums of a finished lane aside, to the level of this index, and clears them.
     Keep(usize),
     /// Adds the sums kept at the level of this index to the current ones.
     Fold(usize),
-    /// Norm, finite check, clip, update, clear; once a step.
+    /// Norm, finite check, clip, update, clear; once per step.
     Apply,
     /// Gathers the averages that ranks hold in shards to where `eval` reads weights; `derive` restores the weights.
     Average,
@@ -145,7 +145,7 @@ impl Role {
         matches!(self, Role::Grad(_))
     }
 
-    /// The word in the text form, and the index behind it.
+    /// The word in the text form, and the index after it.
     fn word(self) -> (&'static str, usize) {
         match self {
             Role::Derive => ("derive", 0),

@@ -1,4 +1,4 @@
-//! The closed set of operations: a table with one row an operation, and exhaustive matches that dispatch to one file an
+//! The closed set of operations: a table with one row per operation, and exhaustive matches that dispatch to one file per
 //! operation or family.
 //!
 //! Each file has the shape rule, the gradient and the expansion to simpler operations. Because the matches are exhaustive, no

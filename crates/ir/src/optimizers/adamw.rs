@@ -1,4 +1,4 @@
-//! AdamW: two moments a parameter, in f32 or bf16.
+//! AdamW: two moments per parameter, in f32 or bf16.
 
 use super::{Name, Optimizer, State};
 use crate::ops::Op;

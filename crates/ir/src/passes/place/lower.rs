@@ -278,7 +278,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The values behind a concat's inputs that can be computed inside its output, and their views of it.
+    /// The sources of a concat's inputs that can be computed inside its output, and their views of it.
     fn parts_inside(
         &self,
         concat: NodeId,
@@ -307,7 +307,7 @@ impl Lowering<'_> {
         Ok(parts)
     }
 
-    /// Whether all readers of a value, also those behind movements, can read it in this layout.
+    /// Whether all readers of a value, also those after movements, can read it in this layout.
     fn reads(&self, v: Value, view: &View, users: &HashMap<Value, Vec<NodeId>>) -> Result<bool, Refusal> {
         let readers = users.get(&v).map_or(&[][..], Vec::as_slice);
         if self.used[v.node.0 as usize][v.out as usize] as usize > readers.len() {

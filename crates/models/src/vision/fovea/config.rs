@@ -23,7 +23,7 @@ section! {
         pub heads: usize,
         /// Inner size of the tower's feed-forward.
         pub ffn: usize,
-        /// Pixels of a patch a side.
+        /// Side of a patch in pixels.
         pub patch: usize = 14,
         /// Side of a frame in pixels.
         pub image_size: usize = 224,

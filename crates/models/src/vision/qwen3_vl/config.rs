@@ -16,7 +16,7 @@ section! {
         pub heads: usize,
         /// Inner size of the tower's feed-forward.
         pub ffn: usize,
-        /// Pixels of a patch a side.
+        /// Side of a patch in pixels.
         pub patch: usize = 16,
         /// Frames per patch; a still image is repeated for each.
         pub time_patch: usize = 2,
