@@ -30,7 +30,7 @@ section! {
         pub swiglu: bool = false,
         /// The non-linearity of a feed-forward without a gate: gelu_exact, gelu_tanh or quick_gelu.
         pub activation: Activation = Activation::GeluExact,
-        /// Pixels of a patch, a side.
+        /// Side of a patch in pixels.
         pub patch: usize,
         /// Side of the model's input image in pixels.
         pub image_size: usize,
