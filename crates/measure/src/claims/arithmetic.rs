@@ -1,10 +1,10 @@
-//! Arithmetic written as text: numbers, names, + - * / and parentheses; and two of them compared.
+//! Evaluates arithmetic written as text (numbers, names, + - * / and parentheses) and comparisons of two expressions.
 
 use std::collections::HashMap;
 
 use serde::Serialize;
 
-/// A comparison and what its sides come to.
+/// A comparison and the values of its sides.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compared {
     pub text: String,
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_what_is_wrong() {
         for (text, said) in [
             ("1 +", "there is no quantity ``"),
             ("2 * nothing", "there is no quantity `nothing`"),

@@ -15,26 +15,26 @@ use serde_json::{Value, json};
 use super::Asked;
 use crate::forecast::scaling::{Exchange, Refused, Scaled, exchange, scaling};
 
-/// The ranks that were asked for.
+/// The requested ranks.
 pub(super) struct World<'a> {
     ranks: usize,
     nodes: usize,
     asked: &'a Asked,
-    /// The plan is for GPUs of this machine, and no link is named.
+    /// Whether the plan is for GPUs of this machine and no link is named.
     is_here: bool,
-    /// The link that NVML tells of then.
+    /// The link that NVML reports in that case.
     here: Option<Link>,
 }
 
-/// Their place, their level and their prediction, as they are told.
+/// What is reported about several ranks: placement, links, sharding and predictions.
 pub struct Told {
     pub ranks: usize,
     pub nodes: usize,
-    /// Of GPUs: their links by name, inside a node and between nodes.
+    /// Names of the links between GPUs, within a node and between nodes.
     pub links: Option<[String; 2]>,
     /// The source of the GPUs' links within a node.
     pub link_by: &'static str,
-    /// Exchanges among all ranks were timed on this machine.
+    /// Whether exchanges among all ranks were timed on this machine.
     pub is_timed: bool,
     pub level: &'static str,
     pub why: Option<String>,
@@ -76,7 +76,7 @@ impl<'a> World<'a> {
         self.target_of(self.ranks, target)
     }
 
-    /// The same of fewer ranks, on as few nodes as have that many.
+    /// The target of one of fewer ranks, on as few nodes as hold them.
     fn target_of(&self, ranks: usize, target: Target) -> Result<Target, UserError> {
         if ranks == 1 {
             return Ok(target);
@@ -91,7 +91,7 @@ impl<'a> World<'a> {
         Ok(Target { links, timings, ..target_among(ranks, target) })
     }
 
-    /// Tells of several ranks; `None` of one. `target` is the device of one that trains alone.
+    /// Reports on several ranks; `None` for one. `target` is that of a device that trains alone.
     pub(super) fn told(&self, config: &Config, compiled: &Compiled, target: &Target) -> Option<Told> {
         let links = compiled.target.links.as_ref();
         let target_of = |ranks| self.target_of(ranks, target.clone()).expect("its links were found before");
@@ -116,7 +116,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// Several ranks as JSON.
+/// The report on several ranks as JSON.
 pub(super) fn object(told: &Told, compiled: &Compiled) -> Value {
     let scaled = |one: &Result<Scaled, Refused>| match one {
         Ok(row) => json!(row),
