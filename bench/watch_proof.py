@@ -289,7 +289,7 @@ def hostile(proof, page, evil):
 
 
 def samples(proof, page):
-    """Samples of evaluations: texts that the model wrote, and images with what they are taken for."""
+    """Samples of evaluations: generated texts, and images with predictions."""
     view(page, "run")
     choose(page, "tiny-1")
     wait(lambda: "once at the theatre" in texts(page), "the prompt of a sample")
@@ -304,7 +304,7 @@ def samples(proof, page):
     loaded = "[...document.querySelectorAll('.examples img')].filter((e) => e.naturalWidth > 0).length"
     wait(lambda: page.run(loaded) == 12, "pictures of samples")
     marks = page.run("[document.querySelectorAll('.examples .right').length, document.querySelectorAll('.examples .wrong').length]")
-    proof.say(sum(marks) == 12 and min(marks) > 0, "held-out images stand with what they are taken for, right or wrong", f"{marks[0]} right, {marks[1]} wrong")
+    proof.say(sum(marks) == 12 and min(marks) > 0, "held-out images are shown with their predictions, right or wrong", f"{marks[0]} right, {marks[1]} wrong")
     page.run("document.querySelector('.samples').scrollIntoView()")
     proof.shot(page, "samples")
     page.run("window.scrollTo(0, 0)")

@@ -106,7 +106,7 @@ fn measure(
         say(round, options.rounds);
         rounds.push(budget::round(bench, options.steps)?);
     }
-    let (rounds, waited) = (budget::steadied(rounds), bench.waited().since(before));
+    let (rounds, waited) = (budget::normalised(rounds), bench.waited().since(before));
     Ok(Measured { rounds, waited, host: bench.spans(TRACED)? })
 }
 
