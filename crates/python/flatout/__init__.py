@@ -70,8 +70,8 @@ def train(
     presets: names or files of presets that override the recipe, as with ``--with``.
     max_time: seconds, or a timedelta, before which the run saves and stops.
     on_event: called with each event of the run as it happens, a dictionary as in ``events.jsonl``. An exception in it ends the run,
-    which saves as on Ctrl-C, and is raised unchanged; if the run could not be saved, that error is its ``__cause__``.
-    Training waits for it, for the display and for the tracker at every event.
+        which saves as on Ctrl-C, and is raised unchanged; if the run could not be saved, that error is its ``__cause__``.
+        Training waits for it, for the display and for the tracker at every event.
     progress: whether to show the progress of the run; by default in a notebook and on a terminal.
     track: ``"wandb"``, or a tracker of ``flatout.track``.
 
@@ -107,7 +107,8 @@ def resume(
 ) -> Run:
     """Continues a run exactly where it stopped: a Run, its directory, or its name under ``runs``.
 
-    The keys that may change are those that ``flatout resume`` accepts, such as ``{"train.steps": 200}``; the other arguments are as in ``train``.
+    The keys that may change are those that ``flatout resume`` accepts, such as ``{"train.steps": 200}``; the other
+    arguments are as in ``train``.
     """
     listeners = _listeners(on_event, progress, track)
     words = overrides({**settings, **keys}, one_process="flatout resume")
@@ -130,7 +131,7 @@ def plan(
     **keys: Any,
 ) -> dict[str, Any]:
     """Plans memory to the byte, arithmetic and time of a recipe without running it; the same as ``flatout plan --json``.
-    
+
     gpu: plan for this GPU instead of this machine's, as ``"h200"`` or ``"rtx3090"``.
     gpus, nodes, link, net: the number of GPUs per node, the number of nodes, and the links between them.
     ranks: the number of processes on CPUs.

@@ -39,7 +39,7 @@ class Model:
 
     device: ``"cpu"``, ``"cuda"`` or ``"auto"``, which uses a GPU if there is one. Other switches are keywords, as
     ``precision="fp32"``.
-    
+
     The first call of a kind compiles its plan and loads the weights; later calls of the same sizes reuse them.
     """
 
@@ -82,7 +82,7 @@ class Model:
 
     def logits(self, tokens: Tokens | Sequence[Tokens]) -> Any:
         """All logits of rows of tokens in f32, the same as those of ``flatout logits``.
-        
+
         Rows of equal length, also as a two-dimensional array, give an array [rows, tokens, vocabulary]; a single row gives [tokens,
         vocabulary]; rows of different lengths give a list of such arrays. The values are not copied on their way to NumPy if a single
         run of the plan computes them all.
@@ -123,15 +123,15 @@ class Model:
         on_text: Callable[[int, str], object] | None = None,
     ) -> Any:
         """Continues prompts, many at a time, with the same text or tokens as ``flatout generate``.
-        
+
         A text gives a text, and a list of texts a list: each prompt with its continuation. With ``chat=True`` prompts are questions,
         which are put into the model's chat template, and only the answers are returned. Rows of tokens give arrays of the tokens that
         follow.
-        
+
         temperature: 0 selects the likeliest token every time.
         at_once: the most prompts in a batch.
         on_text: called with the index of a prompt and each piece of text that is added to it, as it is generated. An exception in it,
-        like KeyboardInterrupt, ends the call and is raised unchanged.
+            like KeyboardInterrupt, ends the call and is raised unchanged.
         """
         if not (math.isfinite(temperature) and temperature >= 0):
             raise UserError(f"temperature is {temperature} and must be a number of at least 0")

@@ -40,7 +40,7 @@ class Run(os.PathLike):
 
     def events(self, kind: str | None = None, *, follow: bool = False) -> Iterator[Event]:
         """The events of the log, or those of a kind, as dictionaries, in the order they were written.
-        
+
         The log is read during the iteration. With ``follow=True`` it waits for more as long as a process trains the run. A partially
         written line is not an event yet. The kinds are ``start``, ``step``, ``eval``, ``sample``, ``saved``, ``resume``, ``warning``,
         ``spike`` and ``end``. Steps that a resumed run repeated have several events; ``steps`` has the valid ones.
