@@ -160,7 +160,7 @@ def environment(p):
     hostile = {"NVIDIA_TF32_OVERRIDE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLAS_EMULATE_SINGLE_PRECISION": "1",
                "CUBLAS_EMULATION_STRATEGY": "eager"}
     common = ["precision=fp32", "deterministic=on", "train.steps=20"]
-    # Lines for people are not printed beside --json.
+    # With --json, the lines for people are not printed.
     plain = p.train(SHORT, "plain", *common, form=())
     set_ = p.train(SHORT, "hostile", *common, env=p.environment(**hostile), form=())
     if p.done(plain, "20 steps") and p.done(set_, "20 steps with hostile variables"):

@@ -147,7 +147,7 @@ def main():
         killed_at = steps()
         while steps() < killed_at + 60 and training.poll() is None:
             time.sleep(0.02)
-        line(steps() >= killed_at + 60, f"the server was killed at step {killed_at}, and the run goes on: step {steps()}")
+        line(steps() >= killed_at + 60, f"the server was killed at step {killed_at}, and the run continues: step {steps()}")
         training.send_signal(signal.SIGINT)
         errors = training.communicate()[1]
         line(training.returncode == 3, f"the run stops with code {training.returncode}")

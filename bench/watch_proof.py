@@ -172,7 +172,7 @@ def live(proof, page, name):
     proof.say(True, "its crash is shown", page.run(row(name)))
     died = step_of()
     again = proof.run("resume", f"runs/{name}", "-q")
-    wait(lambda: "running" in page.run(row(name)) and step_of() > died + 3, "it goes on", 180)
+    wait(lambda: "running" in page.run(row(name)) and step_of() > died + 3, "it is resumed", 180)
     proof.say(True, "it is followed after it is resumed", page.run(row(name)))
     again.send_signal(signal.SIGTERM)
     again.wait()

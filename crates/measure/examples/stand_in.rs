@@ -1,6 +1,6 @@
 //! Simulates the schedule of several ranks on one GPU: in place of each exchange, a kernel of 16 blocks runs on the exchange
 //! stream for the predicted time and with the predicted bytes. Prints the time of a step without exchanges, with them, and with
-//! `overlap=off`, beside the predictions. Numbers that a run computes meanwhile mean nothing.
+//! `overlap=off`, with the predictions. The numerical results are meaningless.
 //!
 //! cargo run --release -p flatout-measure --example stand_in -- pretrain-226m train.batch=64 [--gpus 8] [--steps 20]
 

@@ -95,7 +95,7 @@ pub struct Report {
     /// Updates timed in a visit, and updates in all, after which the losses are compared.
     pub steps: usize,
     pub updates: usize,
-    /// Rounds that were asked for.
+    /// Requested rounds.
     pub repeats: usize,
     /// Whether every row has all its rounds; otherwise the same command continues.
     pub is_complete: bool,

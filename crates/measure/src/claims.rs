@@ -40,7 +40,7 @@ pub struct Guide {
 #[serde(deny_unknown_fields)]
 pub struct Figure {
     pub name: String,
-    /// The measured value; none while nobody has measured it.
+    /// The measured value; none if it is not measured yet.
     pub value: Option<String>,
     pub machine: String,
     /// The command that printed it, or would.

@@ -36,8 +36,8 @@ pub fn begun(dir: &Path) -> Result<Option<Config>, UserError> {
     if is_run(dir) || !is_run(&first) {
         return Ok(None);
     }
-    let (asked, resolved) = asked_and_resolved(&first)?;
-    resolved.placed(&asked).with(&["train.fold=none".into()]).map(Some)
+    let (requested, resolved) = asked_and_resolved(&first)?;
+    resolved.placed(&requested).with(&["train.fold=none".into()]).map(Some)
 }
 
 /// The result of a fold.
@@ -128,7 +128,7 @@ impl Summary {
         format!("{words} over {} folds", self.folds.len())
     }
 
-    /// Writes `folds.json` and `folds.md` beside the folders of the folds.
+    /// Writes `folds.json` and `folds.md` into the directory of the folds.
     pub fn write(&self, dir: &Path) -> Result<(), Failure> {
         let json = serde_json::to_vec_pretty(self).expect("a summary has a JSON form");
         for (name, bytes) in [("folds.json", json), ("folds.md", self.page().into_bytes())] {

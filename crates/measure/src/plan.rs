@@ -60,9 +60,9 @@ pub struct OnPaper {
 }
 
 /// Plans a recipe and runs nothing.
-pub fn told<'a>(config: &'a Config, asked: &Asked) -> Result<Told<'a>, Failure> {
-    let on_paper = asked.on_paper();
-    let world = World::of(asked, config, on_paper)?;
+pub fn told<'a>(config: &'a Config, request: &Asked) -> Result<Told<'a>, Failure> {
+    let on_paper = request.on_paper();
+    let world = World::of(request, config, on_paper)?;
     Ok(match on_paper {
         Some(name) => {
             let alone = device::named(name, &config.switches)?;

@@ -33,7 +33,7 @@ pub const BASE: &str = "as it is";
 /// Keys that the command sets for every run, and how.
 const GIVEN: [(&str, &str); 3] = [
     ("train.seed", "all are trained with the seeds that --seeds counts from that of the recipe"),
-    ("eval.goal", "all are trained to the loss of --to-loss"),
+    ("eval.goal", "all are trained to the loss that --to-loss says"),
     ("log.every", "every update of all runs is logged, so that it is timed"),
 ];
 

@@ -119,8 +119,8 @@ impl Front {
         self.check_bytes(text.len())?;
         let tokens = self.model.tokens(&TextOrTokens::Text(text.into()))?;
         let count = tokens.len();
-        let said = json!({ "tokens": tokens, "count": count, "max_model_len": self.model.capacity });
-        Ok(Answer::json(said.to_string()).into())
+        let response = json!({ "tokens": tokens, "count": count, "max_model_len": self.model.capacity });
+        Ok(Answer::json(response.to_string()).into())
     }
 
     fn completions(&self, body: &[u8]) -> Result<Reply, ApiError> {

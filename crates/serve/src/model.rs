@@ -101,15 +101,15 @@ impl Model {
 
     /// The tokens of a prompt.
     pub fn tokens(&self, prompt: &completions::Prompt) -> Result<Vec<u32>, ApiError> {
-        let said = |error: flatout_data::DataError| ApiError::field("prompt", error.sentence);
+        let to_error = |error: flatout_data::DataError| ApiError::field("prompt", error.sentence);
         match (prompt, &self.encoder) {
             (completions::Prompt::Tokens(tokens), _) if tokens.is_empty() => {
                 Err(ApiError::field("prompt", "`prompt` has a list without tokens: give at least one"))
             }
             (completions::Prompt::Tokens(tokens), _) => Ok(tokens.clone()),
-            (completions::Prompt::Text(text), Some(encoder)) => encoder.encode(text).map_err(said),
+            (completions::Prompt::Text(text), Some(encoder)) => encoder.encode(text).map_err(to_error),
             (completions::Prompt::Text(text), None) => {
-                Ok([vec![self.vocabulary.bos()], self.vocabulary.encode(text).map_err(said)?].concat())
+                Ok([vec![self.vocabulary.bos()], self.vocabulary.encode(text).map_err(to_error)?].concat())
             }
         }
     }

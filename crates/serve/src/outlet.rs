@@ -37,7 +37,7 @@ pub struct Texts {
 
 struct Choice {
     text: String,
-    told: Vec<Told>,
+    scored: Vec<Told>,
     place: TextOffset,
     finish: Option<Finish>,
     /// Whether a part of it was sent.
@@ -68,8 +68,13 @@ impl Outlet {
                 (answer.keeping(Arc::clone(&ticket)).into(), Channel::Stream { messages, with_usage })
             }
         };
-        let choice =
-            |text| Choice { text, told: vec![], place: TextOffset::default(), finish: None, is_begun: false };
+        let choice = |text| Choice {
+            text,
+            scored: vec![],
+            place: TextOffset::default(),
+            finish: None,
+            is_begun: false,
+        };
         let choices: Vec<Choice> = texts.echoes.into_iter().map(choice).collect();
         let usage = Usage { prompt: texts.prompt_tokens, completion: 0 };
         let open = choices.len();
@@ -94,11 +99,11 @@ impl Outlet {
         self.usage.completion += usize::from(is_drawn);
         let choice = &mut self.choices[index];
         choice.text += &text;
-        choice.told.extend(echoed.into_iter().chain(tokens));
+        choice.scored.extend(echoed.into_iter().chain(tokens));
         self.open -= usize::from(finish.is_some());
         choice.finish = finish;
         if let Some(Channel::Stream { messages, .. }) = &self.channel {
-            let has_news = !choice.text.is_empty() || !choice.told.is_empty() || choice.finish.is_some();
+            let has_news = !choice.text.is_empty() || !choice.scored.is_empty() || choice.finish.is_some();
             if has_news || !choice.is_begun {
                 let messages = messages.clone();
                 let part = self.choice(index, true);
@@ -107,7 +112,7 @@ impl Outlet {
                     self.fail(&ApiError::bad("the stream was read too slowly and is cut off"));
                 }
                 let choice = &mut self.choices[index];
-                (choice.text, choice.told, choice.is_begun) = (String::new(), vec![], true);
+                (choice.text, choice.scored, choice.is_begun) = (String::new(), vec![], true);
             }
         }
         if self.open == 0 {
@@ -118,18 +123,18 @@ impl Outlet {
 
     /// A choice, or the part of it that was not sent yet.
     fn choice(&mut self, index: usize, is_part: bool) -> Value {
-        let Choice { text, told, place, finish, is_begun } = &mut self.choices[index];
+        let Choice { text, scored, place, finish, is_begun } = &mut self.choices[index];
         let finish = finish.as_ref();
         let pieces = self.has_logprobs.then_some(&*self.pieces);
         match (self.head.endpoint, is_part) {
             (Endpoint::Completions, _) => {
-                completions::choice(index, text, pieces.map(|pieces| (pieces, &told[..], place)), finish)
+                completions::choice(index, text, pieces.map(|pieces| (pieces, &scored[..], place)), finish)
             }
             (Endpoint::Chat, false) => {
-                chat::choice(index, text, pieces.map(|pieces| (pieces, &told[..])), finish)
+                chat::choice(index, text, pieces.map(|pieces| (pieces, &scored[..])), finish)
             }
             (Endpoint::Chat, true) => {
-                chat::part(index, text, pieces.map(|pieces| (pieces, &told[..])), finish, !*is_begun)
+                chat::part(index, text, pieces.map(|pieces| (pieces, &scored[..])), finish, !*is_begun)
             }
         }
     }

@@ -34,12 +34,12 @@ struct Open {
 }
 
 impl Open {
-    fn line(&self, how: &str) -> String {
+    fn line(&self, outcome: &str) -> String {
         let Outlet { head, usage, .. } = &self.outlet;
         let form = if head.endpoint == Endpoint::Chat { "chat" } else { "completions" };
         let seconds = self.began.elapsed().as_secs_f64();
         let (read, made) = (usage.prompt, usage.completion);
-        format!("{form} {} {how}: {read} tokens read, {made} made in {seconds:.2} s", head.id)
+        format!("{form} {} {outcome}: {read} tokens read, {made} made in {seconds:.2} s", head.id)
     }
 }
 
@@ -76,12 +76,12 @@ impl Worker<'_> {
     }
 
     /// Cancels the remaining texts of a job and logs its end.
-    fn finish(&mut self, open: Open, how: &str) {
+    fn finish(&mut self, open: Open, outcome: &str) {
         for number in &open.numbers {
             self.generator.cancel(*number);
             self.places.remove(number);
         }
-        (self.log)(open.line(how));
+        (self.log)(open.line(outcome));
     }
 
     /// Cancels jobs whose clients have disconnected.
@@ -105,10 +105,10 @@ impl Worker<'_> {
         }
     }
 
-    fn fail_all(&mut self, error: &ApiError, how: &str) {
+    fn fail_all(&mut self, error: &ApiError, outcome: &str) {
         for (_, mut open) in std::mem::take(&mut self.open) {
             open.outlet.fail(error);
-            self.finish(open, how);
+            self.finish(open, outcome);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Reads the rest of a run's folder: its settings, its plan of memory and kernels, measurements and samples.
 //!
 //! `plan.json` and `samples.jsonl` are written by `train`, `ablate.json` by `ablate --out`, and `profile.json` is what
-//! `profile --json` prints. The last two may also lie in the folder of the runs, for all runs of their recipe.
+//! `profile --json` prints. The last two may also be in the folder of the runs, for all runs of their recipe.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -65,10 +65,10 @@ pub fn details(folder: &Folder, dir: &Path, recipe: Option<&str>) -> Value {
 /// The resolved settings.
 fn config(folder: &Folder, dir: &Path) -> Result<Config, String> {
     let text = |name: &str| folder.text(dir, name, MOST).map_err(|error| format!("{name}: {error}"));
-    let asked = Config::parse(&text("config.toml")?, "config.toml").map_err(|error| error.0)?;
+    let requested = Config::parse(&text("config.toml")?, "config.toml").map_err(|error| error.0)?;
     match text("resolved.toml") {
-        Err(_) => Ok(asked),
-        Ok(text) => Ok(Resolved::parse(&text, "resolved.toml").map_err(|error| error.0)?.over(&asked)),
+        Err(_) => Ok(requested),
+        Ok(text) => Ok(Resolved::parse(&text, "resolved.toml").map_err(|error| error.0)?.over(&requested)),
     }
 }
 

@@ -48,9 +48,9 @@ impl Glance {
         if size <= HEAD as u64 {
             return Ok(glance);
         }
-        let mut wanted = TAIL;
+        let mut tail = TAIL;
         loop {
-            let begin = size.saturating_sub(wanted);
+            let begin = size.saturating_sub(tail);
             buffer.resize((size - begin) as usize, 0);
             let have = read_at(file, &mut buffer, begin)?;
             let first = buffer[..have].iter().position(|byte| *byte == b'\n').map_or(have, |end| end + 1);
@@ -61,11 +61,11 @@ impl Glance {
                 has_step |= line.event == "step";
                 seen.take(&line);
             }
-            if has_step || wanted >= MOST_TAIL.min(size) {
+            if has_step || tail >= MOST_TAIL.min(size) {
                 seen.eval_loss = seen.eval_loss.or(before.and_then(|before| before.eval_loss));
                 return Ok(seen);
             }
-            wanted *= 4;
+            tail *= 4;
         }
     }
 

@@ -72,7 +72,7 @@ struct Entry {
     stamp: Option<(u64, i64, i64)>,
     revision: u64,
     follower: Option<Box<Follower>>,
-    wanted: Instant,
+    last_shown: Instant,
 }
 
 /// An open page.
@@ -195,8 +195,9 @@ impl Shared {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            let wanted: BTreeSet<String> = pages.iter().flat_map(|page| page.runs.iter().cloned()).collect();
-            let mut is_behind = self.lock().renew(&self.folder, &wanted);
+            let shown_ids: BTreeSet<String> =
+                pages.iter().flat_map(|page| page.runs.iter().cloned()).collect();
+            let mut is_behind = self.lock().renew(&self.folder, &shown_ids);
             for page in &mut pages {
                 is_behind |= page.send(&self.lock(), self.folder.path());
             }
@@ -208,13 +209,13 @@ impl Shared {
 
 impl State {
     /// Updates everything that is due, for a short time; returns whether there is more to read.
-    fn renew(&mut self, folder: &Folder, wanted: &BTreeSet<String>) -> bool {
+    fn renew(&mut self, folder: &Folder, shown_ids: &BTreeSet<String>) -> bool {
         let began = Instant::now();
         if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
             self.look(folder);
             self.looked = Some(Instant::now());
         }
-        for id in wanted.iter().take(MOST_FOLLOWED) {
+        for id in shown_ids.iter().take(MOST_FOLLOWED) {
             self.glance(folder, id);
         }
         // Runs that have no summary yet come first: they were put in front.
@@ -222,10 +223,10 @@ impl State {
             let Some(id) = self.waiting.pop_front() else { break };
             self.glance(folder, &id);
         }
-        self.forget(wanted);
+        self.forget(shown_ids);
         let mut is_behind = !self.waiting.is_empty();
         let began = Instant::now();
-        for id in wanted.iter().take(MOST_FOLLOWED) {
+        for id in shown_ids.iter().take(MOST_FOLLOWED) {
             is_behind |= self.follow(folder, id, began);
         }
         is_behind
@@ -258,7 +259,7 @@ impl State {
                         stamp: None,
                         revision: self.revision,
                         follower: None,
-                        wanted: Instant::now(),
+                        last_shown: Instant::now(),
                     };
                     self.runs.insert(id.clone(), entry);
                     self.waiting.push_front(id);
@@ -294,7 +295,7 @@ impl State {
     /// Reads further in a run's log, until a short time after `began`; returns whether there is more to read.
     fn follow(&mut self, folder: &Folder, id: &str, began: Instant) -> bool {
         let Some(entry) = self.runs.get_mut(id) else { return false };
-        entry.wanted = Instant::now();
+        entry.last_shown = Instant::now();
         let follower = entry.follower.get_or_insert_default();
         let Ok(file) = folder.file(&entry.dir, LOG) else { return false };
         loop {
@@ -308,12 +309,12 @@ impl State {
     }
 
     /// Evicts the curves of runs that no page shows, the least recently shown first.
-    fn forget(&mut self, wanted: &BTreeSet<String>) {
+    fn forget(&mut self, shown_ids: &BTreeSet<String>) {
         let followed =
-            self.runs.iter().filter(|(id, entry)| entry.follower.is_some() && !wanted.contains(*id));
+            self.runs.iter().filter(|(id, entry)| entry.follower.is_some() && !shown_ids.contains(*id));
         let mut unseen: Vec<(Instant, String)> =
-            followed.map(|(id, entry)| (entry.wanted, id.clone())).collect();
-        let more = (unseen.len() + wanted.len()).saturating_sub(MOST_FOLLOWED).min(unseen.len());
+            followed.map(|(id, entry)| (entry.last_shown, id.clone())).collect();
+        let more = (unseen.len() + shown_ids.len()).saturating_sub(MOST_FOLLOWED).min(unseen.len());
         unseen.sort();
         for (_, id) in unseen.drain(..more) {
             if let Some(entry) = self.runs.get_mut(&id) {

@@ -291,7 +291,7 @@ fn pictures(report: &Report) -> Vec<(&'static str, &'static str, Bars)> {
     all
 }
 
-/// Writes `ablate.md`, `ablate.json` and the pictures into a folder; gives the page's path.
+/// Writes `ablate.md`, `ablate.json` and the charts into a folder; returns the page's path.
 pub fn write(report: &Report, folder: &Path) -> Result<PathBuf, Failure> {
     let put = |name: &str, text: String| {
         let path = folder.join(name);

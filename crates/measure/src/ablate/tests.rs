@@ -40,7 +40,7 @@ impl Machine {
     }
 }
 
-/// A variant. The config's seed tells the simulated machine which one it is.
+/// A variant. The config's seed identifies it to the simulated machine.
 fn variant(base: &Config, name: &str, number: u64, class: Class) -> Variant {
     let mut config = base.clone();
     config.train.seed = number;
@@ -424,7 +424,11 @@ fn every_switch_is_a_row_and_the_ladder_climbs_to_the_base() {
         ("cuda_graphs=on", "cannot run on the CPU"),
         ("attention_kernel=fma", "cannot run on the CPU"),
     ] {
-        assert!(matches!(fate(name), Fate::Refused(said) if said.contains(why)), "{name}: {:?}", fate(name));
+        assert!(
+            matches!(fate(name), Fate::Refused(reason) if reason.contains(why)),
+            "{name}: {:?}",
+            fate(name)
+        );
     }
     for name in ["precision=fp32", "cuda_graphs=off", "deterministic=off", "autotune=full"] {
         assert!(matches!(fate(name), Fate::Same(_)), "{name}: {:?}", fate(name));

@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn errors_name_what_is_wrong() {
-        for (text, said) in [
+        for (text, message) in [
             ("1 +", "there is no quantity ``"),
             ("2 * nothing", "there is no quantity `nothing`"),
             ("(1", "a parenthesis is not closed"),
@@ -127,7 +127,7 @@ mod tests {
             ("1.2.3", "`1.2.3` is no number"),
             ("1 / 0", "`1 / 0` is not finite"),
         ] {
-            assert_eq!(value(text, &known()), Err(said.into()), "{text}");
+            assert_eq!(value(text, &known()), Err(message.into()), "{text}");
         }
         assert!(compare("1 + 1", &known()).is_err());
     }

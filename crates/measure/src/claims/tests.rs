@@ -20,7 +20,7 @@ fn one(lines: &str) -> Result<Claims, String> {
 
 #[test]
 fn a_verdict_needs_its_reason() {
-    for (lines, said) in [
+    for (lines, message) in [
         ("verdict = \"measured\"", "measured, and no figure is named"),
         ("verdict = \"measured\"\nfigures = [\"other\"]", "there is no figure `other`"),
         ("verdict = \"impossible\"\nwhy = \"so\"", "impossible, and no arithmetic"),
@@ -30,7 +30,7 @@ fn a_verdict_needs_its_reason() {
         ("why = \"so\"", "missing field `verdict`"),
     ] {
         let error = one(lines).map(|_| ()).unwrap_err();
-        assert!(error.contains(said), "{lines}: {error}");
+        assert!(error.contains(message), "{lines}: {error}");
     }
 }
 

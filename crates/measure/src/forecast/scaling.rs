@@ -118,7 +118,7 @@ mod tests {
         assert!((got / want - 1.0).abs() < part, "{got:.2}, wanted {want} within {part}");
     }
 
-    /// The time of exchanges, within 6%, and the share of linear scaling that they leave beside the compute that such GPUs were
+    /// The time of exchanges, within 6%, and the share of linear scaling that remains with the compute time that such GPUs were
     /// expected to need, within a hundredth: (GPU, a node, nodes, rows, scatter and gather, compute, share).
     #[test]
     fn exchanges_leave_the_expected_share_of_linear_scaling() {
@@ -187,7 +187,8 @@ mod tests {
         close(among(4).wire_ms, across.wire_ms, 1e-9);
     }
 
-    /// Weights that layers gather travel twice beside their gradients, in every micro-batch, and most of that runs beside layers.
+    /// Weights that layers gather are sent twice in addition to their gradients, in every micro-batch, and most of that overlaps
+    /// layers.
     #[test]
     fn gathered_layers_take_less_memory_and_more_wire() {
         let of = |word: &str| planned("h100", 8, 1, &["train.batch=64", "train.micro_batch=8", word]);

@@ -1,4 +1,4 @@
-//! The arena over a step: how many bytes are alive at every launch, by category, and what is alive at the peak.
+//! The arena over a step: bytes alive at every launch, by category, and the buffers alive at the peak.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -63,12 +63,12 @@ fn the_marginal_cost_of_every_kernel_is_measured() {
 #[test]
 fn every_table_adds_up_to_the_update_and_the_trace_to_its_kernels() {
     let options = Options { steps: 2, rounds: 3, marginal_seconds: None };
-    let mut heard = vec![];
+    let mut progress = vec![];
     let config = config(&["micro_batch=4"]);
     let stage = Stage::open(&config).expect("a stage");
-    let report = profile(&config, &options, &stage, &mut |round, of| heard.push((round, of)));
+    let report = profile(&config, &options, &stage, &mut |round, of| progress.push((round, of)));
     let report = report.expect("a report");
-    assert_eq!(heard, [(0, 3), (1, 3), (2, 3)]);
+    assert_eq!(progress, [(0, 3), (1, 3), (2, 3)]);
     let budget = &report.budget;
     let idle: f64 = budget.idle().iter().map(|(_, ms)| ms).sum();
     assert!(near(budget.kernels_ms + idle, budget.step_ms), "{budget:?}");
@@ -318,8 +318,8 @@ fn rows_have_predictions_once_kernels_were_timed() {
 
 #[test]
 fn percentages_and_times_are_rounded() {
-    let said = [0.004, 0.0999, 0.31, 1.0].map(sinks::percent);
-    assert_eq!(said, ["0.4%", "10%", "31%", "100%"]);
-    let said = [0.0123, 1.234, 12.34, 123.4].map(sinks::millis);
-    assert_eq!(said, ["12 us", "1.23 ms", "12.3 ms", "123 ms"]);
+    let texts = [0.004, 0.0999, 0.31, 1.0].map(sinks::percent);
+    assert_eq!(texts, ["0.4%", "10%", "31%", "100%"]);
+    let texts = [0.0123, 1.234, 12.34, 123.4].map(sinks::millis);
+    assert_eq!(texts, ["12 us", "1.23 ms", "12.3 ms", "123 ms"]);
 }

@@ -32,7 +32,7 @@ pub struct Rules {
     pub until: Duration,
 }
 
-/// Makes visits and tells the time. Contestant 0 is the incumbent.
+/// Makes visits and measures elapsed time. Contestant 0 is the incumbent.
 pub struct Clock<'a> {
     /// Visits a contestant and returns the milliseconds of an update. An error of the incumbent ends the contest.
     pub visit: &'a mut dyn FnMut(usize) -> Result<f64, Failure>,

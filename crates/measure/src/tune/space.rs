@@ -267,7 +267,7 @@ impl<'a> Space<'a> {
             change(&mut setting);
             setting
         };
-        let (wanted, mut rejected) = match phase {
+        let (settings, mut rejected) = match phase {
             Phase::Split => self.splits(choice),
             Phase::Between => self.between(choice),
             Phase::Autotune if self.is_held(Knob::Autotune) => (vec![], vec![]),
@@ -286,7 +286,7 @@ impl<'a> Space<'a> {
         };
         let mut open: Vec<Candidate> = vec![];
         let incumbent = self.candidate(choice).expect("the choice so far was compiled before");
-        for setting in wanted {
+        for setting in settings {
             match self.candidate(&setting) {
                 Err(why) => rejected.push(*why),
                 Ok(candidate) => {
@@ -352,18 +352,18 @@ impl<'a> Space<'a> {
             // Wide lies between cheap and full in time and memory, so it is never the fastest.
             false => vec![Recompute::Cheap, Recompute::None, Recompute::Full],
         };
-        let mut wanted = vec![];
+        let mut settings = vec![];
         for precision in precisions {
             for &micro_batch in &rows {
                 for &recompute in &recompute {
                     let setting = Setting { precision, micro_batch, recompute, ..choice.clone() };
                     if setting != *choice {
-                        wanted.push(setting);
+                        settings.push(setting);
                     }
                 }
             }
         }
-        (wanted, rejected)
+        (settings, rejected)
     }
 
     fn divisors(&self) -> Vec<usize> {
@@ -388,9 +388,9 @@ impl<'a> Space<'a> {
 
     /// Micro-batches next to the fastest that the sweep skipped; the others are left out.
     fn between(&self, choice: &Setting) -> (Vec<Setting>, Vec<Rejected>) {
-        let (mut wanted, mut rejected) = (vec![], vec![]);
+        let (mut settings, mut rejected) = (vec![], vec![]);
         if self.is_held(Knob::MicroBatch) {
-            return (wanted, rejected);
+            return (settings, rejected);
         }
         let sweep = self.sweep();
         let above =
@@ -399,7 +399,7 @@ impl<'a> Space<'a> {
         for micro_batch in self.divisors().into_iter().filter(|rows| !sweep.contains(rows)) {
             let setting = Setting { micro_batch, ..choice.clone() };
             match below < micro_batch && micro_batch < above {
-                true => wanted.push(setting),
+                true => settings.push(setting),
                 false => rejected.push(Rejected {
                     setting,
                     reason: Reason::FarFromTheFastest,
@@ -409,7 +409,7 @@ impl<'a> Space<'a> {
                 }),
             }
         }
-        (wanted, rejected)
+        (settings, rejected)
     }
 
     /// The equivalence class of a setting.

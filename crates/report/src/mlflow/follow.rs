@@ -1,4 +1,4 @@
-//! Reads a run's log and sends it to a server, in a thread during training or at once afterwards.
+//! Reads a run's log and sends it to a server, in a thread during training, or all of it afterwards.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;

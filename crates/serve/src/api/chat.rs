@@ -138,8 +138,13 @@ fn image(url: &str) -> Result<Vec<u8>, String> {
 }
 
 /// A choice of a response.
-pub fn choice(index: usize, text: &str, told: Option<(&Pieces, &[Told])>, finish: Option<&Finish>) -> Value {
-    let logprobs = told.map(|(pieces, told)| of_chat(pieces, &told.iter().collect::<Vec<_>>()));
+pub fn choice(
+    index: usize,
+    text: &str,
+    scored: Option<(&Pieces, &[Told])>,
+    finish: Option<&Finish>,
+) -> Value {
+    let logprobs = scored.map(|(pieces, scored)| of_chat(pieces, &scored.iter().collect::<Vec<_>>()));
     let message = json!({ "role": "assistant", "content": text, "refusal": null });
     json!({ "index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason(finish) })
 }
@@ -148,11 +153,11 @@ pub fn choice(index: usize, text: &str, told: Option<(&Pieces, &[Told])>, finish
 pub fn part(
     index: usize,
     text: &str,
-    told: Option<(&Pieces, &[Told])>,
+    scored: Option<(&Pieces, &[Told])>,
     finish: Option<&Finish>,
     is_first: bool,
 ) -> Value {
-    let logprobs = told.map(|(pieces, told)| of_chat(pieces, &told.iter().collect::<Vec<_>>()));
+    let logprobs = scored.map(|(pieces, scored)| of_chat(pieces, &scored.iter().collect::<Vec<_>>()));
     let mut delta = json!({});
     if is_first {
         delta["role"] = "assistant".into();

@@ -74,16 +74,16 @@ fn prompts(fields: &Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
 pub fn choice(
     index: usize,
     text: &str,
-    told: Option<(&Pieces, &[Told], &mut TextOffset)>,
+    scored: Option<(&Pieces, &[Told], &mut TextOffset)>,
     finish: Option<&Finish>,
 ) -> Value {
-    let logprobs = told.map(|(pieces, told, place)| {
+    let logprobs = scored.map(|(pieces, scored, place)| {
         // The token that ended a text was sampled too, and is in these lists.
         let ended = match finish {
             Some(Finish::Token(ended)) => Some(ended),
             _ => None,
         };
-        of_completion(pieces, &told.iter().chain(ended).collect::<Vec<_>>(), place)
+        of_completion(pieces, &scored.iter().chain(ended).collect::<Vec<_>>(), place)
     });
     json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason(finish) })
 }

@@ -65,40 +65,40 @@ impl TextOffset {
 }
 
 /// The likeliest tokens, with the sampled one if it is not among them.
-fn with_taken(told: &Told) -> impl Iterator<Item = (u32, f32)> + '_ {
-    let taken = told.logp.filter(|_| told.top.iter().all(|(token, _)| *token != told.token));
-    told.top.iter().copied().chain(taken.map(|logp| (told.token, logp)))
+fn with_taken(scored: &Told) -> impl Iterator<Item = (u32, f32)> + '_ {
+    let taken = scored.logp.filter(|_| scored.top.iter().all(|(token, _)| *token != scored.token));
+    scored.top.iter().copied().chain(taken.map(|logp| (scored.token, logp)))
 }
 
 /// Log-probabilities in the format of completions: four lists with an entry per token.
-pub fn of_completion(pieces: &Pieces, told: &[&Told], place: &mut TextOffset) -> Value {
-    let top = |told: &Told| -> Value {
-        told.logp.map_or(Value::Null, |_| {
+pub fn of_completion(pieces: &Pieces, scored: &[&Told], place: &mut TextOffset) -> Value {
+    let top = |scored: &Told| -> Value {
+        scored.logp.map_or(Value::Null, |_| {
             let mut named = Map::new();
-            for (token, logp) in with_taken(told) {
+            for (token, logp) in with_taken(scored) {
                 named.entry(pieces.name(token)).or_insert(json!(logp));
             }
             named.into()
         })
     };
     json!({
-        "tokens": told.iter().map(|told| pieces.name(told.token)).collect::<Vec<_>>(),
-        "token_logprobs": told.iter().map(|told| told.logp).collect::<Vec<_>>(),
-        "top_logprobs": told.iter().map(|told| top(told)).collect::<Vec<_>>(),
-        "text_offset": told.iter().map(|told| place.pass(pieces, told.token)).collect::<Vec<_>>(),
+        "tokens": scored.iter().map(|scored| pieces.name(scored.token)).collect::<Vec<_>>(),
+        "token_logprobs": scored.iter().map(|scored| scored.logp).collect::<Vec<_>>(),
+        "top_logprobs": scored.iter().map(|scored| top(scored)).collect::<Vec<_>>(),
+        "text_offset": scored.iter().map(|scored| place.pass(pieces, scored.token)).collect::<Vec<_>>(),
     })
 }
 
 /// Log-probabilities in the format of chat: an object per token.
-pub fn of_chat(pieces: &Pieces, told: &[&Told]) -> Value {
+pub fn of_chat(pieces: &Pieces, scored: &[&Told]) -> Value {
     let one = |token: u32, logp: Option<f32>| json!({ "token": pieces.name(token), "logprob": logp, "bytes": pieces.bytes(token) });
-    let content = |told: &&Told| {
-        let mut entry = one(told.token, told.logp);
-        let top = told.top.iter().map(|(token, logp)| one(*token, Some(*logp)));
+    let content = |scored: &&Told| {
+        let mut entry = one(scored.token, scored.logp);
+        let top = scored.top.iter().map(|(token, logp)| one(*token, Some(*logp)));
         entry["top_logprobs"] = top.collect();
         entry
     };
-    json!({ "content": told.iter().map(content).collect::<Vec<_>>(), "refusal": null })
+    json!({ "content": scored.iter().map(content).collect::<Vec<_>>(), "refusal": null })
 }
 
 #[cfg(test)]
@@ -111,9 +111,9 @@ mod tests {
         let vocabulary = Vocabulary::train([text, text].into_iter(), 262).unwrap();
         let pieces = Pieces::of(&vocabulary);
         let tokens = [vec![vocabulary.bos()], vocabulary.encode(text).unwrap()].concat();
-        let told: Vec<Told> =
+        let scored: Vec<Told> =
             tokens.iter().map(|token| Told { token: *token, logp: Some(-1.0), top: vec![] }).collect();
-        let written = of_completion(&pieces, &told.iter().collect::<Vec<_>>(), &mut TextOffset::default());
+        let written = of_completion(&pieces, &scored.iter().collect::<Vec<_>>(), &mut TextOffset::default());
         let offsets: Vec<u64> =
             written["text_offset"].as_array().unwrap().iter().map(|at| at.as_u64().unwrap()).collect();
         assert_eq!((offsets[0], offsets[1]), (0, 0), "the first token does not appear in the text");
@@ -129,7 +129,7 @@ mod tests {
             1,
             "the token itself is always there"
         );
-        let written = of_chat(&pieces, &[&told[1]]);
+        let written = of_chat(&pieces, &[&scored[1]]);
         assert_eq!(written["content"][0]["bytes"], json!(pieces.bytes(tokens[1])));
     }
 }
