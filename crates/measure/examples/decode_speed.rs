@@ -1,6 +1,7 @@
 //! Measures decoding on this GPU for a model of a recipe's shape with random weights: the launches of a step, which adds a token
 //! to every sequence; the step as the device runs it; and steps as `serve` takes them, where the host writes the inputs and reads
-//! back the tokens that the device sampled. Compares them with the time that the memory bandwidth needs for the bytes of weights and cache.
+//! back the tokens that the device sampled. Compares them with the time that the memory bandwidth needs for the bytes of weights
+//! and cache.
 //!
 //! cargo run --release -p flatout-measure --example decode_speed -- qwen3-0.6b-sft [--sequences 64] [--prompt 512] [--tokens 128]
 

@@ -128,8 +128,8 @@ pub fn launches(rounds: &[Round]) -> Vec<Vec<LaunchTime>> {
 pub fn budget(rounds: &[Round], timed: &[Timed], wire_ms: Option<f64>, runs: &[(Role, u64)]) -> Budget {
     let ms = |of: &dyn Fn(&Round) -> f64| 1e3 * median(&rounds.iter().map(of).collect::<Vec<_>>());
     let noise = |of: &dyn Fn(&Round) -> f64| {
-        let center = ms(of);
-        let off = |round: &Round| (1e3 * of(round) - center).abs() / 1e3;
+        let centre = ms(of);
+        let off = |round: &Round| (1e3 * of(round) - centre).abs() / 1e3;
         // Three standard errors of a median, from the median absolute deviation.
         3.0 * 1.2533 * 1.4826 * ms(&off) / (rounds.len() as f64).sqrt()
     };
