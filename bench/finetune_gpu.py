@@ -36,7 +36,7 @@ from words import words_of
 
 PEER = Path(__file__).resolve().parent / "peers" / "gemma_peft.py"
 CASES = dict(full=512, lengths=200)
-"""The mean length of each case with pairs, where the longest is 512."""
+"""The mean length of each case with pairs; the longest is 512."""
 
 GEMMA = dict(layers=26, width=1152, head_size=256, vocab=262144)
 SMALL_GEMMA = dict(layers=6, width=64, head_size=16, vocab=2048)
@@ -44,7 +44,7 @@ QWEN = dict(layers=36, width=4096, heads=32, kv_heads=8, head_size=128, ffn=1228
 SMALL_QWEN = dict(layers=2, width=64, heads=4, kv_heads=2, head_size=16, ffn=128, vocab=512, context=64)
 
 FRAME = 3
-"""Tokens around a pair: <bos> a <eos> b <eos>."""
+"""Special tokens of a pair: <bos> a <eos> b <eos>."""
 
 
 def write_pairs(path, names, lengths):

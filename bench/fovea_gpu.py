@@ -37,7 +37,7 @@ VOCAB, SAMPLES = 49152, 128
 TEMPLATE = ("{% for m in messages %}<bos>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
             "{% if add_generation_prompt %}<bos>assistant\n{% endif %}")
 FRAME = 5
-"""Tokens that the template puts around a question of words; an answer ends in one."""
+"""Tokens that the template adds to a question of words; an answer ends with one more."""
 
 
 def text_of(draw, tokens):

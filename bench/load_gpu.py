@@ -20,8 +20,8 @@ import steady
 from finetune_gpu import GEMMA, SMALL_GEMMA, write_pairs
 from words import words_of
 
-PEOPLE_WAIT = 10.0
-"""Seconds that a start may take."""
+MOST_SECONDS = 10.0
+"""The longest accepted start, in seconds."""
 
 
 def publish(folder, sizes, device):
@@ -71,7 +71,7 @@ def main():
         times = {name: start(a, folder, name, batch, length) for name in ("first", "second")}
     print(steady.gpu())
     print(f"{bytes_ / 1e9:.2f} GB of weights to the end of the first step: {times['first']:.1f} s at the first start, "
-          f"{times['second']:.1f} s at the second (at most {PEOPLE_WAIT:.0f} s: {'held' if times['second'] < PEOPLE_WAIT else 'NOT HELD'})")
+          f"{times['second']:.1f} s at the second (at most {MOST_SECONDS:.0f} s: {'held' if times['second'] < MOST_SECONDS else 'NOT HELD'})")
 
 
 if __name__ == "__main__":

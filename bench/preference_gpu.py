@@ -26,7 +26,7 @@ import words
 PEER = Path(__file__).resolve().parent / "peers" / "dpo_trl.py"
 VOCAB = 151936
 FRAME = 1
-"""Tokens that a chat template puts around a prompt of words."""
+"""Tokens that a chat template adds to a prompt of words."""
 
 
 def write_pairs(folder, pairs, prompt, answer):

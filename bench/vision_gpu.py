@@ -29,10 +29,10 @@ import steady
 
 PEER = Path(__file__).resolve().parent / "peers" / "vision_torch.py"
 CASES = {"bdh": ("bdh-cifar10", 512), "vit-s": ("dinov2-s-classify", 256), "vit-b": ("dinov2-b-classify", 256)}
-"""The recipe of each case and the images of an update."""
+"""The recipe of each case and the images per update."""
 
 IMAGES = 4096
-"""So few that they stay on the device, as the peers' do; `image_table=off` loads them."""
+"""Size of the data set, small enough to stay on the device like the peers' images; `image_table=off` loads them."""
 
 
 def write_shard(path):

@@ -33,10 +33,10 @@ import steady
 PEER = Path(__file__).resolve().parent / "peers" / "vl_torch.py"
 CASES = dict(one=(1, 66), nine=(9, 66), long=(9, 250), fp8=(9, 66))
 TOKENS = [f"model.vision.{name}_token={token}" for name, token in dict(start=4, end=5, image=6, video=7).items()]
-"""Of the tokeniser that is trained on the questions."""
+"""Ids of the special tokens in the tokeniser that is trained on the questions."""
 
 FRAME = 14
-"""Tokens of a question around its words: those of ChatML, of the image and of the answer."""
+"""Tokens of a sample besides the words of its question: those of ChatML, of the image and of the answer."""
 
 
 def write_data(folder, images, size):

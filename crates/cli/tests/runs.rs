@@ -173,7 +173,7 @@ fn sweeps_classes_and_images_are_listed_as_what_they_are() {
         "| optimiser | adamw, fused: lr",
         "| loader | ",
         "images a second",
-        " 16 at once |",
+        " in micro-batches of 16 |",
     ] {
         assert!(report.contains(part), "{part}: {report}");
     }

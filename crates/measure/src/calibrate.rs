@@ -117,7 +117,7 @@ pub struct Calibrated {
     pub seconds: f64,
 }
 
-/// How steady the machine was while its kernels were timed: both ratios are 1 where nothing else runs on it.
+/// Stability of the machine while its kernels were timed: both ratios are 1 where nothing else runs on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Steadiness {
     /// The sum of all launches' medians over that of their minima.

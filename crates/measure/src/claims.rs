@@ -114,7 +114,7 @@ impl Verdict {
             Verdict::NotApplicable => {
                 "there is nothing here to measure: a part that flatout does not have, or advice about another tool"
             }
-            Verdict::NotYet => "nobody has measured it here, or flatout cannot train it",
+            Verdict::NotYet => "it is not measured here yet, or flatout cannot train it",
         }
     }
 }

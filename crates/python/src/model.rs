@@ -194,7 +194,7 @@ impl Model {
         let waiting = || self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         // The model waits for the callback that receives its text, so this would be a deadlock.
         if waiting().contains(&here) {
-            let sentence = "a model cannot be asked from inside its own on_text: open it a second time";
+            let sentence = "a model cannot be called from inside its own on_text: open it a second time";
             return Err(raised(UserError(sentence.into()).into()));
         }
         waiting().push(here);
@@ -387,7 +387,7 @@ impl Tokenizer {
         py.detach(|| self.0.decode(&tokens))
     }
 
-    /// One more than the largest token.
+    /// The size of the vocabulary: one more than the largest token id.
     #[getter]
     fn size(&self) -> usize {
         self.0.size()

@@ -338,9 +338,11 @@ fn made_of(history: &History, start: &Start) -> Rows {
         (
             "a step",
             match &data.layout {
-                None if history.is_of_images() => format!("{batch} images, {} at once", start.micro_batch),
+                None if history.is_of_images() => {
+                    format!("{batch} images in micro-batches of {}", start.micro_batch)
+                }
                 None => format!(
-                    "{batch} rows, {} at once ({} tokens)",
+                    "{batch} rows in micro-batches of {} ({} tokens)",
                     start.micro_batch,
                     count((config.train.batch * model.tokens()) as u64)
                 ),

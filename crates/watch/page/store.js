@@ -55,7 +55,7 @@ const focused = () => {
 
 const changed = (what) => store.listeners.forEach((listener) => listener(what));
 
-/** Appends an update of columns to the known ones. */
+/** Truncates the known columns to `news.from` and appends an update. */
 const appended = (known, news) => {
   const have = known ?? { step: [], tokens: [], seconds: [], curves: {} };
   const cut = (column, more) => { column.length = Math.min(column.length, news.from); for (const value of more) column.push(value); };

@@ -39,7 +39,7 @@ pub struct Variant {
     pub about: &'static str,
     /// Overrides over the base.
     pub settings: Vec<String>,
-    /// How close the losses are to stay to the base's; none for another model or other examples.
+    /// The promise of how close losses stay to the base's; none for another model or other examples.
     pub class: Option<Class>,
     /// Factor applied to every time: 1 except for a control.
     pub stretch: f64,
@@ -143,8 +143,8 @@ fn controls(base: &Base, slowed: bool) -> Vec<Variant> {
     all
 }
 
-/// How close the losses of a switch's values are to stay to the base's; none where the switch changes which examples, or which of
-/// their tokens, an update has.
+/// The promise of how close the losses of a switch's values stay to the base's; none where the switch changes which examples, or
+/// which of their tokens, an update has.
 fn compared(switch: &Switch) -> Option<Class> {
     (!switch.reorders && !switch.rereads).then_some(switch.class)
 }

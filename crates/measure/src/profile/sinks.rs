@@ -284,7 +284,7 @@ fn of_idle(context: &Context<'_>, name: &str, ms: f64) -> Sink {
 /// Advice that shortens the wait for exchanges.
 fn wire_help(context: &Context<'_>) -> String {
     if context.on_gpu() && context.state(&kernels::OVERLAP) == Toggle::Off.name() {
-        return "overlap=on lets launches run beside them".into();
+        return "overlap=on overlaps launches with them".into();
     }
     let shard = context.state(&memory::SHARD);
     if [Shard::Gradients, Shard::Parameters].iter().any(|level| level.name() == shard) {

@@ -31,7 +31,7 @@ pub struct Parameters {
     pub delivery: Delivery,
 }
 
-/// How texts are delivered.
+/// Delivery of texts: as one response or as a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     Whole,
