@@ -342,9 +342,9 @@ fn made_of(history: &History, start: &Start) -> Rows {
                     format!("{batch} images in micro-batches of {}", start.micro_batch)
                 }
                 None => format!(
-                    "{batch} rows in micro-batches of {} ({} tokens)",
-                    start.micro_batch,
-                    count((config.train.batch * model.tokens()) as u64)
+                    "{batch} rows ({} tokens) in micro-batches of {}",
+                    count((config.train.batch * model.tokens()) as u64),
+                    start.micro_batch
                 ),
                 Some(layout) => format!("{batch} examples: {layout}"),
             },
