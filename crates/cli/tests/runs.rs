@@ -169,11 +169,11 @@ fn sweeps_classes_and_images_are_listed_as_what_they_are() {
     assert!(compared.contains("images a second") && !compared.contains("tokens"), "{compared}");
     let report = fs::read_to_string(dir.join("runs/vision-tiny-1/report.md")).expect("a report");
     for part in [
-        "taken for triangle",
+        "predicted triangle",
         "| optimiser | adamw, fused: lr",
         "| loader | ",
         "images a second",
-        " 16 at once |",
+        " in micro-batches of 16 |",
     ] {
         assert!(report.contains(part), "{part}: {report}");
     }

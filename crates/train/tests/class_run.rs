@@ -175,7 +175,7 @@ fn a_separable_set_is_learned_from_random_weights() {
     assert!(said.iter().all(|said| (said.probabilities.iter().sum::<f64>() - 1.0).abs() < 1e-9));
     let report = fs::read_to_string(dir.join("report.md")).expect("a report");
     assert!(
-        report.contains("| F1 of the positive class |") && report.contains("| class | taken for 0 |"),
+        report.contains("| F1 of the positive class |") && report.contains("| class | predicted 0 |"),
         "{report}"
     );
 
