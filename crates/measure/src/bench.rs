@@ -212,7 +212,9 @@ impl Stage {
 
 /// Refuses a cache of image features, which ranks cannot fill together.
 fn refuse_cache() -> Result<(), UserError> {
-    refuse!("`data.vision_cache` can only be filled by a single process: leave it out, or measure with one rank")
+    refuse!(
+        "`data.vision_cache` can only be filled by a single process: leave it out, or measure with one rank"
+    )
 }
 
 /// Time until the first update was done, by phase.
