@@ -46,25 +46,25 @@ section! {
     pub struct Optimizer {
         /// The update rule. muon makes the updates of layers' matrices nearly orthogonal and leaves everything else to adamw.
         pub name: Word<Name> = Word(Name::AdamW),
-        /// Peak learning rate; of muon's matrices where that is the rule.
+        /// Peak learning rate; with muon that of the matrices it updates.
         pub lr: f64,
-        /// Of muon: peak learning rate of what adamw updates; lr where not given.
+        /// With muon: peak learning rate of the parameters that adamw updates; defaults to lr.
         pub adamw_lr: Option<f64>,
         /// Decay of the running means of the gradient and of its square.
         pub betas: [f64; 2] = [0.9, 0.95],
         /// Added to the root of the second moment.
         pub eps: f64 = 1e-8,
-        /// Of muon: decay of the running mean of the gradient.
+        /// With muon: decay of the running mean of the gradient.
         pub momentum: f64 = 0.95,
-        /// Of muon: updates look one step of momentum ahead.
+        /// With muon: use Nesterov momentum.
         pub nesterov: bool = true,
-        /// Of muon: steps of Newton-Schulz, which bring singular values near 1.
+        /// With muon: iterations of Newton-Schulz, which bring singular values near 1.
         pub ns_steps: usize = 5,
-        /// Of muon: the factor on lr, sqrt(max(1, rows / columns)) (original), or 0.2 sqrt(max(rows, columns)), with which adamw's lr serves.
+        /// With muon: factor on lr, sqrt(max(1, rows / columns)) (original), or 0.2 sqrt(max(rows, columns)) (match_rms_adamw), with which a learning rate for adamw fits.
         pub muon_adjust: Word<Adjust> = Word(Adjust::MatchRmsAdamW),
-        /// Decoupled weight decay of matrices, embeddings included; vectors have none.
+        /// Decoupled weight decay of matrices, embeddings included; vectors are not decayed.
         pub weight_decay: f64 = 0.1,
-        /// Largest norm of the gradient, beyond which it is scaled down; 0 turns clipping off.
+        /// Largest norm of the gradient; a larger gradient is scaled down to it. 0 turns clipping off.
         pub clip: f64 = 1.0,
     }
 }

@@ -11,17 +11,17 @@ use crate::refuse;
 section! {
     /// How answers are compared, where data.task is preference.
     pub struct Preference {
-        /// The loss: of pairs dpo, ipo, hinge, robust, apo_zero, simpo or orpo, of answers that are wanted or not kto.
+        /// Loss: dpo, ipo, hinge, robust, apo_zero, simpo and orpo compare the answers of a pair; kto takes single answers that are labelled good or bad.
         pub loss: PreferenceLoss = PreferenceLoss::Dpo,
-        /// How strongly answers are told apart; 0.1 where not given, of simpo 2.
+        /// Beta of the loss, as in its paper and in TRL; defaults to 0.1, with simpo to 2.
         pub beta: Option<f64>,
-        /// Share of pairs that are taken to be the wrong way round, of dpo and robust.
+        /// With dpo and robust: share of the pairs that are taken to be labelled the wrong way round.
         pub label_smoothing: f64 = 0.0,
-        /// The lead that a chosen answer should have, of simpo; 1 where not given.
+        /// With simpo: margin by which the chosen answer should lead; defaults to 1.
         pub margin: Option<f64>,
-        /// How much of the chosen answer's mean loss is added, of pairs.
+        /// With pairs: factor on the chosen answer's mean loss, which is added.
         pub sft: f64 = 0.0,
-        /// A run or a folder whose model the answers are compared with; where not given, the model as training begins.
+        /// A run or a folder with the reference model; defaults to the model as training begins.
         pub reference: Option<String>,
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 section! {
     /// The question to samples of a source that have none.
     pub struct Prompt {
-        /// The beginning of the source's name; of several that fit the longest counts, and an empty one fits all.
+        /// Beginning of the source's name; the longest that fits counts, and an empty one fits every source.
         pub source: String,
         /// The question.
         pub prompt: String,

@@ -11,13 +11,13 @@ use crate::refuse;
 section! {
     /// Texts and predictions of the model that are logged at every evaluation.
     pub struct Samples {
-        /// Texts that the model continues, or, where conversations are learned, questions that it answers.
+        /// Prompts that the model continues, or answers as questions if it is trained on conversations.
         pub prompts: Vec<String> = Vec::new(),
-        /// The most tokens that the model writes behind a prompt.
+        /// The most tokens that the model writes after a prompt.
         pub max_tokens: usize = 64,
-        /// The temperature by which tokens are drawn; 0 takes the likeliest.
+        /// Temperature that tokens are sampled at; 0 takes the likeliest.
         pub temperature: f64 = 0.8,
-        /// Held-out texts or images whose predicted class is logged, of models of classes.
+        /// With a head of classes: held-out texts or images that are logged with their predicted class.
         pub count: usize = 0,
     }
 }

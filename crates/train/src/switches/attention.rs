@@ -21,7 +21,7 @@ pub(super) const ROWS: [Switch; 2] = [ATTENTION, KERNEL];
 
 pub const ATTENTION: Switch = Switch {
     name: "attention",
-    doc: "Attention without stored scores (flash) or with them (naive).",
+    doc: "Attention that does not store its scores (flash) or does (naive).",
     field: field!(attention.scores),
     class: Class::Bounded,
     off: Some("naive"),
@@ -51,7 +51,7 @@ pub const ATTENTION: Switch = Switch {
 
 pub const KERNEL: Switch = Switch {
     name: "attention_kernel",
-    doc: "What attention runs on, on a GPU; auto is the fastest, or a rule where autotune is off.",
+    doc: "Kernel of attention on a GPU; auto is the fastest, or follows a rule where autotune is off.",
     field: field!(attention.kernel),
     class: Class::Bounded,
     off: Some("fma"),

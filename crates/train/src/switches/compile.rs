@@ -18,7 +18,7 @@ choice! {
 /// It has no field: the settings it stands for are laid down in its place.
 pub const COMPILE: Switch = Switch {
     name: "compile",
-    doc: "Sets every fuse.*, cuda_graphs and autotune: off, fused, with graphs, with graphs and all algorithms timed.",
+    doc: "Sets every fuse.*, cuda_graphs and autotune as torch.compile's modes do: all off, fused (default), with graphs (reduce-overhead), with graphs and all algorithms timed (max-autotune).",
     class: Class::Bounded,
     off: Some("off"),
     guides_word: "torch.compile modes",

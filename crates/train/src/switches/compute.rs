@@ -32,7 +32,7 @@ pub(super) const ROWS: [Switch; 5] = [BACKEND, PRECISION, FP8_SCALING, WIRE, WIR
 
 pub const BACKEND: Switch = Switch {
     name: "backend",
-    doc: "What computes: auto is the GPU where there is one.",
+    doc: "Device that computes; auto is the GPU where there is one.",
     field: field!(compute.backend),
     class: Class::Bounded,
     off: None,
@@ -60,7 +60,7 @@ pub const BACKEND: Switch = Switch {
 
 pub const PRECISION: Switch = Switch {
     name: "precision",
-    doc: "Type of products and activations; auto is bf16 on GPUs, fp8 there with base=fp8, and fp32 on the CPU. fp8 is of the layers' products.",
+    doc: "Type of matrix products and activations; auto is bf16 on GPUs, or fp8 there with base=fp8, and fp32 on the CPU. fp8 applies to the layers' products only.",
     field: field!(compute.precision),
     class: Class::Statistical,
     off: Some("fp32"),
@@ -135,7 +135,7 @@ fn precision(reading: &Reading<'_>) -> &'static str {
 
 pub const FP8_SCALING: Switch = Switch {
     name: "fp8.scaling",
-    doc: "Scales of 8-bit activations and gradients: from the steps before (delayed) or from themselves (current).",
+    doc: "Scales of 8-bit activations and gradients: from earlier steps (delayed) or from the tensors themselves (current).",
     field: field!(compute.fp8_scaling),
     class: Class::Statistical,
     off: Some("current"),
@@ -162,7 +162,7 @@ pub const FP8_SCALING: Switch = Switch {
 };
 pub const WIRE: Switch = Switch {
     name: "wire",
-    doc: "How ranks exchange tensors: NCCL between GPUs, sockets between CPUs. nccl on one rank exchanges with itself.",
+    doc: "Transport of tensors between ranks: NCCL between GPUs, sockets between CPUs. With nccl a single rank exchanges with itself.",
     field: field!(compute.wire),
     class: Class::Bitwise,
     off: None,
@@ -208,7 +208,7 @@ fn exchanges(reading: &Reading<'_>) -> bool {
 
 pub const WIRE_WINDOW: Switch = Switch {
     name: "wire_window",
-    doc: "The arena allocated by NCCL and registered with all ranks, so that exchanges read and write it in place.",
+    doc: "NCCL allocates the arena and registers it with all ranks, so that exchanges read and write it in place.",
     field: field!(compute.wire_window),
     class: Class::Bitwise,
     off: Some("off"),

@@ -58,7 +58,7 @@ const NOTHING_ONLY_READ: &str = "nothing that is only read";
 
 pub const PACKING: Switch = Switch {
     name: "packing",
-    doc: "Examples of unequal length one after another, each a segment, instead of a row each that is filled up.",
+    doc: "Places examples of unequal length one after another, each a segment, instead of padding each to a row of its own.",
     field: field!(data.packing),
     class: Class::Bounded,
     off: Some("off"),
@@ -85,7 +85,7 @@ fn packing(reading: &Reading<'_>) -> &'static str {
 
 pub const LENGTH_BUCKETS: Switch = Switch {
     name: "length_buckets",
-    doc: "Plans of up to four sizes for unequal lengths; on also puts examples of like length into the same update.",
+    doc: "Compiles plans of up to four sizes for unequal lengths; on also puts examples of similar length into the same update.",
     field: field!(data.length_buckets),
     class: Class::Statistical,
     off: Some("off"),
@@ -111,7 +111,7 @@ fn length_buckets(reading: &Reading<'_>) -> &'static str {
 
 pub const SHARED_PREFIX: Switch = Switch {
     name: "shared_prefix",
-    doc: "One computation of the beginning that several examples share; such examples follow one another in an epoch.",
+    doc: "Computes a beginning that several examples share once; such examples follow one another in an epoch.",
     field: field!(data.shared_prefix),
     class: Class::Statistical,
     reorders: true,
@@ -129,7 +129,7 @@ pub const SHARED_PREFIX: Switch = Switch {
 
 pub const HEAD_ROWS: Switch = Switch {
     name: "head_rows",
-    doc: "The head and the loss on the rows that are learned alone, and not on every row of a conversation.",
+    doc: "Runs head and loss only on the rows that are trained on (answers), or on every row of a conversation (all).",
     field: field!(data.head_rows),
     class: Class::Bounded,
     off: Some("all"),
@@ -152,7 +152,7 @@ pub const HEAD_ROWS: Switch = Switch {
 
 pub const LAST_LAYER: Switch = Switch {
     name: "last_layer",
-    doc: "The last layer behind its attention on the rows that the head reads alone, and not on every row.",
+    doc: "Runs the last layer behind its attention only on the rows that the head reads (answers), or on every row (all).",
     field: field!(data.last_layer),
     class: Class::Bounded,
     off: Some("all"),
@@ -178,7 +178,7 @@ pub const LAST_LAYER: Switch = Switch {
 
 pub const VISUAL_TOKENS: Switch = Switch {
     name: "visual_tokens",
-    doc: "The share of an image's tokens that the text model is shown: those whose pixels stand out, the tower seeing all.",
+    doc: "Share of an image's tokens that the text model sees: those whose pixels stand out. The tower sees the whole image.",
     field: field!(data.visual_tokens),
     class: Class::Statistical,
     rereads: true,
@@ -203,7 +203,7 @@ pub const VISUAL_TOKENS: Switch = Switch {
 
 pub const IMAGE_TABLE: Switch = Switch {
     name: "image_table",
-    doc: "Images of a small set on the device as one table of bytes, from which a step cuts its parts.",
+    doc: "Keeps the images of a small set on the device as one table of bytes, from which each step cuts its crops.",
     field: field!(data.image_table),
     class: Class::Bitwise,
     off: Some("off"),

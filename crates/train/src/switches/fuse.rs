@@ -48,7 +48,7 @@ macro_rules! as_asked {
 
 pub const QKV: Switch = Switch {
     name: "fuse.qkv",
-    doc: "Query, key and value projections as one product.",
+    doc: "Merges query, key and value projections into one product.",
     field: field!(fuse.qkv),
     class: Class::Bounded,
     off: Some("off"),
@@ -83,7 +83,7 @@ fn is_slice(view: &View) -> bool {
 
 pub const GATE_UP: Switch = Switch {
     name: "fuse.gate_up",
-    doc: "Gate and up projections as one product.",
+    doc: "Merges gate and up projections into one product.",
     field: field!(fuse.gate_up),
     class: Class::Bounded,
     off: Some("off"),
@@ -128,7 +128,7 @@ fn is_gated(op: &Op) -> bool {
 
 pub const NORM: Switch = Switch {
     name: "fuse.norm",
-    doc: "Residual add with the norm after it, and q/k norm with the rotation, in one pass over memory.",
+    doc: "Fuses a residual addition with the norm after it, and q/k norm with the rotation.",
     field: field!(fuse.norm),
     class: Class::Bounded,
     off: Some("off"),
@@ -170,7 +170,7 @@ fn is_norm(op: &Op) -> Option<bool> {
 
 pub const ELEMENTWISE: Switch = Switch {
     name: "fuse.elementwise",
-    doc: "Chains of elementwise operations in one pass over memory.",
+    doc: "Fuses chains of elementwise operations into one pass over memory.",
     field: field!(fuse.elementwise),
     class: Class::Bounded,
     off: Some("off"),
@@ -211,7 +211,7 @@ fn is_layer(launch: &Launch) -> bool {
 
 pub const ACTIVATION: Switch = Switch {
     name: "fuse.activation",
-    doc: "Activations, gated or not, and their gradients inside the products before them, on GPUs.",
+    doc: "Fuses activations, gated or not, and their gradients into the products before them, on GPUs.",
     field: field!(fuse.activation),
     class: Class::Bounded,
     off: Some("off"),
@@ -271,7 +271,7 @@ fn is_bf16(launch: &Launch) -> bool {
 
 pub const LOSS: Switch = Switch {
     name: "fuse.loss",
-    doc: "Head and loss together, without storing the logits of all tokens.",
+    doc: "Fuses head and loss, without storing the logits of all tokens.",
     field: field!(fuse.loss),
     class: Class::Bounded,
     off: Some("off"),
@@ -303,7 +303,7 @@ fn fused_loss(reading: &Reading<'_>) -> &'static str {
 
 pub const OPTIMIZER: Switch = Switch {
     name: "fuse.optimizer",
-    doc: "The update of a contiguous region of parameters in one pass.",
+    doc: "Updates a contiguous region of parameters in one pass.",
     field: field!(fuse.optimizer),
     class: Class::Bitwise,
     off: Some("off"),

@@ -38,7 +38,7 @@ pub(super) const ROWS: [Switch; 6] = [ROPE_CACHE, CUDA_GRAPHS, OVERLAP, PRODUCT,
 
 pub const ROPE_CACHE: Switch = Switch {
     name: "rope_cache",
-    doc: "Rotary angles from a table made once.",
+    doc: "Reads rotary angles from a table that is computed once.",
     field: field!(kernels.rope_cache),
     class: Class::Bounded,
     off: Some("off"),
@@ -80,7 +80,7 @@ fn reads_table(reading: &Reading<'_>) -> bool {
 
 pub const CUDA_GRAPHS: Switch = Switch {
     name: "cuda_graphs",
-    doc: "A step's launches recorded once and replayed.",
+    doc: "Records a step's launches once as a CUDA graph and replays them.",
     field: field!(kernels.cuda_graphs),
     class: Class::Bitwise,
     off: Some("off"),
@@ -109,7 +109,7 @@ pub const CUDA_GRAPHS: Switch = Switch {
 
 pub const OVERLAP: Switch = Switch {
     name: "overlap",
-    doc: "Exchanges between ranks run beside launches that do not wait for them.",
+    doc: "Runs exchanges between ranks beside launches that do not wait for them.",
     field: field!(kernels.overlap),
     class: Class::Bitwise,
     off: Some("off"),
@@ -170,7 +170,7 @@ fn overlap(reading: &Reading<'_>) -> &'static str {
 
 pub const PRODUCT: Switch = Switch {
     name: "product_kernel",
-    doc: "What products of bf16 run on, on a GPU, where it is written for them; auto is the fastest, or a rule where autotune is off.",
+    doc: "Kernel of bf16 products on a GPU: cuBLASLt, or flatout's own (wgmma) where it can; auto is the fastest, or follows a rule where autotune is off.",
     field: field!(kernels.product),
     class: Class::Bounded,
     off: Some("cublaslt"),
@@ -195,7 +195,7 @@ pub const PRODUCT: Switch = Switch {
 
 pub const AUTOTUNE: Switch = Switch {
     name: "autotune",
-    doc: "Algorithms of each matrix product timed on a GPU, once: a few, none, all; unless none, kernels of ours and attention's too.",
+    doc: "Times algorithms of each matrix product on a GPU, once: a few (quick), none (off) or all (full). Unless off, flatout's own kernels and attention's are timed too.",
     field: field!(kernels.autotune),
     class: Class::Bounded,
     off: Some("off"),
@@ -227,7 +227,7 @@ pub const AUTOTUNE: Switch = Switch {
 
 pub const DETERMINISTIC: Switch = Switch {
     name: "deterministic",
-    doc: "Only kernels that give the same bits every time.",
+    doc: "Uses only kernels that give the same bits every time.",
     field: field!(kernels.deterministic),
     class: Class::Bounded,
     off: Some("off"),

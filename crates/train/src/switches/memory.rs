@@ -79,7 +79,7 @@ pub(super) const ROWS: [Switch; 6] = [BASE, OPTIMIZER_STATE, SHARD, SHARD_KEEP, 
 /// fit no other way.
 pub const BASE: Switch = Switch {
     name: "base",
-    doc: "Type that frozen weights of linear layers are kept in: bf16, 8-bit floats, or nf4 with 4.13 bits a value; dequantised where they are read in full.",
+    doc: "Type that frozen weights of linear layers are stored in: bf16, 8-bit floats, or nf4 with 4.13 bits a value; they are dequantised where a product reads a wider type.",
     field: field!(memory.base),
     class: Class::Statistical,
     off: Some("bf16"),
@@ -131,7 +131,7 @@ pub const BASE: Switch = Switch {
 
 pub const OPTIMIZER_STATE: Switch = Switch {
     name: "optimizer.state",
-    doc: "Type both moments of a parameter are kept in; weights and gradient sums stay fp32.",
+    doc: "Type that both moments of a parameter are stored in; weights and gradient sums stay fp32.",
     field: field!(memory.optimizer_state),
     class: Class::Statistical,
     off: Some("fp32"),
@@ -174,7 +174,7 @@ fn moments(reading: &Reading<'_>) -> &'static str {
 /// `resolve::compile` takes it on to `gradients` and `parameters`.
 pub const SHARD: Switch = Switch {
     name: "shard",
-    doc: "Ranks divide rows alone, or also weights, moments and averages of large tensors, their gradients as well, or all that layers read.",
+    doc: "What ranks divide besides the rows: nothing (none), weights, moments and averages of large tensors (optimizer), their gradients as well (gradients), or all that layers read (parameters).",
     field: field!(memory.shard),
     class: Class::Bounded,
     off: Some("none"),
@@ -227,7 +227,7 @@ fn shard(reading: &Reading<'_>) -> &'static str {
 
 pub const SHARD_KEEP: Switch = Switch {
     name: "shard_keep",
-    doc: "Weights that layers gather with shard=parameters stay until the backward pass has read them, instead of being gathered again for it.",
+    doc: "Keeps the weights that layers gather with shard=parameters until the backward pass has read them, instead of gathering them again.",
     field: field!(memory.shard_keep),
     class: Class::Bitwise,
     settle: Settle::ByModel(|s| {
@@ -273,7 +273,7 @@ fn may_be_divided(plans: &PlanSet) -> bool {
 /// `auto` begins with `cheap`; `resolve::recompute_layers` goes further where plans do not fit.
 pub const RECOMPUTE: Switch = Switch {
     name: "recompute",
-    doc: "What the backward pass computes again instead of keeping: cheap operations, nothing, or whole blocks.",
+    doc: "What the backward pass computes again instead of keeping it: nothing (none), cheap operations (cheap), wide products as well (wide), or whole blocks (full).",
     field: field!(memory.recompute),
     class: Class::Bitwise,
     off: Some("none"),
@@ -370,7 +370,7 @@ fn recompute(reading: &Reading<'_>) -> &'static str {
 
 pub const PLAN: Switch = Switch {
     name: "memory_plan",
-    doc: "Buffers whose lifetimes do not meet share memory.",
+    doc: "Lets buffers whose lifetimes do not overlap share memory.",
     field: field!(memory.plan),
     class: Class::Bitwise,
     off: Some("off"),
