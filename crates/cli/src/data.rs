@@ -21,7 +21,7 @@ use flatout_train::tasks::examples::example_sets;
 use flatout_train::tasks::text::corpus_saying;
 use serde_json::json;
 
-use crate::args::{Data, DataCommand, Inspect, Prepare, Reading, recipe_and_overrides};
+use crate::args::{Data, DataCommand, Inspect, Prepare, InputFormat, recipe_and_overrides};
 use crate::examples;
 use crate::images;
 use crate::screen::{Screen, bytes, count, duration};
@@ -38,20 +38,20 @@ pub fn data(args: &Data, screen: &Screen) -> Result<ExitCode, Failure> {
     }
 }
 
-fn read_options(reading: &Reading, on_error: OnError) -> ReadOptions {
+fn read_options(input: &InputFormat, on_error: OnError) -> ReadOptions {
     ReadOptions {
-        format: reading.format.of_text(),
-        field: reading.field.clone(),
+        format: input.format.of_text(),
+        field: input.field.clone(),
         on_error,
         ..ReadOptions::default()
     }
 }
 
 fn prepare(args: &Prepare, screen: &Screen) -> Result<ExitCode, Failure> {
-    if args.reading.format.is_tokens() {
+    if args.input.format.is_tokens() {
         return Err(Failure::User(UserError(format!(
             "--format {} is of token files, which need no preparation: give them to train as data.path",
-            args.reading.format
+            args.input.format
         ))));
     }
     if args.shard_tokens == 0 {
@@ -64,7 +64,7 @@ fn prepare(args: &Prepare, screen: &Screen) -> Result<ExitCode, Failure> {
             Some(path) => Tokenizer::File(path.clone()),
             None => Tokenizer::Train(args.vocab),
         },
-        read: read_options(&args.reading, args.on_error),
+        read: read_options(&args.input, args.on_error),
         shard_tokens: args.shard_tokens,
         workers: args.workers.map_or_else(machine::threads, usize::from),
         restart: args.restart,
@@ -208,7 +208,7 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
                 _ => ExampleKind::Chat,
             },
             path: args.words.clone(),
-            read: read_options(&args.reading, OnError::Skip),
+            read: read_options(&args.input, OnError::Skip),
             tokenizer: args.tokenizer.clone(),
             template: args.template.clone(),
             vocab: if args.tokenizer.is_some() { usize::MAX } else { LOOK_VOCABULARY },
@@ -238,10 +238,10 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let spec = Spec {
-        source: SourceKind::Auto.named_by(args.reading.format),
+        source: SourceKind::Auto.named_by(args.input.format),
         path: args.words.clone(),
-        read: read_options(&args.reading, OnError::Skip),
-        token_bytes: args.reading.format.token_bytes(),
+        read: read_options(&args.input, OnError::Skip),
+        token_bytes: args.input.format.token_bytes(),
         eos: args.eos,
         tokenizer: args.tokenizer.clone(),
         ..Spec::default()

@@ -100,7 +100,7 @@ fn wrong_images_are_refused_in_a_sentence() {
     let many = ["photo.png"; 12];
     refused(
         &ask(&many, "what"),
-        "the model was made for 128: give a shorter one, or fewer or smaller images",
+        "the model's context has 128: give a shorter one, or fewer or smaller images",
     );
     fs::write(dir.join("model/preprocessor_config.json"), r#"{"size": {"shortest_edge": 9}}"#)
         .expect("a file");
@@ -189,6 +189,6 @@ fn wrong_frames_are_refused_in_a_sentence() {
     }
     refused(
         &ask("model", &["--frames", "clip"]),
-        "the model was made for 64: give a shorter one, or fewer frames",
+        "the model's context has 64: give a shorter one, or fewer frames",
     );
 }

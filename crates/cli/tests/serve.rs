@@ -119,7 +119,7 @@ fn lines_of_a_pipe_are_turns() {
     );
     assert_eq!(said.code, Some(0), "{}", said.err);
     for sentence in
-        ["the system's message is set", "there is no command /nothing", "the conversation begins again"]
+        ["the system message is set", "there is no command /nothing", "a new conversation begins"]
     {
         assert!(said.err.contains(sentence), "{sentence}: {}", said.err);
     }
@@ -133,7 +133,7 @@ fn lines_of_a_pipe_are_turns() {
         .map(|m| m["role"].as_str().expect("a role"))
         .collect();
     assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
-    assert_eq!(rows[1]["messages"].as_array().expect("a list").len(), 1, "only the system's message is left");
+    assert_eq!(rows[1]["messages"].as_array().expect("a list").len(), 1, "only the system message is left");
     assert_eq!(
         talk(dir, "hello\nagain\n", &["--seed", "3"]).out,
         talk(dir, "hello\nagain\n", &["--seed", "3"]).out
@@ -155,8 +155,8 @@ fn bad_input_is_refused_before_any_work() {
     runs(folder.path());
     for (words, sentence) in [
         (&["serve", "chats", "--host", "0.0.0.0"][..], "give a key with --key or FLATOUT_API_KEY"),
-        (&["serve", "chats", "--key", ""], "must be visible ASCII"),
-        (&["serve", "chats", "--key", "a b"], "must be visible ASCII"),
+        (&["serve", "chats", "--key", ""], "must have visible ASCII"),
+        (&["serve", "chats", "--key", "a b"], "must have visible ASCII"),
         (&["serve", "chats", "--at-once", "0"], "--at-once is 0"),
         (&["serve", "chats", "--host", "nowhere.invalid"], "no address of this machine"),
         (&["serve", "nothing", "--port", "0"], "nothing"),
