@@ -57,7 +57,7 @@ fn start(copies: Copies, wanted: &launch::Ranks, screen: &Screen) -> Result<Exit
     let command = |rank: usize| {
         let mut command = own_command()?;
         if wanted.share_gpu {
-            command.envs(many::apart(rank));
+            command.envs(many::shared_gpu_variables(rank));
         }
         Ok(command)
     };

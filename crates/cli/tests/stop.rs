@@ -148,7 +148,7 @@ fn while_a_tokeniser_is_trained() {
     assert_eq!(output.status.code(), Some(3));
     assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let end = "SIGTERM before the first step: nothing to save, and nothing is left of the run\n";
+    let end = "SIGTERM before the first step: nothing to save, and the run's directory is removed\n";
     let said: String = said.split_inclusive('\n').filter(|line| !line.starts_with("data ")).collect();
     assert_eq!(said, end);
     assert!(!scene.dir("run").exists(), "nothing is left of it");
