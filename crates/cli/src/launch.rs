@@ -131,7 +131,7 @@ pub fn check_alone(command: &str) -> Result<(), UserError> {
 
 /// The error for ranks of a command that uses one process; `what` is the flag or the processes to leave out.
 pub fn one_process(command: &str, what: &str) -> String {
-    format!("`{command}` trains one run after another in one process so far: leave {what} out")
+    format!("`{command}` trains one run after another in one process: leave {what} out")
 }
 
 /// Starts ranks and waits for them. `command` makes the command of a rank; `about` receives the run's directory from rank 0.

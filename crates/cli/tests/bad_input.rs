@@ -129,7 +129,7 @@ fn words_and_numbers() {
         ("ablate tiny data.path=-", "`data.path` is standard input"),
         (
             "ablate tiny --to-loss 2 --model",
-            "--model is of measured updates, and --to-loss trains whole runs, each on one rank",
+            "--model is for measured updates, and --to-loss trains whole runs, each on one rank",
         ),
         ("ablate tiny --to-loss 2 --try lr=nan", "--try `lr=nan`: `optimizer.lr`"),
         (

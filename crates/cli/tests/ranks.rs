@@ -81,7 +81,7 @@ fn doctor_refuses_to_time_what_is_no_exchange() {
     let folder = TempDir::new().unwrap();
     for words in [&["--gpus", "1"][..], &["--ranks", "1"], &["--ranks", "0"]] {
         let said = say(folder.path(), &[&["doctor", "--calibrate"], words].concat());
-        let begins = "flatout: one rank exchanges with nobody: give --gpus or --ranks 2 or more";
+        let begins = "flatout: one rank has no other to exchange with: give --gpus or --ranks 2 or more";
         assert!(said.code == Some(2) && said.err.starts_with(begins), "{words:?}: {}", said.err);
     }
     // Neither is about anything but exchanges.

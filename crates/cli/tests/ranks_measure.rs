@@ -171,7 +171,7 @@ fn a_sweep_is_one_process() {
         let output = command.output().expect("the program starts");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let said = "flatout: `sweep` trains one run after another in one process so far: leave";
+    let said = "flatout: `sweep` trains one run after another in one process: leave";
     let flags = told(&mut command(folder.path(), "sweep", &["--ranks", "2"]));
     assert_eq!(flags, (Some(2), format!("{said} --ranks out\n")));
     let variables =
