@@ -92,7 +92,7 @@ fn the_note_on_weights_in_four_bits_says_what_was_trained_beside_them() {
         let said = say(dir, &["export", run, "--to", &format!("{run}-out")]);
         assert_eq!(said.code, Some(0), "{own:?}: {}", said.err);
         assert!(
-            said.err.contains("are exported as the values of their 4-bit codes"),
+            said.err.contains("are exported with the values of their 4-bit codes"),
             "{own:?}: {}",
             said.err
         );
@@ -183,8 +183,8 @@ fn a_gguf_file_is_whole_and_replaces_nothing_but_one() {
         (&["run", "--to", "out.gguf"][..], "out.gguf is there already"),
         (&["run", "--to", "theirs.gguf", "--force"], "theirs.gguf is no export of flatout's"),
         (&["run", "--to", "deep"], "deep does not end in .gguf"),
-        (&["run", "--to", "new.gguf", "--adapter"], "--adapter is of the Hugging Face layout"),
-        (&["run", "--to", "new.gguf", "--shard-size", "1GB"], "--shard-size is of the Hugging Face layout"),
+        (&["run", "--to", "new.gguf", "--adapter"], "--adapter is for the Hugging Face layout"),
+        (&["run", "--to", "new.gguf", "--shard-size", "1GB"], "--shard-size is for the Hugging Face layout"),
         (&["words", "--to", "new.gguf"], "its tokeniser is a WordLevel"),
         (&["nowhere", "--to", "new.gguf"], "nowhere"),
     ] {

@@ -1,4 +1,4 @@
-//! `eval --choices`: how many questions a model answers rightly.
+//! `eval --choices`: accuracy on multiple-choice questions.
 
 use std::process::ExitCode;
 
