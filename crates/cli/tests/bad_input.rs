@@ -140,7 +140,7 @@ fn words_and_numbers() {
             "ablate tiny --to-loss 2 --try eval.goal=1",
             "--try `eval.goal=1`: `eval.goal` cannot be tried, as all are trained to the loss that --to-loss says",
         ),
-        ("ablate tiny --to-loss nan", "`eval.goal` wants a number, and got `NaN`"),
+        ("ablate tiny --to-loss nan", "`eval.goal` must be a number, not `NaN`"),
         (
             "ablate tiny --to-loss 2 eval.every=0",
             "`eval.goal` is compared with evaluations and there are none",

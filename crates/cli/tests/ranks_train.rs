@@ -345,7 +345,7 @@ fn what_ranks_cannot_do_is_one_sentence_and_code_2() {
         ("train.lanes=5", "`train.lanes` = 5 is no power of two"),
         (
             "shard=full",
-            "wants one of auto, none, optimizer, gradients, parameters, and got `full`; here that is `shard=parameters`",
+            "must be one of auto, none, optimizer, gradients, parameters, not `full`; here that is `shard=parameters`",
         ),
         ("shard=parameters fuse.optimizer=off", "`shard=parameters` cannot run with `fuse.optimizer=off`"),
         ("shard=optimizer fuse.optimizer=off", "`shard=optimizer` cannot run with `fuse.optimizer=off`"),

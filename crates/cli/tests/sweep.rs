@@ -108,7 +108,7 @@ fn a_wrong_combination_is_named_before_anything_is_made() {
     let folder = tempfile::tempdir().expect("a folder");
     for (own, part) in [
         (&["model.heads=2,3"][..], "model.heads=3: `model.heads` = 3 does not divide"),
-        (&["lr=1e-3,fast"], "optimizer.lr=fast: `optimizer.lr` wants a number"),
+        (&["lr=1e-3,fast"], "optimizer.lr=fast: `optimizer.lr` must be a number"),
         (&["lr=1e-3"], "nothing to sweep over"),
         (&["lr=1e-3,1e-2", "--goal", "f1"], "`eval.metric`"),
         (&["backend=cpu,cuda"], "give it one value"),

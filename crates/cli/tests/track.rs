@@ -30,7 +30,7 @@ fn bad_addresses_are_a_sentence_before_any_work() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     for (words, part) in [
-        (&small_train(&["track.mlflow=localhost:5000"])[..], "wants the address of an MLflow server"),
+        (&small_train(&["track.mlflow=localhost:5000"])[..], "not the address of an MLflow server"),
         (&small_train(&["track.mlflow=http://me:secret@host"]), "set MLFLOW_TRACKING_USERNAME"),
         (&["runs", "track", "nowhere"], "there is no run in nowhere"),
     ] {
