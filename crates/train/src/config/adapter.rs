@@ -12,9 +12,9 @@ choice! {
     /// The kind of adapter beside a frozen weight.
     pub enum AdapterKind {
         None = "none",
-        /// A product of low rank that is added.
+        /// An added product of low rank.
         Lora = "lora",
-        /// The same, and the length of every row.
+        /// An added product of low rank, and a learned length of every row.
         Dora = "dora",
     }
 }
@@ -47,7 +47,7 @@ impl Setting for AdapterGroups {
 }
 
 section! {
-    /// Low-rank adapters, which leave the model itself as it is.
+    /// Low-rank adapters beside frozen weights.
     pub struct Adapter {
         /// Adapter beside frozen weights: none, an added product of low rank (lora), or that and a learned length of every row (dora).
         pub kind: AdapterKind = AdapterKind::None,
@@ -68,7 +68,7 @@ section! {
     }
 }
 
-/// The name of adapters that are given none.
+/// The name of adapters without a given name.
 pub const DEFAULT_ADAPTER: &str = "default";
 
 impl Adapter {
@@ -107,7 +107,7 @@ impl Adapter {
         for AdapterGroup { name, paths, rank, alpha, dropout } in &self.groups.0 {
             let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
             if name.is_empty() || !name.chars().all(fits) {
-                refuse!("`adapter.groups` has the name `{name}`: letters, digits, _ and - make one");
+                refuse!("`adapter.groups` has the name `{name}`: use letters, digits, _ and -");
             }
             if paths.is_empty() {
                 refuse!("`adapter.groups` has a table whose `paths` is empty");

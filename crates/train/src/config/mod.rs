@@ -1,7 +1,7 @@
-//! The typed tree that a run is made from: one struct a section, resolved once and saved with the run.
+//! The typed config of a run: one struct per section, resolved once and saved with the run.
 //!
-//! Values reach it through `layers`, which checks every key against `schema` first, so that deserialising cannot
-//! fail on what a user typed.
+//! Values come in through `layers`, which checks every key against `schema` first, so that deserialising cannot fail because of user
+//! input.
 
 mod adapter;
 mod check;
@@ -48,11 +48,11 @@ use crate::config::class_weights::ClassWeights;
 use crate::metrics::goal::Metric;
 use crate::switches::Switches;
 
-/// Everything that decides a run.
+/// The config of a run: everything that decides its result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Name of the recipe that the run began from.
+    /// Name of the recipe that the run was started from.
     #[serde(default)]
     pub recipe: String,
     /// One sentence for lists of recipes.
@@ -80,7 +80,7 @@ pub struct Config {
     pub switches: Switches,
 }
 
-/// One path or several: written as a text or a list of texts.
+/// One or several paths, written as a text or a list of texts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Paths(pub Vec<String>);
@@ -249,13 +249,13 @@ choice! {
     pub enum Augmentation { None = "none", RandAugment = "randaugment" }
 }
 
-/// The least and the most tokens of an image beside a text, where neither a user nor a checkpoint says it: as published
-/// with Qwen3-VL.
+/// The default of the fewest and the most tokens of an image beside a text, for checkpoints without such bounds: as published with
+/// Qwen3-VL.
 pub const IMAGE_TOKENS: [usize; 2] = [64, 16384];
 
 impl Data {
-    /// The source with `auto` settled as far as the config decides it; never `SourceKind::Auto`. `text` stands for files
-    /// whose kind is found when they are opened.
+    /// The source with `auto` resolved as far as the config alone decides; never `SourceKind::Auto`. `text` also stands for files whose
+    /// kind is found when they are opened.
     pub fn source(&self) -> SourceKind {
         match self.source {
             SourceKind::Auto if self.has_files() => SourceKind::Text,
@@ -264,13 +264,13 @@ impl Data {
         }
     }
 
-    /// Every word that names something to read.
+    /// Every path or pattern of data to read.
     pub fn words_mut(&mut self) -> impl Iterator<Item = &mut String> {
         let paths = self.path.iter_mut().chain(&mut self.held_out_path);
         paths.chain(self.mix.0.iter_mut().map(|part| &mut part.path)).flat_map(|paths| &mut paths.0)
     }
 
-    /// The data that is read, for people.
+    /// A readable name of the data.
     pub fn named(&self) -> String {
         let part = |part: &MixPart| format!("{} ({})", part.path, part.weight);
         match &self.path {
@@ -280,7 +280,7 @@ impl Data {
         }
     }
 
-    /// Whether examples are learned from one by one, and not rows that text is cut into.
+    /// Whether the data is separate examples and not rows that text is cut into.
     pub fn has_examples(&self) -> bool {
         self.task.unit() == Unit::Examples || self.mean_tokens.is_some() || !self.lengths.is_empty()
     }
@@ -290,7 +290,7 @@ impl Data {
     }
 }
 
-/// A count that flatout chooses unless it is given.
+/// A count, or `auto` for one that flatout chooses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Count {
     #[default]
@@ -341,7 +341,7 @@ impl<'de> Deserialize<'de> for Count {
 }
 
 section! {
-    /// How much is trained, in what portions.
+    /// Length of the run, batches, and how updates are computed.
     pub struct Train {
         /// Number of updates; give this or epochs.
         pub steps: Option<u64>,
@@ -397,12 +397,12 @@ section! {
 }
 
 choice! {
-    /// The consequence of too many updates that are not finite.
+    /// Reaction to too many non-finite updates in a row.
     pub enum OnNonfinite { Rollback = "rollback", Stop = "stop", Skip = "skip" }
 }
 
 impl Train {
-    /// Rows computed at once, where the config decides it.
+    /// Rows computed at once, if the config decides it.
     pub fn micro_batch(&self) -> Option<usize> {
         self.micro_batch.given().or_else(|| self.accumulate.map(|parts| self.batch / parts))
     }
@@ -460,7 +460,7 @@ section! {
 }
 
 section! {
-    /// Checkpoints of a run on its way.
+    /// Checkpoints during a run.
     pub struct Checkpoint {
         /// Updates between checkpoints; 0 saves only at the end and when stopped.
         pub every: u64 = 500,
@@ -474,7 +474,7 @@ section! {
 }
 
 section! {
-    /// How batches are prepared beside the training.
+    /// How batches are prepared while the model trains.
     pub struct Loader {
         /// Threads that read and tokenise; the order of rows is the same for any number.
         pub workers: Count = Count::Auto,
@@ -484,7 +484,7 @@ section! {
 }
 
 section! {
-    /// Trackers that are told of a run beside its own files.
+    /// Trackers that a run is logged to, in addition to its own files.
     pub struct Track {
         /// Address of an MLflow server that the run is logged to, such as http://localhost:5000; without it nothing is sent.
         pub mlflow: Option<String>,
