@@ -75,7 +75,10 @@ const PARTS: [CacheFolder; 10] = [
         name: "stream",
         holds: "pieces of files that runs read from servers; without them they are downloaded again",
     },
-    CacheFolder { name: "timings", holds: "kernel times of `doctor --calibrate`, for the predictions of `plan`" },
+    CacheFolder {
+        name: "timings",
+        holds: "kernel times of `doctor --calibrate`, for the predictions of `plan`",
+    },
     CacheFolder { name: "tune", holds: "settings that `tune` found, which `train` mentions" },
 ];
 
@@ -118,7 +121,9 @@ fn list(folder: &Path, screen: &Screen) -> Result<(), Failure> {
         let (size, entries) = (bytes(size(entries)), count(entries.len() as u64));
         screen.result(format!("{:9} {size:>10} {entries:>7}  {}", part.name, part.holds));
     }
-    screen.result("flatout cache clean [PART] deletes them; downloaded models are in the Hugging Face cache (HF_HOME)");
+    screen.result(
+        "flatout cache clean [PART] deletes them; downloaded models are in the Hugging Face cache (HF_HOME)",
+    );
     Ok(())
 }
 

@@ -21,7 +21,7 @@ use flatout_train::tasks::examples::example_sets;
 use flatout_train::tasks::text::corpus_saying;
 use serde_json::json;
 
-use crate::args::{Data, DataCommand, Inspect, Prepare, InputFormat, recipe_and_overrides};
+use crate::args::{Data, DataCommand, InputFormat, Inspect, Prepare, recipe_and_overrides};
 use crate::examples;
 use crate::images;
 use crate::screen::{Screen, bytes, count, duration};

@@ -103,8 +103,7 @@ fn print(plan: &Told<'_>, screen: &Screen) {
     }
     let loose = active::not_deterministic(&compiled.plans, target);
     if !loose.is_empty() {
-        screen
-            .result(format!("not deterministic  {} (deterministic=on uses others)", loose.join(", ")));
+        screen.result(format!("not deterministic  {} (deterministic=on uses others)", loose.join(", ")));
     }
     if let Some(on_paper) = &plan.on_paper {
         fits(on_paper, target.memory_bytes, screen);
@@ -156,7 +155,8 @@ fn time(plan: &Told<'_>, screen: &Screen) {
             "predicted        not available: no kernels were timed on such a GPU on this machine".into()
         }
         false => {
-            "predicted        not available: run flatout doctor --calibrate once, which times the kernels".into()
+            "predicted        not available: run flatout doctor --calibrate once, which times the kernels"
+                .into()
         }
     });
     if step.untimed_seconds > 0.01 * step.predicted_seconds && is_calibrated {

@@ -48,9 +48,7 @@ pub fn schema(args: &Schema, screen: &Screen) -> Result<ExitCode, Failure> {
             let nearest = || config::suggestion(word, &paths).or_else(|| config::suggestion(word, &names));
             let answer =
                 config::answer(word).or_else(nearest).unwrap_or("flatout schema lists them all".into());
-            return Err(
-                UserError(format!("no key has `{word}` in its name or description; {answer}")).into()
-            );
+            return Err(UserError(format!("no key has `{word}` in its name or description; {answer}")).into());
         }
     }
     if screen.json {

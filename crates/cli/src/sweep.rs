@@ -137,7 +137,9 @@ pub fn begun(args: &args::ResumeRun) -> Result<Option<args::Sweep>, Failure> {
     }
     let Some((by, command)) = SweepCommand::read(&args.run)? else { return Ok(None) };
     if let Some(word) = args.overrides.first() {
-        return Err(UserError(format!("a sweep continues with the values it began with: leave {word} out")).into());
+        return Err(
+            UserError(format!("a sweep continues with the values it began with: leave {word} out")).into()
+        );
     }
     let dir = args.run.canonicalize().map_err(Failure::io(args.run.display()))?;
     let SweepCommand { folder, words, with, runs, seed, goal } = command;
@@ -169,9 +171,7 @@ fn config(
     let config = recipes::resolve(recipe, &args.with, &words)?;
     config.validate_for_training()?;
     if config.train.folds.is_some() && config.train.fold.is_none() {
-        refuse!(
-            "`train.folds` makes several runs of every run of the sweep: sweep over train.fold=1..N too"
-        );
+        refuse!("`train.folds` makes several runs of every run of the sweep: sweep over train.fold=1..N too");
     }
     Ok(config)
 }

@@ -183,9 +183,10 @@ fn prepared(
     if config.eval.metric != base.eval.metric
         || config.switches.compute.backend != base.switches.compute.backend
     {
-        return Err(
-            UserError("`eval.metric` and `backend` must be the same in all runs: leave them out".into()).into()
-        );
+        return Err(UserError(
+            "`eval.metric` and `backend` must be the same in all runs: leave them out".into(),
+        )
+        .into());
     }
     pretrained::check(&config, &mut |file| crate::model::fetching(file, screen))?;
     compile::compile(&config, &device.target(&config.switches))?;

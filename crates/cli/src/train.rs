@@ -397,9 +397,7 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
         let (spanned, all) = (count(horizon), count(*steps_of_run));
         screen.fact(
             "schedule",
-            format!(
-                "it spans {spanned} of the {all} steps; after them the learning rate stays constant"
-            ),
+            format!("it spans {spanned} of the {all} steps; after them the learning rate stays constant"),
         );
     }
     screen.fact(

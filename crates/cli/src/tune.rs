@@ -172,7 +172,9 @@ fn print(report: &Report, screen: &Screen) {
     screen.result("");
     verdict(report, screen);
     if !found.is_complete {
-        screen.note("the budget ended before all settings could be told apart: give more minutes with --budget");
+        screen.note(
+            "the budget ended before all settings could be told apart: give more minutes with --budget",
+        );
     }
 }
 

@@ -342,7 +342,7 @@ fn what_ranks_cannot_do_is_one_sentence_and_code_2() {
         ("data.path=-", "standard input cannot be read by several ranks"),
         ("data.path=nowhere.txt", "There is no file or folder nowhere.txt"),
         ("train.lanes=32", "`train.lanes` = 32 is more than the rows of `train.batch` = 16"),
-        ("train.lanes=5", "`train.lanes` = 5 is no power of two"),
+        ("train.lanes=5", "`train.lanes` = 5 is not a power of two"),
         (
             "shard=full",
             "must be one of auto, none, optimizer, gradients, parameters, not `full`; here that is `shard=parameters`",

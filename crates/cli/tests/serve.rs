@@ -118,8 +118,7 @@ fn lines_of_a_pipe_are_turns() {
         &["--max-tokens", "6"],
     );
     assert_eq!(said.code, Some(0), "{}", said.err);
-    for sentence in
-        ["the system message is set", "there is no command /nothing", "a new conversation begins"]
+    for sentence in ["the system message is set", "there is no command /nothing", "a new conversation begins"]
     {
         assert!(said.err.contains(sentence), "{sentence}: {}", said.err);
     }

@@ -77,7 +77,7 @@ pub fn presets() -> &'static [Embedded] {
         let quick_test = include_str!("../../../recipes/presets/quick-test.toml");
         let gpu = |gpu: &Gpu| {
             let gib = gpu.memory_bytes as f64 / (1u64 << 30) as f64;
-            let description = format!("One {} of {gib:.1} GiB, {}.", gpu.name, how_known(gpu));
+            let description = format!("Settings for one {} with {gib:.1} GiB, {}.", gpu.name, how_known(gpu));
             Embedded { name: gpu.name, text: format!("description = {description:?}\n{GPU}").leak() }
         };
         let small = include_str!("../../../recipes/presets/small.toml");
@@ -125,7 +125,10 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
         let source = find(overlay, None, PRESET, presets())?;
         let mut table = parse(&source.text, &source.origin)?;
         if table.contains_key("extends") {
-            refuse!("{}: a file that is given with --with cannot extend another: remove `extends`", source.origin);
+            refuse!(
+                "{}: a file that is given with --with cannot extend another: remove `extends`",
+                source.origin
+            );
         }
         table.remove("description");
         layers.table(table, &source.text, &source.origin)?;
@@ -529,7 +532,11 @@ mod tests {
         };
         assert_eq!(classes("text-classify", &[]), Ok(Some(2)), "of the synthetic pairs");
         assert_eq!(classes("text-classify", &[&data]), Ok(Some(3)));
-        assert_eq!(classes("text-classify", &[&data, "model.classes=5"]), Ok(Some(5)), "a given number is kept");
+        assert_eq!(
+            classes("text-classify", &[&data, "model.classes=5"]),
+            Ok(Some(5)),
+            "a given number is kept"
+        );
         assert_eq!(classes("text-classify", &[&data, "data.classes=good,bad"]), Ok(Some(2)));
         assert_eq!(
             classes("gemma3-1b-pairs", &[&data, "eval.metric=macro_f1"]),

@@ -235,7 +235,9 @@ impl Config {
         let (data, context) = (&self.data, self.model.tokens());
         if let Some(mean) = data.mean_tokens {
             if data.source() != SourceKind::Synthetic {
-                refuse!("`data.mean_tokens` is for synthetic examples, and data.path is given: leave one out");
+                refuse!(
+                    "`data.mean_tokens` is for synthetic examples, and data.path is given: leave one out"
+                );
             }
             if data.task.unit() != Unit::Documents {
                 refuse!(
@@ -561,9 +563,7 @@ impl Config {
         }
         let sees_back = self.model.as_decoder().is_some_and(|model| model.attention == Attention::Causal);
         if !sees_back || self.model.has_tower() {
-            refuse!(
-                "`schedule.windows` is for decoders of text with causal attention: leave it out"
-            );
+            refuse!("`schedule.windows` is for decoders of text with causal attention: leave it out");
         }
         let has_lengths = self.data.mean_tokens.is_some() || !self.data.lengths.is_empty();
         if self.data.task != Task::Text || has_lengths {

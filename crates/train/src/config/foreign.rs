@@ -50,7 +50,9 @@ fn with_value(ours: &str, value: Option<&str>) -> String {
             let off = OFF.iter().find(|(on, _)| *on == ours).map_or(ours, |(_, off)| off);
             format!("`{off}`")
         }
-        Some(value) if is_flag && !is_true(value) => of_key(key, value).unwrap_or_else(|| format!("`{ours}`")),
+        Some(value) if is_flag && !is_true(value) => {
+            of_key(key, value).unwrap_or_else(|| format!("`{ours}`"))
+        }
         None | Some(_) if is_flag => format!("`{ours}`"),
         value => value.and_then(|value| of_key(key, value)).unwrap_or_else(|| {
             let values = match schema::lookup(key) {

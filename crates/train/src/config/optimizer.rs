@@ -165,7 +165,10 @@ mod tests {
             ("optimizer.name=muon adamw_lr=0", "`optimizer.adamw_lr` is 0 and must be a number above 0"),
             ("optimizer.name=muon muon_adjust=original", "give optimizer.adamw_lr too"),
             ("optimizer.name=muon muon_adjust=spectral", "original, match_rms_adamw"),
-            ("optimizer.name=muon groups=[{paths=['embed'],final_lr=0.0}]", "two learning rates it may belong to"),
+            (
+                "optimizer.name=muon groups=[{paths=['embed'],final_lr=0.0}]",
+                "two learning rates it may belong to",
+            ),
         ];
         for (overrides, words) in cases {
             let sentence = refused(overrides);

@@ -64,7 +64,9 @@ impl Config {
             );
         }
         if model.as_fovea().is_some() {
-            refuse!("`samples.prompts` is given, and the model only answers questions about frames: leave it out");
+            refuse!(
+                "`samples.prompts` is given, and the model only answers questions about frames: leave it out"
+            );
         }
         let longest = samples.prompts.iter().map(String::len).max().unwrap_or(0);
         if samples.max_tokens >= model.tokens() {

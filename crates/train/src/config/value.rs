@@ -194,10 +194,7 @@ mod tests {
             "`k` must be one of on, off, not `maybe`"
         );
         let pair = ValueKind::List(Box::new(ValueKind::Number), Some(2));
-        assert_eq!(
-            typed(pair, "[0.9]").unwrap_err(),
-            "`k` must be a list of 2, each a number, not `[0.9]`"
-        );
+        assert_eq!(typed(pair, "[0.9]").unwrap_err(), "`k` must be a list of 2, each a number, not `[0.9]`");
         let in_file = read("k", &ValueKind::Whole, &Value::String("8".into()), Written::InFile);
         assert!(in_file.unwrap_err().contains("not `8`"), "a file has types");
     }

@@ -32,8 +32,8 @@ pub const ATTENTION: Switch = Switch {
         s.settled.options.flash_attention = s.asked.attention.scores != Attention::Naive;
         Ok(())
     }),
-    // Attention of either kind is one launch.
-    active: |reading| match reading.has(OpKind::Attention) || reading.has(OpKind::LinearAttention) {
+    // With flash, softmax or linear attention is a single launch.
+    active: |view| match view.has(OpKind::Attention) || view.has(OpKind::LinearAttention) {
         true => "flash",
         false => "naive",
     },
@@ -76,7 +76,7 @@ pub const KERNEL: Switch = Switch {
         s.settled.attention_kernel = kernel;
         Ok(())
     }),
-    active: |reading| reading.prepared.attention_kernel.name(),
+    active: |view| view.prepared.attention_kernel.name(),
     guides_word: "SDPA backend",
     elsewhere: &[elsewhere(GUIDES, "sdpa_kernel", "attention_kernel")],
     ..ROW

@@ -1,4 +1,4 @@
-//! Switches of how data is laid out, which the data itself settles: `packing`, `length_buckets`, `shared_prefix`, `head_rows`,
+//! Switches of the layout of data, most of which depend on the data: `packing`, `length_buckets`, `shared_prefix`, `head_rows`,
 //! `last_layer`, `visual_tokens`, `image_table`.
 
 use flatout_data::LayoutOptions;
@@ -8,7 +8,7 @@ use flatout_ir::{OpKind, Role};
 use flatout_models::images::TABLE;
 use flatout_settings::choice;
 
-use super::active::{Reading, on};
+use super::active::{CompiledView, on};
 use super::value::{Choose, field};
 use super::{AXOLOTL, Class, GUIDES, HF, ROW, Settle, Switch, elsewhere};
 
@@ -24,12 +24,12 @@ pub struct Data {
 }
 
 choice! {
-    /// The rows that the head of the vocabulary runs on, and the last layer before it.
+    /// The rows that the head, or the last layer, runs on.
     pub enum HeadRows { Auto = "auto", Answers = "answers", All = "all" }
 }
 
 choice! {
-    /// The share of an image's tokens that a text is shown.
+    /// The share of an image's tokens that the text model sees.
     pub enum VisualTokens { All = "all", ThreeQuarters = "75%", Half = "50%", Quarter = "25%" }
 }
 
@@ -47,13 +47,13 @@ impl VisualTokens {
 pub(super) const ROWS: [Switch; 7] =
     [PACKING, LENGTH_BUCKETS, SHARED_PREFIX, HEAD_ROWS, LAST_LAYER, VISUAL_TOKENS, IMAGE_TABLE];
 
-/// The state of `length_buckets=auto` where plans of several lengths pay.
+/// The state of `length_buckets=auto` if plans of several lengths pay off.
 pub const WITHIN_UPDATES: &str = "within updates";
 
-/// The state where rows are cut to one length.
+/// The state if rows are cut to one length.
 const NOTHING_UNEQUAL: &str = "nothing of unequal length";
 
-/// The state where every token is learned.
+/// The state if every token is trained on.
 const NOTHING_ONLY_READ: &str = "nothing that is only read";
 
 pub const PACKING: Switch = Switch {
@@ -72,11 +72,11 @@ pub const PACKING: Switch = Switch {
     ..ROW
 };
 
-/// Whether examples lie one after another: then their places are inputs. A head of classes reads the places of its texts
-/// in rows too, and it is the layout that tells.
-fn packing(reading: &Reading<'_>) -> &'static str {
-    let has = |input: &str| reading.plans.slot(&input_path(Role::GRAD, input)).is_some();
-    match reading.prepared.lengths {
+/// Whether examples are packed: then the starts of segments are an input. A head of classes reads them without packing too, so there
+/// the layout decides.
+fn packing(view: &CompiledView<'_>) -> &'static str {
+    let has = |input: &str| view.plans.slot(&input_path(Role::GRAD, input)).is_some();
+    match view.prepared.lengths {
         None => NOTHING_UNEQUAL,
         Some(layout) if has("labels") => on(layout.is_packed),
         Some(_) => on(has("segment_start")),
@@ -99,9 +99,9 @@ pub const LENGTH_BUCKETS: Switch = Switch {
     ..ROW
 };
 
-/// Whether micro-batches have plans of several extents, and whether updates are sorted for them, which is the order's.
-fn length_buckets(reading: &Reading<'_>) -> &'static str {
-    match (reading.prepared.lengths, reading.plans.grads().count()) {
+/// Whether micro-batches have plans of several sizes, and whether updates are sorted by length for them.
+fn length_buckets(view: &CompiledView<'_>) -> &'static str {
+    match (view.prepared.lengths, view.plans.grads().count()) {
         (None, _) => NOTHING_UNEQUAL,
         (Some(LayoutOptions { is_sorted: true, .. }), _) => "on",
         (Some(_), 1) => "off",
@@ -117,10 +117,10 @@ pub const SHARED_PREFIX: Switch = Switch {
     reorders: true,
     off: Some("off"),
     settle: Settle::ByLengths,
-    // The rows that a token sees are an input.
-    active: |reading| match reading.prepared.lengths {
+    // With a shared prefix, the intervals of rows that each token sees are an input.
+    active: |view| match view.prepared.lengths {
         None => NOTHING_UNEQUAL,
-        Some(_) => on(reading.plans.slot(&input_path(Role::GRAD, "intervals")).is_some()),
+        Some(_) => on(view.plans.slot(&input_path(Role::GRAD, "intervals")).is_some()),
     },
     guides_word: "prefix sharing",
     elsewhere: &[],
@@ -134,10 +134,10 @@ pub const HEAD_ROWS: Switch = Switch {
     class: Class::Bounded,
     off: Some("all"),
     settle: Settle::ByLengths,
-    // The rows that are read are an input.
-    active: |reading| {
-        let has = |input: &str| reading.plans.slot(&input_path(Role::GRAD, input)).is_some();
-        match reading.prepared.lengths {
+    // The rows that the head reads are an input.
+    active: |view| {
+        let has = |input: &str| view.plans.slot(&input_path(Role::GRAD, input)).is_some();
+        match view.prepared.lengths {
             _ if !has("targets") => "nothing that predicts text",
             None => NOTHING_ONLY_READ,
             Some(_) if has("answers") => "answers",
@@ -157,14 +157,14 @@ pub const LAST_LAYER: Switch = Switch {
     class: Class::Bounded,
     off: Some("all"),
     settle: Settle::ByLengths,
-    // A launch of a layer gathers the rows that are read.
-    active: |reading| {
-        let slot = |input: &str| reading.plans.slot(&input_path(Role::GRAD, input));
+    // If the last layer is trimmed, one of its launches gathers the rows that the head reads.
+    active: |view| {
+        let slot = |input: &str| view.plans.slot(&input_path(Role::GRAD, input));
         match slot("answers") {
             _ if slot("targets").is_none() => "nothing that predicts text",
             None => "nothing to leave out: the head reads every row",
             Some(answers) => {
-                let is_trimmed = reading.launches(OpKind::Gather).any(|launch| {
+                let is_trimmed = view.launches(OpKind::Gather).any(|launch| {
                     launch.ins[1].offset == answers.view.offset && layer_of(&launch.path).is_some()
                 });
                 if is_trimmed { "answers" } else { "all" }
@@ -187,13 +187,13 @@ pub const VISUAL_TOKENS: Switch = Switch {
         settling.settled.visual_tokens = settling.asked.data.visual_tokens;
         Ok(())
     }),
-    // Plans have as many tokens as examples were read with, and a tower where these have images.
-    active: |reading| {
-        let has_tower = reading.plans.slot(&input_path(Role::GRAD, "patches")).is_some();
-        match reading.prepared.lengths {
+    // Plans have the number of tokens that examples were read with, and a tower if examples have images.
+    active: |view| {
+        let has_tower = view.plans.slot(&input_path(Role::GRAD, "patches")).is_some();
+        match view.prepared.lengths {
             _ if !has_tower => "nothing that sees images",
             None => "nothing that was read",
-            Some(_) => reading.prepared.visual_tokens.name(),
+            Some(_) => view.prepared.visual_tokens.name(),
         }
     },
     guides_word: "visual token pruning",
@@ -208,9 +208,9 @@ pub const IMAGE_TABLE: Switch = Switch {
     class: Class::Bitwise,
     off: Some("off"),
     settle: Settle::ByImages,
-    // Images lie in the arena and are cut by launches, or are written by the loader. There may be none, or they lie encoded,
-    // or in files that are not open yet.
-    active: |reading| match (reading.plans.slot(TABLE), reading.prepared.decoded) {
+    // Images are in the arena and are cropped by launches, or the loader writes crops. There may be no images, or they are encoded or in
+    // files that are not open yet.
+    active: |view| match (view.plans.slot(TABLE), view.prepared.decoded) {
         (Some(_), _) => "on",
         (None, true) => "off",
         (None, false) => "nothing that lies decoded",

@@ -135,11 +135,7 @@ fn compile_sets_switches_in_the_order_of_the_overrides() {
     layers.file(&with(&[]).unwrap().to_toml(), "base").unwrap();
     layers.file("[switches]\nattention = \"naive\"\nfuse.loss = true\ncompile = \"off\"\n", "over").unwrap();
     let switches = layers.finish().unwrap().switches;
-    assert_eq!(
-        (switches.fuse.loss, switches.fuse.qkv),
-        (Toggle::On, Toggle::Off),
-        "a switch beside it wins"
-    );
+    assert_eq!((switches.fuse.loss, switches.fuse.qkv), (Toggle::On, Toggle::Off), "a switch beside it wins");
 }
 
 #[test]
