@@ -75,7 +75,7 @@ pub struct Train {
     /// A preset (`flatout recipes` lists them) or a TOML file, applied over the recipe and before the overrides; repeatable.
     #[arg(long, value_name = "NAME|FILE")]
     pub with: Vec<String>,
-    /// What to do with --run if that run exists: never refuses, auto continues it, must continues it and refuses to begin a new one.
+    /// With --run: never refuses a run that exists, auto continues it, must continues it and refuses to begin a new one.
     #[arg(long, value_name = "WHEN", default_value_t = Resume::Never, requires = "run")]
     pub resume: Resume,
     /// Save and stop, with exit code 3, before this much time has passed, as in 3h50m or 90s.
@@ -129,7 +129,7 @@ pub struct Sweep {
     /// The folder of the runs; defaults to `runs/<recipe>-sweep-<n>`.
     #[arg(long, value_name = "DIR")]
     pub run: Option<PathBuf>,
-    /// What to do with --run if that sweep exists: never refuses, auto continues it, must continues it and refuses to begin a new one.
+    /// With --run: never refuses a sweep that exists, auto continues it, must continues it and refuses to begin a new one.
     #[arg(long, value_name = "WHEN", default_value_t = Resume::Never, requires = "run")]
     pub resume: Resume,
     /// Save and stop, with exit code 3, before this much time has passed, as in 3h50m or 90s.
@@ -264,7 +264,7 @@ pub struct Tune {
     /// A preset or a TOML file, applied over the recipe; repeatable. Its values may be tuned.
     #[arg(long, value_name = "NAME|FILE")]
     pub with: Vec<String>,
-    /// How far numbers may change: bitwise (not at all), bounded (by rounding), statistical (narrower types too).
+    /// Allowed change of numbers: bitwise (none), bounded (rounding), statistical (narrower types too).
     #[arg(long, value_name = "CLASS", default_value = "bounded", value_parser = ["bitwise", "bounded", "statistical"])]
     pub allow: String,
     /// Minutes to spend; defaults to 2 on the CPU and 10 on a GPU.

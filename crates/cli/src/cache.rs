@@ -97,9 +97,9 @@ pub fn cache(args: &Cache, screen: &Screen) -> Result<ExitCode, Failure> {
     match &args.what {
         None => list(&folder, screen)?,
         Some(What::Clean { parts, older_than, dry_run }) => {
-            let wanted = wanted(parts)?;
+            let parts = named_parts(parts)?;
             let before = older_than.and_then(|age| SystemTime::now().checked_sub(age));
-            clean(&folder, &wanted, before, *dry_run, screen)?;
+            clean(&folder, &parts, before, *dry_run, screen)?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -127,7 +127,7 @@ fn list(folder: &Path, screen: &Screen) -> Result<(), Failure> {
     Ok(())
 }
 
-fn wanted(names: &[String]) -> Result<Vec<&'static CacheFolder>, UserError> {
+fn named_parts(names: &[String]) -> Result<Vec<&'static CacheFolder>, UserError> {
     let known = PARTS.map(|part| part.name);
     let part = |name: &String| {
         PARTS.iter().find(|part| part.name == name).ok_or_else(|| {

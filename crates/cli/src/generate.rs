@@ -42,7 +42,7 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
     };
     let asks = args.chat || !args.image.is_empty() || args.frames.is_some();
     let tokens = match asks {
-        true => asked(&mut loaded, &vocabulary, &prompts, (&pictures, &shown))?,
+        true => question_prompts(&mut loaded, &vocabulary, &prompts, (&pictures, &shown))?,
         false => encode(&vocabulary, loaded.is_run, &prompts)?.into_iter().map(Prompt::from).collect(),
     };
     let longest = tokens.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(1);
@@ -112,7 +112,7 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
 
 /// The tokens of questions in the model's chat template, about the pictures with the numbers `shown`. The template's end of an
 /// answer becomes a stop token.
-fn asked(
+fn question_prompts(
     loaded: &mut Loaded,
     vocabulary: &Vocabulary,
     prompts: &[String],

@@ -179,8 +179,8 @@ pub fn check_gpus(copies: &Copies, args: &launch::Ranks) -> Result<(), Failure> 
 /// Environment variables that make NCCL treat ranks that share a GPU as ranks of different hosts; it refuses to run them otherwise.
 /// Variables that are set already are left out.
 pub fn shared_gpu_variables(rank: usize) -> Vec<(&'static str, String)> {
-    let wanted = [("NCCL_HOSTID", format!("rank-{rank}")), ("NCCL_SOCKET_IFNAME", "lo".into())];
-    wanted.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect()
+    let variables = [("NCCL_HOSTID", format!("rank-{rank}")), ("NCCL_SOCKET_IFNAME", "lo".into())];
+    variables.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect()
 }
 
 /// The role of this process: to start copies, to be one of several ranks that were started, or to run alone.

@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::palette::{self, Ink};
 use crate::waiting;
 
-/// The output that the user asked for.
+/// The output options, and what the terminal supports.
 #[derive(Clone, Copy)]
 pub struct Screen {
     pub json: bool,

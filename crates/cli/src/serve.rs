@@ -104,7 +104,7 @@ pub fn serve(args: &Serve, screen: &Screen) -> Result<ExitCode, Failure> {
 
 /// The API key that requests must carry, if there is one.
 fn key(args: &Serve) -> Result<Option<String>, String> {
-    let (key, whence) = match &args.key {
+    let (key, source) = match &args.key {
         Some(key) => (key.clone(), "--key"),
         None => match std::env::var(KEY) {
             Ok(key) => (key, KEY),
@@ -114,13 +114,13 @@ fn key(args: &Serve) -> Result<Option<String>, String> {
     };
     match key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
         true => Err(format!(
-            "{whence} must have visible ASCII characters only, without spaces, so that a header can carry it"
+            "{source} must have visible ASCII characters only, without spaces, so that a header can carry it"
         )),
         false => Ok(Some(key)),
     }
 }
 
-/// Binds the address that was asked for.
+/// Binds the requested address.
 fn listen(args: &Serve, has_key: bool) -> Result<TcpListener, String> {
     let (host, port) = (args.host.as_str(), args.port);
     let addresses: Vec<_> = (host, port)

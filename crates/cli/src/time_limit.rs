@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Units from the largest to the smallest, in seconds.
 const UNITS: [(char, u64); 4] = [('d', 86_400), ('h', 3_600), ('m', 60), ('s', 1)];
 
-/// Whole numbers, each with its unit, larger units first and each at most once.
+/// Parses whole numbers, each with its unit, larger units first and each at most once.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is not a duration: give whole numbers with units, as in 3h50m or 90s");
     let (mut seconds, mut rest, mut units) = (0u64, text, &UNITS[..]);

@@ -44,7 +44,7 @@ pub fn watch(args: &Watch, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Binds the address that was asked for.
+/// Binds the requested address.
 fn listen(args: &Watch) -> Result<TcpListener, String> {
     let (host, port) = (args.host.as_str(), args.port.unwrap_or(PORT));
     let addresses: Vec<_> = (host, port)

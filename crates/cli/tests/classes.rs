@@ -174,7 +174,7 @@ fn heads_and_data_that_do_not_match_are_refused() {
     write_texts(&dir.join("texts.csv"), 20, true);
     let refused = |words: &[&'static str], expected: &str| {
         let result = execute(dir, &train(words));
-        assert!(result.code == Some(2) && result.err.contains(wanted), "{result:?} lacks {wanted}");
+        assert!(result.code == Some(2) && result.err.contains(expected), "{result:?} lacks {expected}");
     };
     refused(&["train.steps=2", "model.classes=3"], "the labels are of 2 classes (food, weather)");
     refused(&["train.steps=2", "eval.metric=f1", "model.classes=4"], "eval.metric=macro_f1");

@@ -135,7 +135,7 @@ section! {
         pub field: String = "text".into(),
         /// Format of the files; auto decides by name and content. u16 and u32 are token ids without a header.
         pub format: FileFormat = FileFormat::Auto,
-        /// What happens at a document that cannot be used: the run ends (fail), or the document is left out and counted (skip).
+        /// Handling of a document that cannot be used: end the run (fail), or leave the document out and count it (skip).
         pub on_error: OnError = OnError::Fail,
         /// The most bytes that a document may have; a longer one cannot be used (see on_error).
         pub max_document_bytes: usize = 16 << 20,
@@ -167,7 +167,7 @@ section! {
         pub tree_images: Vec<usize> = Vec::new(),
         /// Patches of the largest image, or frames of the longest video; by default measured from the data.
         pub largest_image: Option<usize>,
-        /// What the files hold: documents (text), conversations (chat), texts with a class (classes), images with a class (images), conversations about images (visual_chat), preferred and rejected answers (preference), or videos with a text (foveated).
+        /// Content of the files: documents (text), conversations (chat), texts with a class (classes), images with a class (images), conversations about images (visual_chat), preferred and rejected answers (preference), or videos with a text (foveated).
         pub task: Task = Task::Text,
         /// Chat template: a file, the template itself, or chatml; defaults to the one beside the tokeniser.
         pub template: Option<String>,
@@ -177,7 +177,7 @@ section! {
         pub train_on: TrainOn = TrainOn::Assistant,
         /// The most tokens of an example; defaults to model.context.
         pub max_tokens: Option<usize>,
-        /// What happens to an example of more tokens: its end is cut off (cut), it is left out (skip), or the run ends (fail).
+        /// Handling of an example of more tokens: cut its end off (cut), leave it out (skip), or end the run (fail).
         pub too_long: TooLong = TooLong::Cut,
         /// Names of the classes in the order of the model's outputs; by default the labels of the data, sorted.
         pub classes: Vec<String> = Vec::new(),
@@ -365,9 +365,9 @@ section! {
         pub recompute_layers: Count = Count::Auto,
         /// Layers whose products run in fp8: those that are faster for it on this machine (auto), all, or names such as ffn.down.
         pub fp8_layers: Vec<String> = vec!["auto".into()],
-        /// What happens after max_skipped non-finite updates in a row: go back to the last checkpoint (rollback), stop, or go on skipping them (skip).
+        /// Reaction to max_skipped non-finite updates in a row: go back to the last checkpoint (rollback), stop, or keep skipping them (skip).
         pub on_nonfinite: OnNonfinite = OnNonfinite::Rollback,
-        /// Non-finite updates in a row that are skipped before on_nonfinite applies.
+        /// Non-finite updates in a row after which on_nonfinite applies; until then each is skipped.
         pub max_skipped: u64 = 10,
         /// Weights of the classes in the loss of texts: none (1 each), balanced (every class counts alike), or a number per class.
         pub class_weights: ClassWeights = ClassWeights::None,

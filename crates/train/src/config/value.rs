@@ -33,28 +33,28 @@ pub(super) fn read(path: &str, kind: &ValueKind, given: &Value, written: Written
         ValueKind::Number => match (given, bare) {
             (Value::Integer(number), _) => Ok(Value::Float(*number as f64)),
             (Value::Float(number), _) if number.is_finite() => Ok(Value::Float(*number)),
-            (_, Some(said)) => {
-                said.parse().ok().filter(|x: &f64| x.is_finite()).map(Value::Float).ok_or_else(wrong)
+            (_, Some(text)) => {
+                text.parse().ok().filter(|x: &f64| x.is_finite()).map(Value::Float).ok_or_else(wrong)
             }
             _ => Err(wrong()),
         },
         ValueKind::Text => match given {
-            Value::String(said) if written == Written::AsText => Ok(Value::String(unquoted(said).into())),
+            Value::String(text) if written == Written::AsText => Ok(Value::String(unquoted(text).into())),
             Value::String(_) => Ok(given.clone()),
             _ => Err(wrong()),
         },
         ValueKind::Choice(values) => {
-            let said = match given {
+            let text = match given {
                 Value::Boolean(on) => (if *on { "on" } else { "off" }).to_string(),
-                Value::String(said) => unquoted(said).to_ascii_lowercase(),
+                Value::String(text) => unquoted(text).to_ascii_lowercase(),
                 _ => return Err(wrong()),
             };
-            let said = match said.as_str() {
+            let text = match text.as_str() {
                 "true" => "on",
                 "false" => "off",
                 other => other,
             };
-            values.contains(&said).then(|| Value::String(said.into())).ok_or_else(wrong)
+            values.contains(&text).then(|| Value::String(text.into())).ok_or_else(wrong)
         }
         ValueKind::WholeOrAuto if given.as_str() == Some("auto") => Ok(given.clone()),
         ValueKind::WholeOrAuto => {
@@ -70,7 +70,7 @@ pub(super) fn read(path: &str, kind: &ValueKind, given: &Value, written: Written
         ValueKind::List(of, length) => {
             let elements = match (given, bare) {
                 (Value::Array(elements), _) => elements.clone(),
-                (_, Some(said)) => elements_of(said),
+                (_, Some(text)) => elements_of(text),
                 (single, _) => vec![single.clone()],
             };
             if length.is_some_and(|length| length != elements.len()) {
@@ -81,8 +81,8 @@ pub(super) fn read(path: &str, kind: &ValueKind, given: &Value, written: Written
         }
         ValueKind::Tables(keys) => {
             let tables = match bare {
-                Some(said) => {
-                    let parsed: Result<Table, _> = toml::from_str(&format!("v = {said}"));
+                Some(text) => {
+                    let parsed: Result<Table, _> = toml::from_str(&format!("v = {text}"));
                     parsed.ok().and_then(|mut table| table.remove("v")).ok_or_else(wrong)?
                 }
                 None => given.clone(),
@@ -119,8 +119,8 @@ fn whole(given: &Value, bare: Option<&str>) -> Option<Value> {
     let number = match (given, bare) {
         (Value::Integer(number), _) => Some(*number),
         (Value::Float(number), _) => of_float(*number),
-        (_, Some(said)) => {
-            let digits = said.replace('_', "");
+        (_, Some(text)) => {
+            let digits = text.replace('_', "");
             digits.parse().ok().or_else(|| digits.parse().ok().and_then(of_float))
         }
         _ => None,
@@ -129,8 +129,8 @@ fn whole(given: &Value, bare: Option<&str>) -> Option<Value> {
 }
 
 /// The elements of `[a, b]` or `a, b` as texts.
-fn elements_of(said: &str) -> Vec<Value> {
-    let inner = said.trim();
+fn elements_of(text: &str) -> Vec<Value> {
+    let inner = text.trim();
     let inner = inner.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(inner).trim();
     if inner.is_empty() {
         return Vec::new();
@@ -138,13 +138,13 @@ fn elements_of(said: &str) -> Vec<Value> {
     inner.split(',').map(|element| Value::String(element.trim().into())).collect()
 }
 
-fn unquoted(said: &str) -> &str {
+fn unquoted(text: &str) -> &str {
     for quote in ['"', '\''] {
-        if let Some(inner) = said.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote)) {
+        if let Some(inner) = text.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote)) {
             return inner;
         }
     }
-    said
+    text
 }
 
 #[cfg(test)]

@@ -111,14 +111,19 @@ pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<
 }
 
 /// Refuses to train if a requested switch is not active in the compiled plans, which is a bug.
-pub fn check(asked: &Switches, plans: &PlanSet, target: &Target, settled: &Settled) -> Result<(), Failure> {
+pub fn check(
+    requested: &Switches,
+    plans: &PlanSet,
+    target: &Target,
+    settled: &Settled,
+) -> Result<(), Failure> {
     for row in TABLE {
-        let (Some(state), Some(asked)) =
-            (row.active(plans, target, Prepared::settled(settled)), row.value(asked))
+        let (Some(state), Some(requested)) =
+            (row.active(plans, target, Prepared::settled(settled)), row.value(requested))
         else {
             continue;
         };
-        let (name, settled) = (row.name, settled.choice(row.name).map_or(asked, |c| &c.value));
+        let (name, settled) = (row.name, settled.choice(row.name).map_or(requested, |c| &c.value));
         if state == settled {
             continue;
         }

@@ -26,10 +26,10 @@ pub const ATTENTION: Switch = Switch {
     class: Class::Bounded,
     off: Some("naive"),
     settle: Settle::ByModel(|s| {
-        if s.asked.attention.scores == Attention::Auto {
+        if s.requested.attention.scores == Attention::Auto {
             s.choose("flash", format!("{} has a kernel that stores no scores", s.target.name));
         }
-        s.settled.options.flash_attention = s.asked.attention.scores != Attention::Naive;
+        s.settled.options.flash_attention = s.requested.attention.scores != Attention::Naive;
         Ok(())
     }),
     // With flash, softmax or linear attention is a single launch.
@@ -66,7 +66,7 @@ pub const KERNEL: Switch = Switch {
         missing.map(|(_, why)| format!("cannot run: {why}"))
     },
     settle: Settle::ByModel(|s| {
-        let kernel = s.asked.attention.kernel;
+        let kernel = s.requested.attention.kernel;
         if kernel != AttentionKernel::Auto && !s.settled.options.flash_attention {
             refuse!(
                 "`attention_kernel={}` cannot run with `attention=naive`, which has no such kernel",

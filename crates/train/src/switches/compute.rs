@@ -42,7 +42,7 @@ pub const BACKEND: Switch = Switch {
     },
     settle: Settle::ByTarget(|s| {
         match s.on_gpu() {
-            _ if s.asked.compute.backend != Backend::Auto => {}
+            _ if s.requested.compute.backend != Backend::Auto => {}
             true => s.choose("cuda", format!("there is an {} to use", s.target.name)),
             false => s.choose("cpu", "there is no NVIDIA GPU to use"),
         }
@@ -66,13 +66,13 @@ pub const PRECISION: Switch = Switch {
     off: Some("fp32"),
     refusal: missing_units,
     settle: Settle::ByTarget(|s| {
-        s.settled.options.precision = match (s.asked.compute.precision, s.on_gpu()) {
+        s.settled.options.precision = match (s.requested.compute.precision, s.on_gpu()) {
             (Auto::Given(precision), _) => precision,
             (Auto::Auto, false) => {
                 s.choose("fp32", "the CPU computes in fp32; bf16 would be widened to it");
                 Precision::F32
             }
-            (Auto::Auto, true) if s.asked.memory.codes() == Some(Codes::Fp8) => {
+            (Auto::Auto, true) if s.requested.memory.codes() == Some(Codes::Fp8) => {
                 s.choose("fp8", "products multiply the codes of base=fp8 as they are");
                 Precision::FP8
             }
@@ -140,7 +140,7 @@ pub const FP8_SCALING: Switch = Switch {
     class: Class::Statistical,
     off: Some("current"),
     settle: Settle::ByTarget(|s| {
-        s.settled.options.fp8_scaling = match s.asked.compute.fp8_scaling {
+        s.settled.options.fp8_scaling = match s.requested.compute.fp8_scaling {
             Auto::Given(scaling) => scaling,
             Auto::Auto => {
                 if s.settled.options.precision == Precision::FP8 {
@@ -174,14 +174,14 @@ pub const WIRE: Switch = Switch {
         _ => None,
     },
     settle: Settle::ByModel(|s| {
-        let (ranks, asked) = (s.target.ranks, s.asked.compute.wire);
-        match (s.on_gpu(), asked) {
+        let (ranks, requested) = (s.target.ranks, s.requested.compute.wire);
+        match (s.on_gpu(), requested) {
             (true, Wire::Auto) if ranks > 1 => s.choose("nccl", "it connects GPUs directly"),
             (false, Wire::Auto) if ranks > 1 => s.choose("sockets", "they connect processes on CPUs"),
             _ => {}
         }
         let options = &mut s.settled.options;
-        options.exchange_alone = ranks == 1 && asked == Wire::Nccl;
+        options.exchange_alone = ranks == 1 && requested == Wire::Nccl;
         // NCCL may add in any order, unless deterministic=on requires a fixed one.
         let is_free = s.target.name != "cpu" && !s.settled.deterministic;
         let is_exchanged = ranks > 1 || options.exchange_alone;
@@ -218,8 +218,8 @@ pub const WIRE_WINDOW: Switch = Switch {
             .then(|| "cannot run on the CPU: windows are NCCL's, which connects GPUs; leave it out".into())
     },
     settle: Settle::ByTarget(|s| {
-        let exchanges = s.target.ranks > 1 || s.asked.compute.wire == Wire::Nccl;
-        s.settled.window = exchanges && s.asked.compute.wire_window == Toggle::On;
+        let exchanges = s.target.ranks > 1 || s.requested.compute.wire == Wire::Nccl;
+        s.settled.window = exchanges && s.requested.compute.wire_window == Toggle::On;
         Ok(())
     }),
     active: |view| match exchanges(view) {

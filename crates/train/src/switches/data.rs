@@ -184,7 +184,7 @@ pub const VISUAL_TOKENS: Switch = Switch {
     rereads: true,
     off: Some("all"),
     settle: Settle::ByModel(|settling| {
-        settling.settled.visual_tokens = settling.asked.data.visual_tokens;
+        settling.settled.visual_tokens = settling.requested.data.visual_tokens;
         Ok(())
     }),
     // Plans have the number of tokens that examples were read with, and a tower if examples have images.

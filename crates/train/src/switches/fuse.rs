@@ -40,7 +40,7 @@ const NOTHING: &str = "nothing to fuse";
 macro_rules! as_requested {
     ($field:ident => $option:ident) => {
         Settle::ByModel(|s| {
-            s.settled.options.$option = s.asked.fuse.$field == Toggle::On;
+            s.settled.options.$option = s.requested.fuse.$field == Toggle::On;
             Ok(())
         })
     };

@@ -52,7 +52,7 @@ pub const ROPE_CACHE: Switch = Switch {
 fn rope_positions(s: &mut Settling<'_>) -> Result<(), UserError> {
     let context = s.model.tokens();
     let rotates = s.model.rotates();
-    s.settled.options.rope_positions = match s.asked.kernels.rope_cache {
+    s.settled.options.rope_positions = match s.requested.kernels.rope_cache {
         Choose::Off => None,
         Choose::On if !rotates => {
             refuse!("`rope_cache=on` has nothing to cache: the model has no rotary positions; leave it out")
@@ -89,13 +89,13 @@ pub const CUDA_GRAPHS: Switch = Switch {
         is_absent.then(|| "cannot run on the CPU: it records launches of a GPU; leave it out".into())
     },
     settle: Settle::ByTarget(|s| {
-        let asked = s.asked.kernels.cuda_graphs;
+        let requested = s.requested.kernels.cuda_graphs;
         match s.on_gpu() {
-            _ if asked != Choose::Auto => {}
+            _ if requested != Choose::Auto => {}
             true => s.choose("on", "a step's launches replay without the host"),
             false => s.choose("off", "there is no GPU in use"),
         }
-        s.settled.cuda_graphs = asked == Choose::On || asked == Choose::Auto && s.on_gpu();
+        s.settled.cuda_graphs = requested == Choose::On || requested == Choose::Auto && s.on_gpu();
         Ok(())
     }),
     active: |view| on(view.prepared.cuda_graphs),
@@ -114,16 +114,16 @@ pub const OVERLAP: Switch = Switch {
     class: Class::Bitwise,
     off: Some("off"),
     settle: Settle::ByTarget(|s| {
-        let asked = s.asked.kernels.overlap;
+        let requested = s.requested.kernels.overlap;
         match s.on_gpu() {
-            _ if asked != Choose::Auto || s.target.ranks == 1 => {}
+            _ if requested != Choose::Auto || s.target.ranks == 1 => {}
             true => s.choose("on", "exchanges have a stream of their own"),
             false => s.choose(
                 "off",
                 "the CPU runs an exchange in the order of launches, and would only hold its memory longer",
             ),
         }
-        s.settled.options.overlap = asked == Choose::On || asked == Choose::Auto && s.on_gpu();
+        s.settled.options.overlap = requested == Choose::On || requested == Choose::Auto && s.on_gpu();
         Ok(())
     }),
     active: overlap,
@@ -185,7 +185,7 @@ pub const PRODUCT: Switch = Switch {
         missing.map(|(_, why)| format!("cannot run: {why}"))
     },
     settle: Settle::ByModel(|s| {
-        s.settled.product_kernel = s.asked.kernels.product;
+        s.settled.product_kernel = s.requested.kernels.product;
         Ok(())
     }),
     active: |view| view.prepared.product_kernel.name(),
@@ -200,8 +200,8 @@ pub const AUTOTUNE: Switch = Switch {
     class: Class::Bounded,
     off: Some("off"),
     settle: Settle::ByModel(|s| {
-        s.settled.autotune = match s.asked.kernels.autotune {
-            asked if !(s.settled.deterministic && s.on_gpu()) => asked,
+        s.settled.autotune = match s.requested.kernels.autotune {
+            requested if !(s.settled.deterministic && s.on_gpu()) => requested,
             Autotune::Full => refuse!(
                 "`autotune=full` cannot run with `deterministic=on`: timing may choose other algorithms each time; leave one out"
             ),
@@ -232,7 +232,7 @@ pub const DETERMINISTIC: Switch = Switch {
     class: Class::Bounded,
     off: Some("off"),
     settle: Settle::ByTarget(|s| {
-        s.settled.deterministic = s.asked.kernels.deterministic == Toggle::On;
+        s.settled.deterministic = s.requested.kernels.deterministic == Toggle::On;
         match s.target.kernels.iter().find(|kernel| !kernel.deterministic) {
             Some(kernel) if s.settled.deterministic => {
                 refuse!(

@@ -93,13 +93,13 @@ pub const BASE: Switch = Switch {
         })
     },
     settle: Settle::ByModel(|s| {
-        let Some(codes) = s.asked.memory.codes() else { return Ok(()) };
+        let Some(codes) = s.requested.memory.codes() else { return Ok(()) };
         if codes == Codes::Nf4 && s.settled.options.precision == Precision::FP8 {
             refuse!(
                 "`base=nf4` cannot run with `precision=fp8`, whose copies of weights take more memory: give precision=bf16, or base=fp8"
             );
         }
-        if s.asked.memory.shard == Auto::Given(Shard::Parameters) {
+        if s.requested.memory.shard == Auto::Given(Shard::Parameters) {
             let base = Base::of(codes).name();
             refuse!(
                 "`base={base}` cannot run with `shard=parameters`: quantised weights are whole on each rank; give shard=gradients"
@@ -136,7 +136,7 @@ pub const OPTIMIZER_STATE: Switch = Switch {
     class: Class::Statistical,
     off: Some("fp32"),
     settle: Settle::ByModel(|s| {
-        s.settled.options.update.moments = s.asked.memory.optimizer_state;
+        s.settled.options.update.moments = s.requested.memory.optimizer_state;
         Ok(())
     }),
     active: moments,
@@ -174,13 +174,13 @@ fn moments(view: &CompiledView<'_>) -> &'static str {
 /// `gradients` and then `parameters`.
 pub const SHARD: Switch = Switch {
     name: "shard",
-    doc: "What ranks divide besides the rows: nothing (none), weights, moments and averages of large tensors (optimizer), their gradients as well (gradients), or all that layers read (parameters).",
+    doc: "State that ranks divide besides the rows: nothing (none), weights, moments and averages of large tensors (optimizer), their gradients as well (gradients), or all that layers read (parameters).",
     field: field!(memory.shard),
     class: Class::Bounded,
     off: Some("none"),
     settle: Settle::ByModel(|s| {
         let (is_whole, ranks) = (s.settled.options.fuse_optimizer, s.target.ranks);
-        s.settled.options.shard = match s.asked.memory.shard {
+        s.settled.options.shard = match s.requested.memory.shard {
             Auto::Given(level) if level != Shard::None && ranks > 1 && !is_whole => refuse!(
                 "`shard={}` cannot run with `fuse.optimizer=off`: a rank's share may end inside a parameter; leave one of \
                  them out",
@@ -231,7 +231,7 @@ pub const SHARD_KEEP: Switch = Switch {
     field: field!(memory.shard_keep),
     class: Class::Bitwise,
     settle: Settle::ByModel(|s| {
-        s.settled.options.keep_gathered = s.asked.memory.shard_keep == Toggle::On;
+        s.settled.options.keep_gathered = s.requested.memory.shard_keep == Toggle::On;
         Ok(())
     }),
     active: shard_keep,
@@ -273,12 +273,12 @@ fn may_be_divided(plans: &PlanSet) -> bool {
 /// `auto` begins with `cheap`; `resolve::recompute_layers` recomputes more if plans do not fit.
 pub const RECOMPUTE: Switch = Switch {
     name: "recompute",
-    doc: "What the backward pass computes again instead of keeping it: nothing (none), cheap operations (cheap), wide products as well (wide), or whole blocks (full).",
+    doc: "Activations that the backward pass computes again instead of keeping them: none, those of cheap operations (cheap), of wide products as well (wide), or of whole blocks (full).",
     field: field!(memory.recompute),
     class: Class::Bitwise,
     off: Some("none"),
     settle: Settle::ByModel(|s| {
-        s.settled.options.recompute = match s.asked.memory.recompute {
+        s.settled.options.recompute = match s.requested.memory.recompute {
             Auto::Given(recompute) => recompute,
             Auto::Auto => {
                 s.choose("cheap", "the plans fit without recomputing more");
@@ -312,7 +312,7 @@ fn recompute(view: &CompiledView<'_>) -> &'static str {
     let launches = &view.grad.launches;
     let mut seen: HashMap<(u64, OpKind), usize> = HashMap::new();
     for l in launches {
-        // Of a double norm only the second norm is recomputed if the sum before it is kept.
+        // If the sum before a double norm is kept, only its second norm is recomputed.
         let kind = match l.op.kind() {
             OpKind::DoubleNorm => OpKind::RmsNorm,
             OpKind::GatedProduct => OpKind::Product,
@@ -375,7 +375,7 @@ pub const PLAN: Switch = Switch {
     class: Class::Bitwise,
     off: Some("off"),
     settle: Settle::ByModel(|s| {
-        s.settled.options.memory_plan = s.asked.memory.plan == Toggle::On;
+        s.settled.options.memory_plan = s.requested.memory.plan == Toggle::On;
         Ok(())
     }),
     active: |view| on(shares_memory(view)),
@@ -474,8 +474,8 @@ mod tests {
         let small = ["model.width=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.ffn=24"];
         assert_eq!(shard_of(2, &small), ("nothing to share".into(), chose("none", "nothing that is")));
         for level in ["shard=optimizer", "shard=gradients", "shard=parameters"] {
-            let asked = [&small[..], &[level]].concat();
-            assert_eq!(shard_of(2, &asked), ("nothing to share".into(), None), "{level}");
+            let words = [&small[..], &[level]].concat();
+            assert_eq!(shard_of(2, &words), ("nothing to share".into(), None), "{level}");
         }
         let trained = compiled(2, &[]).unwrap().trained();
         assert_eq!(

@@ -194,7 +194,7 @@ impl<'de> Deserialize<'de> for Switches {
     }
 }
 
-/// How far a switch may change numbers, relative to the backend's default precision.
+/// The largest change of numbers that a switch may cause, relative to the backend's default precision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {

@@ -86,7 +86,7 @@ pub enum Settle {
 
 /// The arguments and results of a step that resolves a switch.
 pub struct Settling<'a> {
-    pub asked: &'a Switches,
+    pub requested: &'a Switches,
     pub model: &'a Model,
     pub target: &'a Target,
     pub settled: Settled,
@@ -105,9 +105,9 @@ impl Settling<'_> {
 }
 
 /// Resolves every switch that depends on neither data nor plans.
-pub fn settle(asked: &Switches, model: &Model, target: &Target) -> Result<Settled, UserError> {
+pub fn settle(requested: &Switches, model: &Model, target: &Target) -> Result<Settled, UserError> {
     for row in TABLE {
-        row.available(row.value(asked).unwrap_or_default(), target).map_err(UserError)?;
+        row.available(row.value(requested).unwrap_or_default(), target).map_err(UserError)?;
     }
     let settled = Settled {
         options: Options::default(),
@@ -122,7 +122,7 @@ pub fn settle(asked: &Switches, model: &Model, target: &Target) -> Result<Settle
         arrangement: None,
         decoded: false,
     };
-    let mut settling = Settling { asked, model, target, settled, name: "" };
+    let mut settling = Settling { requested, model, target, settled, name: "" };
     let by_target = |settle| if let Settle::ByTarget(step) = settle { Some(step) } else { None };
     let by_model = |settle| if let Settle::ByModel(step) = settle { Some(step) } else { None };
     for stage in [by_target, by_model] {
