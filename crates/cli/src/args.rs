@@ -75,7 +75,7 @@ pub struct Train {
     /// A preset (`flatout recipes` lists them) or a TOML file, applied over the recipe and before the overrides; repeatable.
     #[arg(long, value_name = "NAME|FILE")]
     pub with: Vec<String>,
-    /// With --run: never refuses a run that exists, auto continues it, must continues it and refuses to begin a new one.
+    /// With --run, never refuses a run that exists, auto continues it, must continues it and refuses to begin a new one.
     #[arg(long, value_name = "WHEN", default_value_t = Resume::Never, requires = "run")]
     pub resume: Resume,
     /// Save and stop, with exit code 3, before this much time has passed, as in 3h50m or 90s.
@@ -117,10 +117,10 @@ pub struct Sweep {
     /// Which combinations to train: grid (all), or random (--runs of them; lr=1e-5..1e-3 then draws from a range).
     #[arg(long, value_name = "HOW", default_value_t = By::Grid)]
     pub by: By,
-    /// With --by random: the number of runs.
+    /// With --by random, the number of runs.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub runs: usize,
-    /// With --by random: the seed that combinations are drawn with.
+    /// With --by random, the seed that combinations are drawn with.
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u64,
     /// The metric that runs are ranked by: loss, accuracy, f1 ...; defaults to eval.metric.
@@ -129,7 +129,7 @@ pub struct Sweep {
     /// The folder of the runs; defaults to `runs/<recipe>-sweep-<n>`.
     #[arg(long, value_name = "DIR")]
     pub run: Option<PathBuf>,
-    /// With --run: never refuses a sweep that exists, auto continues it, must continues it and refuses to begin a new one.
+    /// With --run, never refuses a sweep that exists, auto continues it, must continues it and refuses to begin a new one.
     #[arg(long, value_name = "WHEN", default_value_t = Resume::Never, requires = "run")]
     pub resume: Resume,
     /// Save and stop, with exit code 3, before this much time has passed, as in 3h50m or 90s.
@@ -162,13 +162,13 @@ pub struct Plan {
     /// Plan for this many GPUs of a node, a rank on each: memory of one rank, exchanges and scaling.
     #[arg(long, value_name = "N", value_parser = ranks_of_a_plan)]
     pub gpus: Option<usize>,
-    /// With --gpus: the number of nodes, each with as many GPUs.
+    /// With --gpus, the number of nodes, each with as many GPUs.
     #[arg(long, value_name = "M", requires = "gpus", value_parser = ranks_of_a_plan)]
     pub nodes: Option<usize>,
-    /// With --gpus: the link between the GPUs of a node, if it is not the usual one: nvlink4, pcie4-host ...
+    /// With --gpus, the link between the GPUs of a node, if it is not the usual one: nvlink4, pcie4-host ...
     #[arg(long, value_name = "NAME", requires = "gpus")]
     pub link: Option<String>,
-    /// With --nodes: the network between the nodes; defaults to ib400.
+    /// With --nodes, the network between the nodes; defaults to ib400.
     #[arg(long, value_name = "NAME", requires = "nodes")]
     pub net: Option<String>,
     /// Plan for this many ranks on CPUs: memory of one rank.
@@ -221,10 +221,10 @@ pub struct Ablate {
     /// Train whole runs instead, each until an evaluation is as good as this, and compare the time and tokens that took.
     #[arg(long, value_name = "LOSS")]
     pub to_loss: Option<f64>,
-    /// With --to-loss: overrides to compare with the recipe as it is, several of them in quotes; repeatable.
+    /// With --to-loss, overrides to compare with the recipe as it is, several of them in quotes; repeatable.
     #[arg(long = "try", value_name = "KEY=VALUE ...", requires = "to_loss")]
     pub tries: Vec<String>,
-    /// With --to-loss: number of runs of each variant, with consecutive seeds from train.seed on.
+    /// With --to-loss, number of runs of each variant, with consecutive seeds from train.seed on.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
     pub seeds: u64,
     #[command(flatten)]
@@ -364,7 +364,7 @@ pub struct Eval {
     /// data.path=... to evaluate on all of that data; the default is what the run held out. Also eval.*, loader.* and switches.
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
-    /// With a head of classes: predict the class of every row of this file, which needs no labels, or of every image in a folder,
+    /// With a head of classes, predict the class of every row of this file, which needs no labels, or of every image in a folder,
     /// a table, a .tar archive or a file.
     #[arg(long, value_name = "FILE", requires = "out")]
     pub predict: Option<String>,
@@ -489,16 +489,16 @@ pub struct Doctor {
     /// Time the kernels of this GPU or CPU, in under a minute, and keep the times for the predictions of plan and train.
     #[arg(long, conflicts_with_all = ["verify", "speed"])]
     pub calibrate: bool,
-    /// With --calibrate: time exchanges between this many GPUs of this machine, one process each, instead of kernels.
+    /// With --calibrate, time exchanges between this many GPUs of this machine, one process each, instead of kernels.
     #[arg(long, value_name = "N", requires = "calibrate", conflicts_with = "ranks")]
     pub gpus: Option<usize>,
-    /// With --calibrate: time exchanges between this many processes on the CPU; the times are printed and not kept.
+    /// With --calibrate, time exchanges between this many processes on the CPU; the times are printed and not kept.
     #[arg(long, value_name = "N", requires = "calibrate")]
     pub ranks: Option<usize>,
-    /// With --gpus: let ranks share a GPU, to see that it works. Such times are stored separately and not used for predictions.
+    /// With --gpus, let ranks share a GPU, to see that it works. Such times are stored separately and not used for predictions.
     #[arg(long, requires = "gpus")]
     pub share_gpu: bool,
-    /// With --verify, --speed or --assemble: only cases whose name contains this.
+    /// With --verify, --speed or --assemble, only cases whose name contains this.
     #[arg(long, hide = true, default_value = "")]
     pub only: String,
     /// Compile every CUDA kernel for these architectures, without a GPU: `sm_80,sm_90a`.
@@ -536,7 +536,7 @@ pub struct Prepare {
     pub vocab: usize,
     #[command(flatten)]
     pub input: InputFormat,
-    /// Tokens per shard.
+    /// Number of tokens after which a shard ends.
     #[arg(long, value_name = "N", default_value_t = flatout_data::prepare::SHARD_TOKENS)]
     pub shard_tokens: u64,
     /// Threads that tokenise; the shards are the same for any number. Defaults to all cores.
@@ -587,10 +587,10 @@ pub struct Inspect {
     /// A chat template: a file, or chatml; defaults to the one beside the tokeniser.
     #[arg(long, value_name = "FILE")]
     pub template: Option<String>,
-    /// With visual_chat and preference: the folder that image paths are relative to; defaults to that of the file.
+    /// With visual_chat and preference, the folder that image paths are relative to; defaults to that of the file.
     #[arg(long, value_name = "DIR")]
     pub image_root: Option<PathBuf>,
-    /// With images: measure for this long how many per second one core decodes, and for as long how many it prepares for training.
+    /// With images, measure for this long how many per second one core decodes, and for as long how many it prepares for training.
     #[arg(long, value_name = "SECONDS")]
     pub time: Option<f64>,
 }

@@ -30,10 +30,10 @@ pub struct Ranks {
     /// The number of nodes; the command is started on each of them, with its own --node.
     #[arg(long, value_name = "M")]
     nodes: Option<usize>,
-    /// With --nodes: the number of this node, from 0.
+    /// With --nodes, the number of this node, from 0.
     #[arg(long, value_name = "I")]
     node: Option<usize>,
-    /// With --nodes: the host and port on node 0 that rank 0 listens on.
+    /// With --nodes, the host and port on node 0 that rank 0 listens on.
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
     /// How long the ranks wait for each other at the start.
