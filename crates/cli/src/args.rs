@@ -75,7 +75,7 @@ pub struct Train {
     /// A preset (`flatout recipes` lists them) or a TOML file, applied over the recipe and before the overrides; repeatable.
     #[arg(long, value_name = "NAME|FILE")]
     pub with: Vec<String>,
-    /// With --run, never refuses a run that exists, auto continues it, must continues it and refuses to begin a new one.
+    /// Whether an existing run is refused (never), continued (auto), or required and continued (must); needs --run.
     #[arg(long, value_name = "WHEN", default_value_t = Resume::Never, requires = "run")]
     pub resume: Resume,
     /// Save and stop, with exit code 3, before this much time has passed, as in 3h50m or 90s.
@@ -129,7 +129,7 @@ pub struct Sweep {
     /// The folder of the runs; defaults to `runs/<recipe>-sweep-<n>`.
     #[arg(long, value_name = "DIR")]
     pub run: Option<PathBuf>,
-    /// With --run, never refuses a sweep that exists, auto continues it, must continues it and refuses to begin a new one.
+    /// Whether an existing sweep is refused (never), continued (auto), or required and continued (must); needs --run.
     #[arg(long, value_name = "WHEN", default_value_t = Resume::Never, requires = "run")]
     pub resume: Resume,
     /// Save and stop, with exit code 3, before this much time has passed, as in 3h50m or 90s.
@@ -224,7 +224,7 @@ pub struct Ablate {
     /// With --to-loss, overrides to compare with the recipe as it is, several of them in quotes; repeatable.
     #[arg(long = "try", value_name = "KEY=VALUE ...", requires = "to_loss")]
     pub tries: Vec<String>,
-    /// With --to-loss, number of runs of each variant, with consecutive seeds from train.seed on.
+    /// With --to-loss, the number of runs of each variant, with consecutive seeds from train.seed on.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
     pub seeds: u64,
     #[command(flatten)]
