@@ -175,7 +175,7 @@ fn rows_have_what_the_contract_says() {
     ];
     let (report, result) = ablate(dir, &words);
     assert_eq!(result, "", "nothing beside the object");
-    assert_eq!((&report["is_complete"], kept(dir)), (&true.into(), 0), "nothing is left to go on with");
+    assert_eq!((&report["is_complete"], kept(dir)), (&true.into(), 0), "nothing is left to continue");
     assert_eq!(report["base"]["is_repeatable"], true);
     let base_loss = report["base"]["loss"].as_f64().expect("a loss");
     for (name, group) in [

@@ -44,7 +44,7 @@ fn has_small_disks(fixture: &Fixture) -> bool {
     let tried = Command::new("unshare").arg("--version").output().is_ok()
         && shell(fixture, Some(("probe", 64)), "true").code == Some(0);
     if !tried {
-        eprintln!("SKIPPED: this system lets nobody mount a small disk of his own (unshare, tmpfs)");
+        eprintln!("SKIPPED: this system does not let users mount a small disk (unshare, tmpfs)");
     }
     tried
 }
@@ -321,5 +321,5 @@ fn one_of_many_writers_gets_the_run() {
     last.kill().expect("a living process");
     last.wait().expect("an end");
     let starts = fixture.events("run").iter().filter(|event| matches!(event, Event::Start(_))).count();
-    assert_eq!(starts, 1, "nobody else wrote into it");
+    assert_eq!(starts, 1, "no other process wrote into it");
 }

@@ -158,8 +158,8 @@ fn a_gguf_file_is_complete_and_replaces_only_another() {
     let gguf = |words: &[&str]| execute(dir, &[&["export", "--format", "gguf"], words].concat());
     let made = gguf(&["run", "--to", "out.gguf", "--json"]);
     assert_eq!(made.code, Some(0), "{}", made.err);
-    let told: serde_json::Value = serde_json::from_str(&made.out).expect("an object");
-    assert_eq!([&told["format"], &told["dtype"], &told["architecture"]], ["gguf", "f16", "qwen3"]);
+    let report: serde_json::Value = serde_json::from_str(&made.out).expect("an object");
+    assert_eq!([&report["format"], &report["dtype"], &report["architecture"]], ["gguf", "f16", "qwen3"]);
     let f16 = fs::read(fixture.dir("out.gguf")).expect("a file");
     assert!(f16.starts_with(b"GGUF\x03\0\0\0") && f16.len().is_multiple_of(32));
     for text in

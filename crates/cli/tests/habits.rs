@@ -130,7 +130,7 @@ fn the_cache_is_listed_and_only_files_of_flatout_are_deleted() {
     assert_eq!(of_cache(dir, &["clean"]).code, Some(0));
     assert_eq!(listed()["bytes"], 0);
     for mine in ["cache/samples/holiday.jpg", "cache/photos/0123456789abcdef", "outside/0123456789abcdef"] {
-        assert!(dir.join(mine).is_file(), "{mine} is somebody else's");
+        assert!(dir.join(mine).is_file(), "{mine} belongs to another program");
     }
     let refused = of_cache(dir, &["clean", "kernel"]);
     assert_eq!((refused.code, refused.out.as_str()), (Some(2), ""));

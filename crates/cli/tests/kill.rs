@@ -71,7 +71,7 @@ fn a_hundred_kills_leave_no_trace() {
             _ => None,
         });
         if life.iter().any(|event| matches!(event, Event::Step(_))) {
-            assert_eq!(went_on, whole, "kill {kill}: it goes on from the newest whole checkpoint");
+            assert_eq!(went_on, whole, "kill {kill}: it continues from the newest whole checkpoint");
             resumed += u64::from(went_on.is_some());
         }
         inside += u64::from(checkpoints(&run).partial);

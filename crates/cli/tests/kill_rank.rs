@@ -66,17 +66,17 @@ fn kills_of_one_rank_leave_no_trace() {
         before_steps += u64::from(checkpoints(&run).whole.unwrap_or(0) == whole);
         let killed = Instant::now();
         send_to("-KILL", all[victim as usize % 4]);
-        let (code, told) = wait_for(child, GONE_WITHIN);
+        let (code, stderr) = wait_for(child, GONE_WITHIN);
         slowest = slowest.max(killed.elapsed());
-        assert_eq!((code, told.lines().count()), (Some(1), 1), "kill {kill}: {told}");
+        assert_eq!((code, stderr.lines().count()), (Some(1), 1), "kill {kill}: {stderr}");
         assert!(
-            told.starts_with("flatout: rank ") && told.contains("was killed by signal 9 (SIGKILL)"),
-            "{told}"
+            stderr.starts_with("flatout: rank ") && stderr.contains("was killed by signal 9 (SIGKILL)"),
+            "{stderr}"
         );
         let is_there = |rank: &u32| fs::exists(format!("/proc/{rank}")).unwrap_or(true);
         assert!(!all.iter().any(is_there), "kill {kill}: all are gone");
         if checkpoints(&run).whole.is_some() {
-            assert!(told.ends_with("; continue with: flatout resume broken --ranks 4\n"), "{told}");
+            assert!(stderr.ends_with("; continue with: flatout resume broken --ranks 4\n"), "{stderr}");
         }
         // Some continue with fewer ranks, up to another step.
         if kill % 4 == 3 {
@@ -104,13 +104,13 @@ fn a_killed_rank_0_of_a_run_without_a_name_leaves_the_command_that_continues() {
     let mut child = fixture.start(&all);
     wait_until(&mut child, || checkpoints(&fixture.dir("runs/tiny-1")).whole.is_some());
     send_to("-KILL", children(child.id())[0]);
-    let (code, told) = wait_for(child, GONE_WITHIN);
-    assert_eq!(code, Some(1), "{told}");
+    let (code, stderr) = wait_for(child, GONE_WITHIN);
+    assert_eq!(code, Some(1), "{stderr}");
     assert!(
-        told.starts_with("flatout: rank 0 (") && told.contains("; the newest whole checkpoint is step "),
-        "{told}"
+        stderr.starts_with("flatout: rank 0 (") && stderr.contains("; the newest whole checkpoint is step "),
+        "{stderr}"
     );
-    assert!(told.ends_with("; continue with: flatout resume runs/tiny-1 --ranks 2\n"), "{told}");
+    assert!(stderr.ends_with("; continue with: flatout resume runs/tiny-1 --ranks 2\n"), "{stderr}");
 }
 
 /// The reference scores answers before the first step, which takes long enough to be stopped in.
@@ -126,11 +126,11 @@ fn one_rank_that_is_asked_before_the_first_step_stops_all() {
         let ranks = ranks_of(&mut child, 4);
         wait_until(&mut child, || fixture.dir(&run).join("lock").exists());
         send_to(signal, ranks[1 + round]);
-        let (code, told) = wait_for(child, GONE_WITHIN);
-        assert_eq!(code, Some(3), "{told}");
+        let (code, stderr) = wait_for(child, GONE_WITHIN);
+        assert_eq!(code, Some(3), "{stderr}");
         let result = format!("SIG{} before the first step: nothing to save", &signal[1..]);
-        assert_eq!(told.lines().filter(|line| line.starts_with(&result)).count(), 1, "{told}");
-        assert!(!told.contains("flatout: "), "{told}");
+        assert_eq!(stderr.lines().filter(|line| line.starts_with(&result)).count(), 1, "{stderr}");
+        assert!(!stderr.contains("flatout: "), "{stderr}");
         let kept = checkpoints(&fixture.dir(&run));
         assert!(kept.whole.is_none() && !kept.partial, "nothing is saved before the first step");
     }
@@ -167,7 +167,7 @@ fn a_rank_that_stays_behind_is_named_once() {
     // It stays slow for as many steps again as a warning takes, and is not named again.
     let (began, mut until) = (Instant::now(), None);
     while until.is_none_or(|until| last_step() < until) {
-        assert!(began.elapsed() < Duration::from_secs(150), "nobody is called slow");
+        assert!(began.elapsed() < Duration::from_secs(150), "no rank is reported as slow");
         for _ in 0..10 {
             send_to("-STOP", slowed);
             std::thread::sleep(step);
@@ -179,9 +179,9 @@ fn a_rank_that_stays_behind_is_named_once() {
     send_to("-TERM", slowed);
     let (code, result) = wait_for(child, Duration::from_secs(20));
     assert_eq!(code, Some(3), "{result}");
-    let told = warnings();
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].starts_with("rank 1 (") && told[0].contains(&format!("process {slowed}")), "{told:?}");
+    let named = warnings();
+    assert_eq!(named.len(), 1, "{named:?}");
+    assert!(named[0].starts_with("rank 1 (") && named[0].contains(&format!("process {slowed}")), "{named:?}");
     let steps = events::steps(&fixture.events("run"));
     let times = steps.last().and_then(|step| step.ranks.clone()).expect("times of ranks");
     assert!(times.step.is_some() && times.data_wait_ms.is_some() && times.wire_ms.is_some(), "{times:?}");

@@ -251,7 +251,7 @@ fn a_model_by_its_name_is_fetched_trained_and_found_again() {
     // The config keeps the branch as it was given; resolved.toml has the commit.
     let asked = fs::read_to_string(dir.join("run/config.toml")).expect("a config");
     assert!(asked.contains("from = \"org/name\""), "{asked}");
-    let resolved = fs::read_to_string(dir.join("run/resolved.toml")).expect("what it came to");
+    let resolved = fs::read_to_string(dir.join("run/resolved.toml")).expect("the resolved values");
     assert!(resolved.contains(&format!("from = \"org/name@{COMMIT}\"")), "{resolved}");
 
     // The same command continues without the network, although it names a branch and the run a commit.

@@ -7,13 +7,20 @@ use tempfile::TempDir;
 
 use crate::program::{execute, flatout};
 
-fn ranks_of(told: &str) -> usize {
-    let told: Value = serde_json::from_str(told).expect("an object");
-    assert_eq!(told["members"].as_array().map(Vec::len), told["ranks"].as_u64().map(|ranks| ranks as usize));
-    assert!(
-        told["exchanges"].as_array().expect("a list").iter().all(|one| one["median_us"].as_f64() > Some(0.0))
+fn ranks_of(report: &str) -> usize {
+    let report: Value = serde_json::from_str(report).expect("an object");
+    assert_eq!(
+        report["members"].as_array().map(Vec::len),
+        report["ranks"].as_u64().map(|ranks| ranks as usize)
     );
-    told["ranks"].as_u64().expect("a number") as usize
+    assert!(
+        report["exchanges"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .all(|one| one["median_us"].as_f64() > Some(0.0))
+    );
+    report["ranks"].as_u64().expect("a number") as usize
 }
 
 #[test]
@@ -41,10 +48,10 @@ fn ranks_that_torchrun_and_mpi_start_find_one_another() {
             command.env(variable, rank).envs(others.iter().copied()).spawn().expect("the program starts")
         };
         let ends = [start("1"), start("0")].map(|child| child.wait_with_output().expect("an end"));
-        let told = |at: usize| String::from_utf8_lossy(&ends[at].stdout).into_owned();
+        let report = |at: usize| String::from_utf8_lossy(&ends[at].stdout).into_owned();
         let errors = |at: usize| String::from_utf8_lossy(&ends[at].stderr).into_owned();
         assert!(ends.iter().all(|end| end.status.success()), "{}{}", errors(0), errors(1));
-        assert_eq!((told(0).as_str(), ranks_of(&told(1))), ("", 2));
+        assert_eq!((report(0).as_str(), ranks_of(&report(1))), ("", 2));
     }
     assert!(!folder.path().join("run/rendezvous.json").exists());
 }
@@ -55,9 +62,12 @@ fn doctor_times_exchanges_between_ranks() {
     let folder = TempDir::new().unwrap();
     let result = execute(folder.path(), &["doctor", "--calibrate", "--ranks", "2", "--json", "-q"]);
     assert_eq!((result.code, result.err.as_str()), (Some(0), ""));
-    let told: Value = serde_json::from_str(&result.out).expect("an object");
-    assert_eq!((&told["ranks"], &told["kept"], &told["link"]), (&2.into(), &false.into(), &Value::Null));
-    let exchanges = told["exchanges"].as_array().expect("a list");
+    let report: Value = serde_json::from_str(&result.out).expect("an object");
+    assert_eq!(
+        (&report["ranks"], &report["kept"], &report["link"]),
+        (&2.into(), &false.into(), &Value::Null)
+    );
+    let exchanges = report["exchanges"].as_array().expect("a list");
     assert_eq!(exchanges.len(), 3 * 5, "three kinds, from 64 KiB to 16 MiB");
     for one in exchanges {
         let number = |field: &str| one[field].as_f64().expect("a number");
@@ -97,9 +107,9 @@ fn contradictions_are_one_sentence_and_code_2() {
         .envs([("RANK", "0"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "gpu-a")])
         .output()
         .expect("the program starts");
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     let sentence = "flatout: --ranks starts processes, and torchrun has started 8 already (WORLD_SIZE): leave one of the two out\n";
-    assert_eq!((output.status.code(), told.as_str()), (Some(2), sentence));
+    assert_eq!((output.status.code(), stderr.as_str()), (Some(2), sentence));
     let result = execute(folder.path(), &["ranks", "--ranks", "2", "--nodes", "2", "--node", "0"]);
     let sentence = "flatout: --nodes 2 needs --address HOST:PORT, at which rank 0 listens on node 0\n";
     assert_eq!((result.code, result.err.as_str()), (Some(2), sentence));

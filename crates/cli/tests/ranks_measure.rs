@@ -118,7 +118,7 @@ fn ablate_measures_sharding() {
     assert_eq!(
         fs::read_dir(dir.join("cache/ablate")).expect("a folder").count(),
         0,
-        "nothing is left to go on with"
+        "nothing is left to continue"
     );
 }
 
@@ -159,25 +159,25 @@ fn a_rank_that_cannot_open_its_data_ends_all_with_one_sentence() {
     };
     let ends =
         [start("0", &here), start("1", &elsewhere)].map(|child| child.wait_with_output().expect("an end"));
-    let told = ends.iter().map(|end| String::from_utf8_lossy(&end.stderr).into_owned()).collect::<String>();
-    assert_eq!((ends[0].status.code(), told.lines().count()), (Some(2), 1), "{told}");
-    assert!(told.starts_with("flatout: rank 1 (") && told.contains("book.txt"), "{told}");
+    let stderr = ends.iter().map(|end| String::from_utf8_lossy(&end.stderr).into_owned()).collect::<String>();
+    assert_eq!((ends[0].status.code(), stderr.lines().count()), (Some(2), 1), "{stderr}");
+    assert!(stderr.starts_with("flatout: rank 1 (") && stderr.contains("book.txt"), "{stderr}");
 }
 
 #[test]
 fn a_sweep_is_one_process() {
     let folder = tempfile::tempdir().expect("a folder");
-    let told = |command: &mut Command| {
+    let refusal = |command: &mut Command| {
         let output = command.output().expect("the program starts");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let result = "flatout: `sweep` trains one run after another in one process: leave";
-    let flags = told(&mut command(folder.path(), "sweep", &["--ranks", "2"]));
-    assert_eq!(flags, (Some(2), format!("{result} --ranks out\n")));
+    let sentence = "flatout: `sweep` trains one run after another in one process: leave";
+    let flags = refusal(&mut command(folder.path(), "sweep", &["--ranks", "2"]));
+    assert_eq!(flags, (Some(2), format!("{sentence} --ranks out\n")));
     let variables =
         [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")];
-    let started = told(command(folder.path(), "sweep", &["lr=1e-3,2e-3"]).envs(variables));
-    assert_eq!(started, (Some(2), format!("{result} 1 of the 2 processes out\n")));
+    let started = refusal(command(folder.path(), "sweep", &["lr=1e-3,2e-3"]).envs(variables));
+    assert_eq!(started, (Some(2), format!("{sentence} 1 of the 2 processes out\n")));
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "nothing is made");
 }
 
@@ -186,15 +186,15 @@ fn a_rank_that_is_killed_ends_the_measurement() {
     let folder = tempfile::tempdir().expect("a folder");
     let words = ["--steps", "100000", "--ranks", "2", "-v"];
     let mut parent = command(folder.path(), "profile", &words).spawn().expect("the program starts");
-    let mut told = BufReader::new(parent.stderr.take().expect("captured")).lines().map_while(Result::ok);
-    assert!(told.any(|line| line.ends_with("round 1 of 8")), "it begins");
+    let mut lines = BufReader::new(parent.stderr.take().expect("captured")).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.ends_with("round 1 of 8")), "it begins");
     let all = children(parent.id());
     send_to("-9", *all.last().expect("a rank"));
-    let told: Vec<String> = told.filter(|line| line.starts_with("flatout: ")).collect();
-    assert_eq!((parent.wait().expect("an end").code(), told.len()), (Some(1), 1), "{told:?}");
+    let lines: Vec<String> = lines.filter(|line| line.starts_with("flatout: ")).collect();
+    assert_eq!((parent.wait().expect("an end").code(), lines.len()), (Some(1), 1), "{lines:?}");
     assert!(
-        told[0].starts_with("flatout: rank ") && told[0].contains("was killed by signal 9 (SIGKILL)"),
-        "{told:?}"
+        lines[0].starts_with("flatout: rank ") && lines[0].contains("was killed by signal 9 (SIGKILL)"),
+        "{lines:?}"
     );
     assert!(children(parent.id()).is_empty() && all.len() == 2);
 }

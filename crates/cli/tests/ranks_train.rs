@@ -287,14 +287,14 @@ fn a_rank_that_is_killed_ends_all_and_the_run_resumes_exactly() {
         let all = children(child.id());
         assert_eq!(all.len(), 4);
         send_to("-KILL", all[victim]);
-        let (code, told) = wait_for(child, Duration::from_secs(5));
-        assert_eq!((code, told.lines().count()), (Some(1), 1), "seed {seed}: {told}");
-        assert!(told.contains("was killed by signal 9 (SIGKILL)"), "{told}");
+        let (code, stderr) = wait_for(child, Duration::from_secs(5));
+        assert_eq!((code, stderr.lines().count()), (Some(1), 1), "seed {seed}: {stderr}");
+        assert!(stderr.contains("was killed by signal 9 (SIGKILL)"), "{stderr}");
         let newest = checkpoints(&fixture.dir(&run)).whole.expect("a checkpoint");
         let advice = format!(
             "; the newest whole checkpoint is step {newest}; continue with: flatout resume {run} --ranks 4\n"
         );
-        assert!(told.ends_with(&advice), "{told}");
+        assert!(stderr.ends_with(&advice), "{stderr}");
         assert!(!all.iter().any(|rank| fs::exists(format!("/proc/{rank}")).unwrap_or(true)), "all are gone");
         let result = execute(fixture.folder.path(), &["resume", &run, "--ranks", ranks, "-q"]);
         assert_eq!(result.code, Some(0), "seed {seed}: {}", result.err);
@@ -311,8 +311,8 @@ fn one_rank_that_is_asked_to_stop_stops_all_after_the_same_step() {
     let mut child = fixture.start(&slow);
     wait_until(&mut child, || !events::steps(&fixture.events("run")).is_empty());
     send_to("-TERM", children(child.id())[2]);
-    let (code, told) = wait_for(child, Duration::from_secs(20));
-    assert_eq!(code, Some(3), "{told}");
+    let (code, stderr) = wait_for(child, Duration::from_secs(20));
+    assert_eq!(code, Some(3), "{stderr}");
     let Some(Event::End(end)) = fixture.events("run").last().cloned() else { panic!("an end") };
     assert_eq!(checkpoints(&fixture.dir("run")).whole, Some(end.steps));
     let both = [fixture.losses("unbroken"), fixture.losses("run")];
@@ -427,7 +427,7 @@ fn unequal_data_is_refused_and_leaves_no_run() {
     };
     let ends = [start("0"), start("1")].map(|child| wait_for(child, Duration::from_secs(60)));
     assert_eq!(ends.each_ref().map(|(code, _)| *code), [Some(2); 2], "{ends:?}");
-    let told = &ends[0].1;
-    assert!(told.starts_with("flatout: ") && told.contains(" are not those of rank 0 ("), "{told}");
-    assert!(!fixture.dir("run").exists(), "{told}");
+    let stderr = &ends[0].1;
+    assert!(stderr.starts_with("flatout: ") && stderr.contains(" are not those of rank 0 ("), "{stderr}");
+    assert!(!fixture.dir("run").exists(), "{stderr}");
 }

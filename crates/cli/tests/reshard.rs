@@ -134,13 +134,13 @@ fn commands_read_what_four_ranks_saved() {
         ["one", "four"].map(|run| execute(dir, &words(run).iter().map(String::as_str).collect::<Vec<_>>()))
     };
     let split = |words: String| words.split(' ').map(String::from).collect::<Vec<_>>();
-    let told = each(&|run| {
+    let outputs = each(&|run| {
         split(format!("generate {run} --prompt once --max-tokens 8 --seed 3 --json backend=cpu"))
     });
-    let [one, four] = told.each_ref().map(json);
+    let [one, four] = outputs.each_ref().map(json);
     assert_eq!(one["texts"], four["texts"]);
-    let told = each(&|run| split(format!("eval {run}@best --json backend=cpu")));
-    let [one, four] = told.each_ref().map(json);
+    let outputs = each(&|run| split(format!("eval {run}@best --json backend=cpu")));
+    let [one, four] = outputs.each_ref().map(json);
     assert_eq!((&one["loss"], &one["step"]), (&four["loss"], &four["step"]));
     assert!(one["loss"].is_number(), "{one}");
     each(&|run| split(format!("export {run} --to out-{run}")))
@@ -255,15 +255,15 @@ fn a_damaged_part_is_named_and_the_checkpoint_skipped() {
         let path = fixture.dir("run/checkpoints/step-4").join(file);
         let whole = fs::read(&path).expect("a file");
         damage(&path);
-        let told = execute(dir, &["generate", "run@4", "--max-tokens", "1", "backend=cpu"]);
-        assert_eq!((told.code, told.err.lines().count()), (Some(2), 1), "{}", told.err);
-        assert!(told.err.contains(file) && told.err.contains(result), "{file}: {}", told.err);
+        let output = execute(dir, &["generate", "run@4", "--max-tokens", "1", "backend=cpu"]);
+        assert_eq!((output.code, output.err.lines().count()), (Some(2), 1), "{}", output.err);
+        assert!(output.err.contains(file) && output.err.contains(result), "{file}: {}", output.err);
         fs::write(&path, whole).expect("a file");
     }
     // Another number of ranks reads it in shares, and finds the damage in one file.
     flipped(&fixture.dir("run/checkpoints/step-4").join(&part));
-    let told = execute(dir, &["resume", "run", "train.steps=5", "--ranks", "2", "-q"]);
-    assert_eq!(told.code, Some(0), "{}", told.err);
+    let output = execute(dir, &["resume", "run", "train.steps=5", "--ranks", "2", "-q"]);
+    assert_eq!(output.code, Some(0), "{}", output.err);
     let warned = warnings(&fixture, "run");
     assert!(warned.len() == 1 && warned[0].ends_with(&format!("{part} is not what was saved")), "{warned:?}");
     fixture.assert_same("unbroken", "run", 5);
@@ -271,9 +271,9 @@ fn a_damaged_part_is_named_and_the_checkpoint_skipped() {
         let folder = fixture.dir(&format!("run/checkpoints/step-{step}"));
         part_sizes(&fixture, "run", step).keys().for_each(|name| flipped(&folder.join(name)));
     }
-    let told = execute(dir, &["resume", "run", "train.steps=6", "--ranks", "4"]);
-    assert_eq!((told.code, told.err.lines().count()), (Some(2), 1), "{}", told.err);
-    assert!(told.err.contains("no checkpoint of this run is whole"), "{}", told.err);
+    let output = execute(dir, &["resume", "run", "train.steps=6", "--ranks", "4"]);
+    assert_eq!((output.code, output.err.lines().count()), (Some(2), 1), "{}", output.err);
+    assert!(output.err.contains("no checkpoint of this run is whole"), "{}", output.err);
 }
 
 const PAGE: usize = 4096;
@@ -327,21 +327,21 @@ fn corrupted_memory_of_a_rank_ends_the_run_before_it_is_saved() {
     match flipped {
         Ok(flipped) => assert!(flipped > 0, "the weights are in memory"),
         Err(error) => {
-            eprintln!("SKIPPED: this system lets nobody write the memory of a child: {error}");
+            eprintln!("SKIPPED: this system does not let a process write the memory of a child: {error}");
             ranks.iter().for_each(|rank| send_to("-KILL", *rank));
             wait_for(child, Duration::from_secs(20));
             return;
         }
     }
-    let (code, told) = wait_for(child, Duration::from_secs(60));
-    assert_eq!((code, told.lines().count()), (Some(1), 1), "{told}");
+    let (code, stderr) = wait_for(child, Duration::from_secs(60));
+    assert_eq!((code, stderr.lines().count()), (Some(1), 1), "{stderr}");
     // Or of their average, which is equal if the weights do not change.
     assert!(
-        told.contains("is not saved: ") && told.contains("embed.weight` is not the same on rank 0 ("),
-        "{told}"
+        stderr.contains("is not saved: ") && stderr.contains("embed.weight` is not the same on rank 0 ("),
+        "{stderr}"
     );
     let newest = checkpoints(&dir).whole.expect("a checkpoint");
-    assert!(told.contains(&format!("the newest whole checkpoint is step {newest};")), "{told}");
+    assert!(stderr.contains(&format!("the newest whole checkpoint is step {newest};")), "{stderr}");
     assert!(!checkpoints(&dir).partial, "nothing of the corrupted state is left");
     let more = format!("train.steps={}", newest + 1);
     let result = execute(fixture.folder.path(), &["resume", "run", &more, "--ranks", "2", "-q"]);
@@ -364,10 +364,10 @@ fn a_rank_killed_in_a_save_leaves_the_newest_checkpoint_complete() {
         found.whole >= Some(3) && found.partial
     });
     send_to("-KILL", children(child.id())[2]);
-    let (code, told) = wait_for(child, Duration::from_secs(5));
-    assert_eq!((code, told.lines().count()), (Some(1), 1), "{told}");
+    let (code, stderr) = wait_for(child, Duration::from_secs(5));
+    assert_eq!((code, stderr.lines().count()), (Some(1), 1), "{stderr}");
     let newest = checkpoints(&dir).whole.expect("a checkpoint");
-    assert!(told.contains(&format!("the newest whole checkpoint is step {newest};")), "{told}");
+    assert!(stderr.contains(&format!("the newest whole checkpoint is step {newest};")), "{stderr}");
     let result = execute(fixture.folder.path(), &["resume", "run", "--ranks", "2", "-q"]);
     assert_eq!(result.code, Some(0), "{}", result.err);
     assert!(!checkpoints(&dir).partial, "what the save left is gone");

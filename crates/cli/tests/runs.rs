@@ -144,7 +144,7 @@ fn runs_of_sweeps_classes_and_images_are_listed_with_their_figures() {
         "{}",
         result.err
     );
-    assert!(!result.err.contains("tok/s"), "nobody counts tokens of images: {}", result.err);
+    assert!(!result.err.contains("tok/s"), "images have no rate of tokens: {}", result.err);
     assert!(
         result.err.contains("optim    adamw, fused: lr ") && result.err.contains("weight decay "),
         "{}",

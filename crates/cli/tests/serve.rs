@@ -58,14 +58,14 @@ fn a_run_is_served_until_it_is_asked_to_end() {
     while !text.trim_end().ends_with('}') {
         assert!(out.read_line(&mut text).expect("text") > 0, "it ended: {text}");
     }
-    let told: Value = serde_json::from_str(&text).expect("an object");
+    let report: Value = serde_json::from_str(&text).expect("an object");
     assert_eq!(
-        (&told["model"], &told["tokens"], &told["chat"], &told["key"]),
+        (&report["model"], &report["tokens"], &report["chat"], &report["key"]),
         (&json!("chats"), &json!(64), &json!(true), &json!(true))
     );
     // Two layers, keys and values, one head of 16, two sequences of 64 tokens, in f32.
-    assert_eq!(told["cache_bytes"], 2 * 2 * 16 * 2 * 64 * 4);
-    let port = told["url"]
+    assert_eq!(report["cache_bytes"], 2 * 2 * 16 * 2 * 64 * 4);
+    let port = report["url"]
         .as_str()
         .expect("an address")
         .trim_end_matches('/')

@@ -43,6 +43,6 @@ fn bad_addresses_are_a_sentence_before_any_work() {
     let result = execute(dir, &["runs", "track", "plain"]);
     assert!(result.code == Some(2) && result.err.contains("names no tracker"), "{result:?}");
     let plain = fs::read_to_string(dir.join("plain/config.toml")).expect("a config");
-    assert!(!plain.contains("track"), "a run that nobody follows says nothing of it");
+    assert!(!plain.contains("track"), "a run without a tracker does not mention one");
     assert!(!dir.join("plain/mlflow.json").exists());
 }

@@ -110,7 +110,7 @@ const ROW: Switch = Switch {
     rereads: false,
     off: None,
     refusal: |_, _| None,
-    settle: Settle::Sugar,
+    settle: Settle::Alias,
     active: |_| unreachable!("an alias has no state"),
     differs: unless_nothing,
     guides_word: "",

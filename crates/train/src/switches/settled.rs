@@ -81,7 +81,7 @@ pub enum Settle {
     /// By `tasks::image_table`, which knows the images.
     ByImages,
     /// Not at all: an alias sets other switches.
-    Sugar,
+    Alias,
 }
 
 /// The arguments and results of a step that resolves a switch.

@@ -95,7 +95,7 @@ fn a_shorter_run_has_a_shorter_warm_up_unless_one_is_asked_for() {
     assert_eq!(of_epochs.schedule.warmup_steps, 10);
     assert_eq!((of_epochs.eval.every, of_epochs.eval.every_epochs), (10, None));
     let resumed = with(&["steps=100", "warmup_steps=60"]).unwrap().resumed(&["steps=50".into()]).unwrap();
-    assert_eq!(resumed.schedule.warmup_steps, 60, "the horizon of a run that goes on does not change");
+    assert_eq!(resumed.schedule.warmup_steps, 60, "the horizon of a resumed run does not change");
 }
 
 #[test]
