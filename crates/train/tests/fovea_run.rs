@@ -141,7 +141,7 @@ fn a_text_model_and_a_dinov2_become_one() {
     }
     for (word, sentence) in [
         ("model.vision.width=48", "`model.vision.width` is 48 and the model of"),
-        ("model.vision.deepstack=[0]", "`model.vision.deepstack` is of model.vision.kind=qwen3_vl"),
+        ("model.vision.deepstack=[0]", "`model.vision.deepstack` is a key of model.vision.kind=qwen3_vl"),
         ("model.vision.heads=5", "`model.vision.heads` is 5"),
         ("dropout=0.1", "with model.vision.kind=fovea nothing is dropped"),
     ] {
@@ -151,7 +151,7 @@ fn a_text_model_and_a_dinov2_become_one() {
     }
     let swapped = words(&[&format!("model.vision.from={}", text.display())]);
     let refused = recipes::resolve("tiny", &[], &swapped).expect_err("no DINOv2").to_string();
-    assert!(refused.contains("which is no DINOv2"), "{refused}");
+    assert!(refused.contains("give a DINOv2"), "{refused}");
     // A run with a tower provides it, and keys of a recipe for another tower are ignored.
     let next = run_from(&[format!("model.from={}", run.display())]);
     let brought = next.model.as_fovea().expect("a tower");

@@ -417,13 +417,13 @@ fn unsupported_layouts_are_refused() {
             &["shared_prefix=on", "model.window=8"],
             "`shared_prefix=on` needs layers that see every earlier token",
         ),
-        (&["data.trees=[2,30,1,1]"], "`data.trees` must have four numbers a tree"),
-        (&["data.trees=[2,30,9]"], "`data.trees` must have four numbers a tree"),
-        (&["data.path=a.txt"], "`data.mean_tokens` is of synthetic examples, and data.path is given"),
+        (&["data.trees=[2,30,1,1]"], "`data.trees` must have four numbers per tree"),
+        (&["data.trees=[2,30,9]"], "`data.trees` must have four numbers per tree"),
+        (&["data.path=a.txt"], "`data.mean_tokens` is for synthetic examples, and data.path is given"),
     ] {
         let got = refused(overrides);
         assert!(got.starts_with(said), "{overrides:?}: {got}");
     }
     let rows = recipes::resolve("tiny", &[], &["data.lengths=[5,9]".into()]).expect_err("rows of text");
-    assert!(rows.to_string().starts_with("`data.lengths` is of examples, and rows of text"), "{rows}");
+    assert!(rows.to_string().starts_with("`data.lengths` is for examples, and rows of text"), "{rows}");
 }

@@ -81,7 +81,7 @@ fn changed_images_depend_on_nothing_but_their_place() {
         ("data.augment_magnitude=11", "`data.augment_magnitude` is 11 and must be from 0 to 10"),
         ("data.augment_ops=0", "`data.augment_ops` is 0 and must be at least 1"),
         ("data.erase=2", "`data.erase` is 2 and must be from 0 to 1"),
-        ("data.erase_area=[0.5,0.1]", "`data.erase_area` is [0.5, 0.1], and wants two numbers"),
+        ("data.erase_area=[0.5,0.1]", "`data.erase_area` is [0.5, 0.1] and not two numbers"),
     ] {
         let refused = recipes::resolve("vision-tiny", &[], &[word.into()]).unwrap_err().to_string();
         assert!(refused.contains(sentence), "{refused}");
