@@ -142,9 +142,9 @@ fn kind(character: char) -> CharacterClass {
         '0'..='9' => CharacterClass::Number,
         ' ' | '\t'..='\r' => CharacterClass::Space,
         '\0'..='\x7f' => CharacterClass::Other,
-        other if LETTERS.have(other) => CharacterClass::Letter,
-        other if NUMBERS.have(other) => CharacterClass::Number,
-        other if SPACES.have(other) => CharacterClass::Space,
+        other if LETTERS.contains(other) => CharacterClass::Letter,
+        other if NUMBERS.contains(other) => CharacterClass::Number,
+        other if SPACES.contains(other) => CharacterClass::Space,
         _ => CharacterClass::Other,
     }
 }

@@ -126,7 +126,7 @@ fn write_quoted(text: &str, out: &mut TextBuilder) -> Result<(), Error> {
                 out.push("\\")?;
                 out.push_char(same)?;
             }
-            other if other != ' ' && UNPRINTABLE.have(other) => out.push(&match u32::from(other) {
+            other if other != ' ' && UNPRINTABLE.contains(other) => out.push(&match u32::from(other) {
                 code @ ..0x100 => format!("\\x{code:02x}"),
                 code @ ..0x10000 => format!("\\u{code:04x}"),
                 code => format!("\\U{code:08x}"),
