@@ -127,7 +127,7 @@ impl Questions {
     fn encoded(&self, turns: Vec<(&str, Field)>) -> Result<Vec<u32>, DataError> {
         let pieces = self.encoder.pieces(&self.written(turns, true)?);
         let pieces = pieces.map_err(|error| {
-            DataError::input(format!("The question cannot be encoded: {}.", error.said()))
+            DataError::input(format!("The question cannot be encoded: {}.", error.message()))
         })?;
         Ok(pieces.into_iter().map(|piece| piece.token).collect())
     }

@@ -1,4 +1,4 @@
-//! Every kind of source through `open`, and what is refused.
+//! Tests of every kind of source through `open`, and of refused specifications.
 
 use std::collections::HashSet;
 
@@ -76,7 +76,7 @@ fn held_out_documents_are_never_trained_on() {
         let held = documents(&corpus.held_out_rows(100).unwrap().tokens.iter().collect::<Vec<_>>());
         let common = held.iter().filter(|document| trained.contains(*document)).count();
         match spec.path.is_empty() {
-            // The shortest stories are told twice by chance; what is forbidden is a share of the draws.
+            // The shortest stories repeat by chance; the test fails only where many of the draws do.
             true => {
                 assert!(common * 10 < held.len(), "{common} of {} documents", held.len())
             }
@@ -85,7 +85,7 @@ fn held_out_documents_are_never_trained_on() {
     }
 }
 
-/// Whole documents of a stream of tokens.
+/// Splits a stream of tokens into whole documents.
 fn documents(stream: &[&i32]) -> Vec<Vec<i32>> {
     let documents = stream.split(|token| **token == 1).filter(|tokens| tokens.first() == Some(&&0));
     documents.map(|tokens| tokens.iter().map(|token| **token).collect()).collect()
@@ -152,7 +152,7 @@ fn what_cannot_work_is_refused_before_anything_is_read() {
     assert!(refused(&Spec { vocab: 256, ..text(&scratch) }).contains("need 258"));
 }
 
-/// Documents as JSONL, so that packing and unpacking does not move their borders.
+/// Documents as JSONL, whose borders survive compression.
 fn stories(count: usize, seed: u64) -> Vec<u8> {
     let language = Language::new();
     let line = |index| {
@@ -174,7 +174,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     packed
 }
 
-/// The same documents in every form there is: in memory, by index, packed, as shards, as token files, as a mixture.
+/// The same documents in every form: in memory, by index, compressed, as shards, as token files, as a mixture.
 fn every_form(scratch: &Scratch) -> Vec<(&'static str, Spec)> {
     let jsonl = stories(400, 3);
     let path = written(scratch, "stories.jsonl", &jsonl);
@@ -259,7 +259,7 @@ fn every_form_gives_the_same_rows_for_any_number_of_threads_and_from_any_cursor(
         let again = open(&spec).unwrap();
         let (tail, _) = rows_of(&again, &middle, 3, 73);
         assert_eq!([head.tokens, tail.tokens].concat(), rows.tokens, "{name}");
-        // The same documents are on the same sides and in the same order, whatever they are kept in.
+        // Every form has the same documents on the same sides and in the same order.
         if ["memory", "streamed", "packed", "shards"].contains(&name) {
             let rows = Rows { epoch: 0.0, ..rows };
             let held_out = corpus.held_out_rows(20).unwrap();
@@ -314,7 +314,7 @@ fn a_mixture_has_the_shares_of_tokens_it_was_given() {
     let (rows, _) = rows_of(&corpus, &corpus.start(), 2, 4000);
     let text: Vec<u32> = rows.tokens.iter().map(|token| *token as u32).collect();
     let count = |letter: &str| corpus.vocabulary().decode(&text).matches(letter).count() as f64;
-    // A quarter of the tokens, of which frames and spaces take more in short documents: 9 of 14 against 3 of 4.
+    // A quarter of the tokens, frames and spaces included, which short documents have more of: 9 of 14 against 3 of 4.
     let (a, b) = (count("a"), count("b"));
     assert!((0.19..0.255).contains(&(a / (a + b))), "{a} a, {b} b");
     let heavier = open(&Spec { mix: vec![part(&short, 1.0), part(&long, 4.0)], ..spec }).unwrap();
@@ -325,7 +325,7 @@ fn a_mixture_has_the_shares_of_tokens_it_was_given() {
 }
 
 #[test]
-fn tokens_are_told_by_their_names_where_a_recipe_says_text() {
+fn token_files_are_recognised_by_name_where_a_recipe_says_text() {
     let scratch = Scratch::new("said-to-be-text");
     let forms = every_form(&scratch);
     for (name, spec) in forms.iter().filter(|(name, _)| ["shards", "bin"].contains(name)) {
@@ -421,7 +421,7 @@ fn what_cannot_be_trained_on_is_named() {
         bytes[at] ^= 4;
         bytes
     };
-    // Damaged shards, each put right again afterwards.
+    // Damages the shards in turn and restores them afterwards.
     for (name, damaged, words) in [
         ("cut short", bytes[..bytes.len() - 9].to_vec(), "shard-00001.tokens cannot be used: it has"),
         ("empty", vec![], "fewer than its header"),
@@ -508,7 +508,7 @@ fn one_long_text_of_tokens_has_no_frame() {
 }
 
 #[test]
-fn files_to_evaluate_on_stand_for_the_share() {
+fn held_out_files_replace_the_held_out_share() {
     let scratch = Scratch::new("held-out-path");
     let lines = |from: usize| -> String {
         (from..from + 500).map(|line| format!("Number {line} is followed by {}.\n", line + 1)).collect()
@@ -528,7 +528,7 @@ fn files_to_evaluate_on_stand_for_the_share() {
             ..synthetic()
         };
         let corpus = open(&spec).unwrap();
-        // Everything of the training file is trained on, in the order it has alone, with the tokens it gives alone.
+        // All of the training file is trained on, with the order and the tokens it has without held-out files.
         assert_eq!(corpus.vocabulary().fingerprint(), alone.vocabulary().fingerprint());
         let rows = |corpus: &Corpus| rows_of(corpus, &corpus.start(), 1, 8).0;
         assert_eq!(rows(&corpus).tokens, rows(&alone).tokens, "{name}");
