@@ -1,11 +1,11 @@
-//! Questions to a model as its chat template writes them, and the tokens that end an answer.
+//! Questions to a model, rendered by its chat template, and the tokens that end an answer.
 
 use std::path::PathBuf;
 
 use super::conversation::Conversation;
 use super::encoder::Encoder;
 use super::sets::CHATML_IDS;
-use super::template::{ChatTemplate, Date, PROBE, Refusal, beside, is_reserved};
+use super::template::{ChatTemplate, Date, PROBE, Refusal, is_reserved, model_files};
 use crate::error::DataError;
 use crate::formats::{Field, Fields};
 use crate::text::tokenizer::Vocabulary;
@@ -17,20 +17,20 @@ pub enum QuestionPart<'a> {
     Image,
 }
 
-/// A message of a conversation that an answer is to follow.
+/// A message of the conversation to be answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turn<'a> {
-    /// One that the template knows, as `system`, `user` and `assistant`.
+    /// A role that the template knows, as `system`, `user` and `assistant`.
     pub role: &'a str,
-    /// One text, or texts and images in their order.
+    /// One text, or texts and images in order.
     pub parts: Vec<QuestionPart<'a>>,
 }
 
-/// Stands in a text for an image.
+/// Placeholder of an image in a text.
 const IMAGE: &str = "<image>";
 
 impl<'a> QuestionPart<'a> {
-    /// The parts of a question about images: one for each `<image>` in it, or all before a text without.
+    /// Splits a question about images at each `<image>`; without one, all images come before the text.
     pub fn split(question: &'a str, images: usize) -> Result<Vec<QuestionPart<'a>>, DataError> {
         let texts: Vec<&str> = question.split(IMAGE).collect();
         let (places, first) = (texts.len() - 1, QuestionPart::Text(texts[0]));
@@ -59,12 +59,12 @@ impl<'a> QuestionPart<'a> {
 pub struct Questions {
     template: ChatTemplate,
     encoder: Encoder,
-    /// The message before every question, where there is one.
+    /// The system message before every question, where there is one.
     system: Option<String>,
 }
 
 impl Questions {
-    /// The template that is given, or the first that the folders have.
+    /// Opens the given template, or the first one in the folders.
     pub fn open(
         vocabulary: &Vocabulary,
         given: Option<&str>,
@@ -74,8 +74,8 @@ impl Questions {
         let spelled = |token: u32| vocabulary.token(token).unwrap_or_default();
         let fallback = [("bos_token", spelled(vocabulary.bos())), ("eos_token", spelled(vocabulary.eos()))];
         let ours = CHATML_IDS.iter().all(|(name, token)| spelled(*token) == *name);
-        let given = given.or(if ours { Some(beside::CHATML_NAME) } else { None });
-        let template = beside::find(given, folders, &fallback, date)?.ok_or_else(|| {
+        let given = given.or(if ours { Some(model_files::CHATML_NAME) } else { None });
+        let template = model_files::find(given, folders, &fallback, date)?.ok_or_else(|| {
             DataError::input(
                 "The model has no chat template beside its tokeniser: give one with data.template.",
             )
@@ -83,17 +83,17 @@ impl Questions {
         Ok(Self { template, encoder: Encoder::new(vocabulary)?, system: None })
     }
 
-    /// With a system's message before every question.
+    /// Puts a system message before every question.
     pub fn with_system(self, system: &str) -> Self {
         Self { system: Some(system.into()), ..self }
     }
 
-    /// The tokens of a question, up to where the answer begins.
+    /// The tokens of a question, up to the beginning of the answer.
     pub fn tokens(&self, question: &str) -> Result<Vec<u32>, DataError> {
         self.tokens_of(question.into(), &[question])
     }
 
-    /// The same of a question in parts. Of every image there is what the template writes for it.
+    /// As [`Questions::tokens`], for a question in parts. Each image becomes the text that the template writes for it.
     pub fn tokens_of_parts(&self, parts: &[QuestionPart<'_>]) -> Result<Vec<u32>, DataError> {
         let mut texts = vec![];
         for part in parts {
@@ -104,7 +104,7 @@ impl Questions {
         self.tokens_of(Field::List(parts.iter().map(QuestionPart::field).collect()), &texts)
     }
 
-    /// The tokens of a conversation, up to where the next answer begins.
+    /// The tokens of a conversation, up to the beginning of the next answer.
     pub fn tokens_of_turns(&self, turns: &[Turn<'_>]) -> Result<Vec<u32>, DataError> {
         let texts = turns.iter().flat_map(|turn| &turn.parts).filter_map(|part| match part {
             QuestionPart::Text(text) => Some(*text),
@@ -132,7 +132,7 @@ impl Questions {
         Ok(pieces.into_iter().map(|piece| piece.token).collect())
     }
 
-    /// The special token that the template puts behind an answer, where it has one.
+    /// The special token that the template puts after an answer, where it has one.
     pub fn end(&self) -> Result<Option<u32>, DataError> {
         let turns = vec![("user", "a".into()), ("assistant", PROBE.to_string().into())];
         let text = self.written(turns, false)?;
@@ -162,7 +162,7 @@ impl Questions {
     }
 }
 
-/// Whether texts have only characters that stand for themselves.
+/// Refuses texts with characters that are reserved here.
 fn check_characters<'t>(mut texts: impl Iterator<Item = &'t str>) -> Result<(), DataError> {
     match texts.any(is_reserved) {
         true => {

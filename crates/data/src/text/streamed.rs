@@ -31,7 +31,7 @@ const ESTIMATED_BY: u64 = 256;
 const ESTIMATED_BLOCKS: u64 = 4;
 /// With fewer blocks with documents than this, eight per stream, streams share every block.
 const FEW_BLOCKS: u64 = 8 * STREAMS as u64;
-/// Number of consecutive unusable documents after which sampling stops.
+/// Number of unusable documents after which a sample that has found nothing useful ends.
 const MOST_USELESS: u64 = 10_000;
 /// Least number of blocks that the sample for a tokeniser comes from, where there are as many.
 const SAMPLED_BLOCKS: u64 = 32;

@@ -53,7 +53,7 @@ impl Layout {
             head.get(4 * at..4 * at + 4).map(|b| u32::from_le_bytes(b.try_into().expect("four bytes")))
         };
         let known = HEADERS.iter().find(|(magic, ..)| number(0) == Some(*magic));
-        let (start, token_bytes, said) = match known {
+        let (start, token_bytes, claimed) = match known {
             None => (0, unmarked_bytes, None),
             Some((magic, version, _)) if number(1) != Some(*version) => {
                 let found = number(1).map_or("none".into(), |found| found.to_string());
@@ -74,8 +74,8 @@ impl Layout {
             ));
         }
         let tokens = rest / u64::from(token_bytes);
-        if said.is_some_and(|said| u64::from(said) != tokens) {
-            return Err(format!("its header speaks of {} tokens and it has {tokens}", said.unwrap_or(0)));
+        if claimed.is_some_and(|claimed| u64::from(claimed) != tokens) {
+            return Err(format!("its header speaks of {} tokens and it has {tokens}", claimed.unwrap_or(0)));
         }
         if tokens == 0 {
             return Err("it has no tokens".into());
@@ -264,9 +264,9 @@ mod tests {
         tokens.iter().flat_map(|token| token.to_le_bytes().into_iter().take(token_bytes)).collect()
     }
 
-    fn headed(magic: u32, version: u32, said: u32, tokens: &[u32], token_bytes: usize) -> Vec<u8> {
+    fn headed(magic: u32, version: u32, claimed: u32, tokens: &[u32], token_bytes: usize) -> Vec<u8> {
         let mut numbers = vec![0; 256];
-        numbers[..3].copy_from_slice(&[magic, version, said]);
+        numbers[..3].copy_from_slice(&[magic, version, claimed]);
         [raw(&numbers, 4), raw(tokens, token_bytes)].concat()
     }
 

@@ -76,8 +76,8 @@ impl Labels {
         let mut collected = Collected::default();
         for (name, place) in &self.names {
             // Images of a class that occurs once are taken as they are.
-            collected.see(name, place);
-            collected.see(name, place);
+            collected.add(name, place);
+            collected.add(name, place);
         }
         collected.classes(shown, false)
     }
@@ -107,7 +107,7 @@ impl FoundImages {
     /// All of it as a set. A label that is no class is an error: what was trained could not be evaluated.
     pub fn set(self, classes: &Classes, max_pixels: u64) -> Result<ImageSet, DataError> {
         let numbers = self.labels.names.iter().map(|(name, place)| {
-            classes.number(name).map_err(|wrong| DataError::input(format!("{place}: {}.", wrong.said)))
+            classes.number(name).map_err(|wrong| DataError::input(format!("{place}: {}.", wrong.message)))
         });
         let numbers: Vec<u32> = numbers.collect::<Result<_, _>>()?;
         let of = self.labels.of.iter().map(|label| numbers[*label as usize]).collect();

@@ -67,7 +67,7 @@ pub(in crate::images) fn table(
                             )
                         })?;
                         let label = label_of(&record.fields, &label);
-                        Some(label.map_err(|wrong| Flaw::new(wrong.reason, wrong.said))?)
+                        Some(label.map_err(|wrong| Flaw::new(wrong.reason, wrong.message))?)
                     }
                 };
                 let path = root.join(image);

@@ -253,6 +253,6 @@ impl Sample {
             );
             return wrong(Reason::Label, format!("{said}, and data.label can name one"));
         };
-        Ok(label_of(&fields, name).map_err(|wrong| Flaw::new(wrong.reason, wrong.said)))
+        Ok(label_of(&fields, name).map_err(|wrong| Flaw::new(wrong.reason, wrong.message)))
     }
 }

@@ -147,12 +147,12 @@ impl Manifest {
         let sum = |of: fn(&ShardEntry) -> u64| {
             self.shards.iter().try_fold(0u64, |sum, shard| sum.checked_add(of(shard)))
         };
-        for (what, said, counted) in [
+        for (what, claimed, counted) in [
             ("documents", self.totals.documents, sum(|shard| shard.documents)),
             ("tokens", self.totals.tokens, sum(|shard| shard.tokens)),
         ] {
-            if counted != Some(said) {
-                return Err(format!("its totals give {said} {what}, and its shards do not sum to that"));
+            if counted != Some(claimed) {
+                return Err(format!("its totals give {claimed} {what}, and its shards do not sum to that"));
             }
         }
         Ok(())

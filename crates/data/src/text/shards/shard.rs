@@ -76,10 +76,10 @@ impl Header {
             return Err(format!("its tokens have {} bytes and not 2 or 4", header.token_bytes));
         }
         match header.file_bytes() {
-            Some(said) if said == file_bytes => Ok(header),
-            said => Err(format!(
+            Some(claimed) if claimed == file_bytes => Ok(header),
+            claimed => Err(format!(
                 "it has {file_bytes} bytes and its header speaks of {}",
-                said.map_or("more than any file has".into(), |said| said.to_string())
+                claimed.map_or("more than any file has".into(), |claimed| claimed.to_string())
             )),
         }
     }

@@ -1,4 +1,4 @@
-//! Methods of strings, lists, dictionaries and loops, as Python and Jinja have them.
+//! Methods of strings, lists, dictionaries and loops, as in Python and Jinja.
 
 use super::format::braces;
 use super::meter::spend_bytes;
@@ -215,7 +215,7 @@ fn tuple<'t>(parts: impl IntoIterator<Item = &'t str>) -> Result<Value, Error> {
     items.value(ListKind::Tuple)
 }
 
-/// Lines with their ends, by all that ends a line in Python.
+/// Lines with their ends, by every line boundary that Python knows.
 pub(super) fn lines_of(text: &str) -> impl Iterator<Item = (&str, &str)> {
     const ENDS: [char; 10] =
         ['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}'];
@@ -342,7 +342,7 @@ fn split(text: &str, name: &str, args: Args) -> Result<Value, Error> {
     parts.value(ListKind::List)
 }
 
-/// Hands on the words between runs of white space, the last first where `from_end`; behind `most` of them, the rest is one.
+/// Yields the words between runs of white space, the last first where `from_end`. After `most` words, the rest is one word.
 fn split_at_space<'t>(
     text: &'t str,
     most: usize,
@@ -353,7 +353,7 @@ fn split_at_space<'t>(
     let mut count = 0;
     while !rest.is_empty() {
         if count == most {
-            // The white space at the far end stays, as Python has it.
+            // The white space at the far end stays, as in Python.
             return push(match from_end {
                 true => text[..text.len() - text.trim_start_matches(is_space).len() + rest.len()]
                     .trim_end_matches(is_space),
@@ -412,7 +412,7 @@ pub(super) fn justified(text: &str, name: &str, args: Args) -> Result<Value, Err
             out.push(text)?;
         }
         _ => {
-            // Python puts the odd one on the left where the width is odd.
+            // Python puts the extra character on the left where the width is odd.
             let before = missing / 2 + (missing & width & 1);
             out.repeat(fill, before)?;
             out.push(text)?;
@@ -558,7 +558,7 @@ fn loop_call(state: &LoopState, name: &str, args: Args) -> Result<Value, Error> 
     }
 }
 
-/// Everything as text, joined.
+/// Converts everything to text and concatenates it.
 pub(super) fn concatenated<'v>(values: impl Iterator<Item = &'v Value>) -> Result<Value, Error> {
     let mut out = TextBuilder::default();
     for value in values {
