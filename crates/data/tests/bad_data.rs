@@ -111,7 +111,7 @@ fn cases() -> Vec<Case> {
     case("a codec that is not read", "a.parquet", &fixture("brotli"), ["a.parquet", "the codec brotli is not supported"], Reason::Unsupported, &[], 1);
     case("another codec that is not read", "a.parquet", &fixture("lz4"), ["a.parquet", "the codec lz4"], Reason::Unsupported, &[], 1);
     case("truncated parquet", "a.parquet", &plain[..end - 100], ["a.parquet", "ends too early"], Reason::Damaged, &[], 1);
-    case("parquet without its beginning", "a.parquet", &plain[100..], ["a.parquet", "the column lies outside the file"], Reason::Damaged, &[], 1);
+    case("parquet without its beginning", "a.parquet", &plain[100..], ["a.parquet", "the column is outside the file"], Reason::Damaged, &[], 1);
     case("text called parquet", "a.parquet", b"this is not a parquet file", ["a.parquet", "not parquet"], Reason::Damaged, &[], 1);
     case("a few bytes called parquet", "a.parquet", b"PAR1", ["a.parquet", "too short"], Reason::Damaged, &[], 1);
     case("an empty file called parquet", "a.parquet", b"", ["a.parquet", "no text"], Reason::NoDocuments, &[], 1);
@@ -119,7 +119,7 @@ fn cases() -> Vec<Case> {
     case("a footer that is shorter than itself", "a.parquet", &replaced(&plain, end - 8, &[20, 0, 0, 0]), ["a.parquet", "footer of the parquet file"], Reason::Damaged, &[], 1);
     case("an encrypted parquet file", "a.parquet", &replaced(&plain, end - 4, b"PARE"), ["a.parquet", "encrypted"], Reason::Unsupported, &[], 1);
     case("a parquet page whose checksum is wrong", "a.parquet", &page_damaged(), ["a.parquet, row 1", "checksum of a page is wrong"], Reason::Damaged, &[], 1);
-    case("parquet packed as a whole", "a.parquet.gz", &packed_gzip(&plain), ["a.parquet.gz", "packed as a whole"], Reason::Unsupported, &[], 1);
+    case("parquet compressed as a whole", "a.parquet.gz", &packed_gzip(&plain), ["a.parquet.gz", "compressed as a whole"], Reason::Unsupported, &[], 1);
     cases
 }
 
@@ -264,8 +264,8 @@ fn paths_that_lead_nowhere_are_named() {
         (scratch.at("[.txt"), "cannot be used"),
         (scratch.at("gone.txt"), "There is no file or folder"),
         (scratch.at("folder.jsonl"), "has no text, JSONL, CSV or parquet files"),
-        (scratch.at("bare"), "dangling.txt is a link that leads nowhere"),
-        (scratch.at("circle.txt"), "is a link that leads nowhere"),
+        (scratch.at("bare"), "dangling.txt is a broken link"),
+        (scratch.at("circle.txt"), "is a broken link"),
         (scratch.at("mixed"), "several formats: parquet"),
         ("/dev/null".into(), "neither a file nor a folder"),
         (list, "one JSON list"),

@@ -216,7 +216,7 @@ fn folders_are_classes() {
     let sets = open(&spec(&scratch.at("")), &mut |line| said.push(line)).unwrap();
     assert_eq!(sets.classes, ["ant", "cat", "dog"]);
     assert_eq!((sets.train.balance(3), sets.description.kind), (vec![1, 2, 2], "folder"));
-    assert_eq!(said, [OpenEvent::Note("folders without images are no classes: empty".into())]);
+    assert_eq!(said, [OpenEvent::Note("folders without images are not classes: empty".into())]);
     assert_eq!(seen(&sets.train, 45, 30).unwrap().labels, [0, 1, 1, 2, 2]);
     // The order of classes may be given, and must hold all of them.
     let given =
@@ -456,7 +456,7 @@ fn flaws_of_archives_are_named_and_fatal_or_left_out() {
         ),
         (
             archive(&[samples(), vec![member("x.jpg", b"?"), member("x.json", b"{\"label\":")]].concat()),
-            "no JSON object",
+            "not a JSON object",
             Reason::BrokenJson,
         ),
         (
@@ -495,7 +495,7 @@ fn flaws_of_archives_are_named_and_fatal_or_left_out() {
 fn packed_and_empty_archives_are_refused() {
     let scratch = Scratch::new("tar-refused");
     let packed = scratch.write("a.tar.gz", b"x");
-    assert!(refused(&ImageSpec { source: ImageSource::Tar, ..spec(&packed) }).contains("unpack it"));
+    assert!(refused(&ImageSpec { source: ImageSource::Tar, ..spec(&packed) }).contains("decompress it"));
     let empty = scratch.write("empty.tar", &archive(&[]));
     assert!(refused(&spec(&empty)).contains("no image with a label"));
     let nothing = scratch.write("nothing.tar", b"");

@@ -109,7 +109,7 @@ impl ChoiceForm {
                 let Some(Field::Object(choices)) = fields.get("choices") else {
                     return wrong(
                         Reason::Schema,
-                        "`choices` is no object with `text` and `label`; correct it".into(),
+                        "`choices` is not an object with `text` and `label`; correct it".into(),
                     );
                 };
                 let labels = texts(choices.get("label"), "choices.label")?;
@@ -117,7 +117,7 @@ impl ChoiceForm {
                 let Some(answer) = labels.iter().position(|label| label == key) else {
                     return wrong(
                         Reason::Label,
-                        format!("`answerKey` is {key:?}, which is no label; correct it"),
+                        format!("`answerKey` is {key:?}, which is not a label; correct it"),
                     );
                 };
                 let prompt = format!("Question: {}\nAnswer:", text_of(fields, "question")?);
@@ -180,7 +180,7 @@ fn texts(list: Option<&Field>, name: &str) -> Result<Vec<String>, RowError> {
         Some(Field::List(list)) => list.iter().map(text).collect::<Option<Vec<String>>>(),
         _ => None,
     };
-    read.ok_or_else(|| RowError::new(Reason::Schema, format!("`{name}` is no list of texts; correct it")))
+    read.ok_or_else(|| RowError::new(Reason::Schema, format!("`{name}` is not a list of texts; correct it")))
 }
 
 /// The index of the right answer: a number from 0, as a number or a text, or a letter from A.
@@ -302,13 +302,13 @@ mod tests {
             (r#"{"text": "x"}"#, "questions are read as HellaSwag"),
             (r#"{"prompt": "x", "choices": ["a"], "answer": 0}"#, "fewer than two answers"),
             (r#"{"prompt": "x", "choices": ["a", "b"], "answer": 2}"#, "number 2 of 2"),
-            (r#"{"prompt": "x", "choices": ["a", 3], "answer": 0}"#, "no list of texts"),
+            (r#"{"prompt": "x", "choices": ["a", 3], "answer": 0}"#, "not a list of texts"),
             (r#"{"prompt": "x", "choices": ["a", "b"], "answer": "yes"}"#, "neither the number"),
             (r#"{"prompt": "x", "choices": ["a", "b"]}"#, "which answer is right"),
             (r#"{"question": "x", "choices": ["a", "b"], "answer": 0}"#, "such a question has four"),
             (
                 r#"{"question": "x", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "C"}"#,
-                "which is no label",
+                "which is not a label",
             ),
         ];
         for (text, message) in wrong {

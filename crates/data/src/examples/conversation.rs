@@ -395,7 +395,7 @@ fn tools_of(fields: &Fields) -> Result<Option<Field>, RowError> {
             Ok(list @ Field::List(_)) => Ok(Some(list)),
             _ => wrong(
                 Reason::Conversation,
-                "the field `tools` is a string that is no JSON list; correct it".into(),
+                "the field `tools` is a string that is not a JSON list; correct it".into(),
             ),
         },
         Some(other) => wrong(

@@ -353,7 +353,7 @@ fn check(spec: &ExampleSpec) -> Result<(), DataError> {
     }
     if let Some((part, parts)) = spec.fold.filter(|(part, parts)| *parts < 2 || part >= parts) {
         return Err(DataError::input(format!(
-            "Fold {part} of {parts} is none: folds are 0 to one less than their number."
+            "There is no fold {part} of {parts}: folds are numbered from 0 to one less than their number."
         )));
     }
     let is_compared = matches!(spec.task, ExampleKind::Pairs | ExampleKind::Judged);

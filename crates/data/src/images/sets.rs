@@ -238,7 +238,7 @@ fn encoded(
 fn synthetic(spec: &ImageSpec) -> Result<ImageSets, DataError> {
     if spec.images == 0 || spec.width == 0 || spec.height == 0 {
         return Err(DataError::input(format!(
-            "A synthetic set of {} images of {} x {} pixels is none: give at least 1 of each.",
+            "A synthetic set of {} images of {} x {} pixels is empty: give at least 1 of each.",
             spec.images, spec.width, spec.height
         )));
     }
@@ -268,7 +268,7 @@ fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, 
         Some("coarse") => Label::Coarse,
         Some(other) => {
             return Err(DataError::input(format!(
-                "data.label={other} is no label of CIFAR: give fine or coarse, or leave it out."
+                "data.label={other} is not a label of CIFAR: give fine or coarse, or leave it out."
             )));
         }
     };

@@ -197,7 +197,7 @@ fn is_streamed(inputs: &[Input], spec: &Spec) -> Result<bool, DataError> {
         ))),
         DocumentOrder::Streamed if inputs.iter().any(|input| input.path.as_os_str() == STDIN) => {
             Err(DataError::input(
-                "data.order=streamed reads files from the middle, which standard input has none of: leave it out.",
+                "data.order=streamed needs random access, which standard input does not allow: leave it out.",
             ))
         }
         DocumentOrder::Streamed => Ok(true),
@@ -229,7 +229,7 @@ pub(crate) fn vocabulary(
                 let end = spec.eos.unwrap_or(last);
                 if end > last {
                     return Err(DataError::input(format!(
-                        "data.eos={end} is no token of a vocabulary of {}: raise model.vocab.",
+                        "data.eos={end} is outside the vocabulary of {} tokens: raise model.vocab.",
                         spec.vocab
                     )));
                 }

@@ -99,7 +99,7 @@ impl Streamed {
             while goes_on == Some(true)
                 && let Some((bytes, document)) = reader.next_with_bytes()?
             {
-                self.blocks.see_line(bytes);
+                self.blocks.record_line(bytes);
                 if fingerprint(document.text.as_bytes()) >= self.threshold {
                     goes_on = take(document)?;
                 }

@@ -126,16 +126,16 @@ impl FeatureIndex {
             for entry in &part.images {
                 let wrong = |what: &str| Err(format!("has an image in {} whose {what}", part.file));
                 if !is_hexadecimal(&entry.sha256, 64) {
-                    return wrong("sha256 is no SHA-256");
+                    return wrong("sha256 is not a SHA-256");
                 }
                 if !is_hexadecimal(&entry.hash, 32) {
-                    return wrong("hash is no hash");
+                    return wrong("hash is not a hash");
                 }
                 if !known.insert(&entry.sha256) {
                     return wrong("features are there twice");
                 }
                 let Some(bytes) = self.format.bytes(entry.tokens).filter(|_| entry.tokens > 0) else {
-                    return wrong("tokens are no number of tokens");
+                    return wrong("tokens is not a number of tokens");
                 };
                 if entry.offset % ALIGNMENT != 0 || entry.offset < end {
                     return wrong("offset is not where features may begin");

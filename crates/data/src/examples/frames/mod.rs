@@ -176,7 +176,7 @@ fn paths(spec: &ExampleSpec, frames: &FrameSpec) -> Result<Paths, DataError> {
         let paths = files(words, &["tar"])?;
         match paths.iter().find(|path| path.extension().is_none_or(|ending| ending != "tar")) {
             Some(other) => Err(DataError::input(format!(
-                "{} is no .tar file, and samples with frames are read from those: give shards as data.path.",
+                "{} is not a .tar file, and samples with frames are read only from those: give shards as data.path.",
                 other.display()
             ))),
             None => Ok(paths),

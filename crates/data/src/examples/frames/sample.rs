@@ -148,7 +148,7 @@ fn metadata(
         Some(Err(error)) => {
             return wrong(
                 Reason::BrokenJson,
-                format!("the JSON of the sample {key} is no object ({error}); correct it"),
+                format!("the JSON of the sample {key} is not an object ({error}); correct it"),
             );
         }
         None => None,
@@ -242,7 +242,7 @@ fn tokens(key: &str, ids: &Field, mask: Option<&Field>) -> Result<Content, RowEr
         _ => None,
     };
     let Some(ids) = list(ids, "token_ids")?.iter().map(id).collect::<Option<Vec<u32>>>() else {
-        let message = format!("`token_ids` of the sample {key} has a value that is no token; correct it");
+        let message = format!("`token_ids` of the sample {key} has a value that is not a token; correct it");
         return wrong(Reason::Unsupported, message);
     };
     if ids.is_empty() {

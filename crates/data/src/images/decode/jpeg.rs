@@ -33,7 +33,7 @@ impl Segments {
                 match bytes.get(at).ok_or_else(cut)? {
                     0xff => at += 1,
                     marker if at > 2 && bytes[at - 1] == 0xff => break *marker,
-                    _ => return Err(broken(&format!("byte {at} is no marker"))),
+                    _ => return Err(broken(&format!("byte {at} is not a marker"))),
                 }
             };
             at += 1;

@@ -333,13 +333,13 @@ mod tests {
             [&old[..at], to, &old[at + from.len()..]].concat()
         };
         for (bytes, why) in [
-            (python("harm"), "no array of numpy's"),
+            (python("harm"), "not a NumPy array"),
             (old[..3000].to_vec(), "cut short"),
             (replaced(b"U\x04data", b"U\x04DATA"), "no `data`"),
-            (replaced(b"u1", b"i1"), "no array of rows of 3072 bytes"),
+            (replaced(b"u1", b"i1"), "not an array of rows of 3072 bytes"),
             (replaced(b"labels", b"labelt"), "no `coarse_labels`"),
-            (replaced(b"_reconstruct", b"_reconstrucd"), "no array of numpy's"),
-            (b"\x80\x02N.".to_vec(), "no dictionary"),
+            (replaced(b"_reconstruct", b"_reconstrucd"), "not a NumPy array"),
+            (b"\x80\x02N.".to_vec(), "not a dictionary"),
             (b"\x80\x02}0.".to_vec(), "the instruction 0x30"),
             (b"\x80\x02(.".to_vec(), "what it has not made"),
             (b"\x80\x02h\x07.".to_vec(), "what it has not kept"),

@@ -58,8 +58,8 @@ pub(super) fn names(beside: &Path, key: &str) -> Result<Option<Vec<String>>, Dat
                 return Ok(None);
             }
             let names = file.list(key)?.iter().map(|name| {
-                let name = file.pickle.spelled(*name).ok_or("a name in it is no text")?;
-                String::from_utf8(name.into_owned()).map_err(|_| "a name in it is no UTF-8".to_string())
+                let name = file.pickle.spelled(*name).ok_or("a name in it is not text")?;
+                String::from_utf8(name.into_owned()).map_err(|_| "a name in it is not UTF-8".to_string())
             });
             names.collect::<Result<Vec<_>, String>>().map(Some)
         };
@@ -109,7 +109,7 @@ impl<'a> Dictionary<'a> {
         let pickle = Pickle::read(bytes)?;
         match pickle.get(pickle.root).clone() {
             Value::Dictionary(pairs) => Ok(Self { pickle, pairs }),
-            _ => Err("it is no dictionary".into()),
+            _ => Err("it is not a dictionary".into()),
         }
     }
 
@@ -122,7 +122,7 @@ impl<'a> Dictionary<'a> {
     }
 
     fn list(&self, key: &str) -> Result<&[usize], String> {
-        self.pickle.inside(self.value(key)?).ok_or_else(|| format!("its `{key}` are no list"))
+        self.pickle.inside(self.value(key)?).ok_or_else(|| format!("its `{key}` is not a list"))
     }
 
     fn labels(&self, key: &str) -> Result<Vec<u8>, String> {
@@ -131,7 +131,7 @@ impl<'a> Dictionary<'a> {
             _ => None,
         };
         let labels = self.list(key)?.iter().map(label).collect::<Option<_>>();
-        labels.ok_or_else(|| format!("one of its `{key}` is no number from 0 to 255"))
+        labels.ok_or_else(|| format!("one of its `{key}` is not a number from 0 to 255"))
     }
 }
 
@@ -177,18 +177,18 @@ impl<'a> Pickle<'a> {
             }
         };
         let ([shape, kind, bytes], is_by_columns) =
-            known().ok_or("its `data` is no array of numpy's that is known here")?;
+            known().ok_or("its `data` is not a NumPy array in a known form")?;
         let sides: Vec<usize> = self.inside(shape).unwrap_or_default().to_vec();
         let sides: Vec<&Value<'_>> = sides.into_iter().map(|side| self.get(side)).collect();
         let [&Value::Whole(images), &Value::Whole(row)] = sides[..] else {
             return Err("its `data` has no rows and columns".into());
         };
-        let bytes = self.spelled(bytes).ok_or("the values of its `data` are no bytes")?;
+        let bytes = self.spelled(bytes).ok_or("the values of its `data` are not bytes")?;
         let is_whole = row == IMAGE as i64
             && images > 0
             && usize::try_from(images).is_ok_and(|images| images.checked_mul(IMAGE) == Some(bytes.len()));
         if !self.is_of_bytes(kind) || !is_whole {
-            return Err(format!("its `data` is no array of rows of {IMAGE} bytes"));
+            return Err(format!("its `data` is not an array of rows of {IMAGE} bytes"));
         }
         if is_by_columns {
             let images = images as usize;

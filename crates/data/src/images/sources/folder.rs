@@ -32,7 +32,7 @@ pub(in crate::images) fn folder(
     let folders: Vec<PathBuf> = entries(root)?.into_iter().filter(|path| path.is_dir()).collect();
     if folders.is_empty() {
         return Err(DataError::input(format!(
-            "{shown} has no folders, and the folder an image lies in is its class: give one that has a folder a class."
+            "{shown} has no folders, but the class of an image is its folder: give a folder with one folder per class."
         )));
     }
     let names: Vec<String> = folders.iter().map(|folder| name_of(folder)).collect::<Result<_, _>>()?;
@@ -69,7 +69,7 @@ pub(in crate::images) fn folder(
         )));
     }
     if !empty.is_empty() {
-        say(OpenEvent::Note(format!("folders without images are no classes: {}", empty.join(", "))));
+        say(OpenEvent::Note(format!("folders without images are not classes: {}", empty.join(", "))));
     }
     let holder = Holder::Files(paths);
     let (files, names) = (hashes.len(), vec![]);
@@ -134,10 +134,8 @@ fn below(
             // A link that leads nowhere, a socket: no file to read.
             match path.is_file() {
                 true => paths.push(path.into()),
-                false => ledger.note(
-                    &Flaw::new(Reason::NoFile, "it is no file, or a link that leads to none"),
-                    at(&path),
-                )?,
+                false => ledger
+                    .note(&Flaw::new(Reason::NoFile, "it is not a file, or a broken link"), at(&path))?,
             }
         } else if has_ending(&path, &OTHER_ENDINGS) {
             ledger.note(

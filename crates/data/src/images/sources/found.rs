@@ -104,7 +104,7 @@ impl FoundImages {
         labels.chain(self.hashes.iter().copied()).fold(sizes, key)
     }
 
-    /// All of it as a set. A label that is no class is an error: what was trained could not be evaluated.
+    /// All of it as a set. A label that is not a class is an error: what was trained could not be evaluated.
     pub fn set(self, classes: &Classes, max_pixels: u64) -> Result<ImageSet, DataError> {
         let numbers = self.labels.names.iter().map(|(name, place)| {
             classes.number(name).map_err(|wrong| DataError::input(format!("{place}: {}.", wrong.message)))

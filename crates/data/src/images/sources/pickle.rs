@@ -170,7 +170,7 @@ impl<'a> Machine<'a> {
                         (&Value::Text(module), &Value::Text(name)) => {
                             self.push(Value::Name { module, name })?
                         }
-                        _ => return Err("a name in it is no text".into()),
+                        _ => return Err("a name in it is not text".into()),
                     }
                 }
                 b'R' => {
@@ -208,7 +208,7 @@ impl<'a> Machine<'a> {
     fn line(&mut self) -> Result<&'a str, String> {
         let end = memchr::memchr(b'\n', self.rest).ok_or("it is cut short")?;
         let line = self.taken(end + 1)?;
-        std::str::from_utf8(&line[..end]).map_err(|_| "a name in it is no UTF-8".into())
+        std::str::from_utf8(&line[..end]).map_err(|_| "a name in it is not UTF-8".into())
     }
 
     fn add(&mut self, value: Value<'a>) -> Result<(), String> {
@@ -239,7 +239,7 @@ impl<'a> Machine<'a> {
 
     fn text(&mut self, length_bytes: usize) -> Result<(), String> {
         let length = self.number(length_bytes)?;
-        let text = std::str::from_utf8(self.taken(length)?).map_err(|_| "a text in it is no UTF-8")?;
+        let text = std::str::from_utf8(self.taken(length)?).map_err(|_| "a text in it is not UTF-8")?;
         self.push(Value::Text(text))
     }
 
@@ -280,7 +280,7 @@ impl<'a> Machine<'a> {
                 list.extend(added);
                 Ok(())
             }
-            _ => Err("it appends to what is no list".into()),
+            _ => Err("it appends to something other than a list".into()),
         }
     }
 
@@ -292,7 +292,7 @@ impl<'a> Machine<'a> {
                 pairs.extend(added.chunks_exact(2).map(|pair| (pair[0], pair[1])));
                 Ok(())
             }
-            _ => Err("it sets keys of what is no dictionary".into()),
+            _ => Err("it sets keys of something other than a dictionary".into()),
         }
     }
 

@@ -95,7 +95,7 @@ impl Archive {
                 return Ok(Next::End);
             }
             if !is_summed(&header) {
-                return lost(self, "there is no header where one must be, or it is damaged");
+                return lost(self, "a header is missing or damaged");
             }
             let Some(mut bytes) = number(&header[124..136]) else {
                 return lost(self, "a header has no size");

@@ -38,7 +38,7 @@ pub(in crate::images) fn webdataset(
 ) -> Result<FoundImages, DataError> {
     if let Some(packed) = paths.iter().find(|path| path.extension().is_some_and(|ending| ending != "tar")) {
         return Err(DataError::input(format!(
-            "{} is no .tar file, and samples of one that is packed cannot be reached in any order: unpack it (for \
+            "{} is not a .tar file, and the samples of a compressed one cannot be read in any order: decompress it (for \
              example with gunzip), or leave it out of data.path.",
             packed.display()
         )));
@@ -241,7 +241,7 @@ impl Sample {
             Err(error) => {
                 return wrong(
                     Reason::BrokenJson,
-                    format!("the member {} is no JSON object ({error})", source.name),
+                    format!("the member {} is not a JSON object ({error})", source.name),
                 );
             }
         };

@@ -449,7 +449,7 @@ fn what_cannot_be_trained_on_is_named() {
     assert!(refused(&of("shards")).contains("shard-00001.tokens cannot be read"));
     std::fs::write(&shard, &bytes).unwrap();
     for (name, from, to, words) in [
-        ("outside", "shard-00001.tokens", "../stories.jsonl", "no file beside it"),
+        ("outside", "shard-00001.tokens", "../stories.jsonl", "not in its folder"),
         ("version", "\"version\": 1", "\"version\": 9", "its version is 9"),
         ("no json", "{", "", "cannot be used"),
         ("a lie", "\"tokens\": ", "\"tokens\": 1", "do not sum"),

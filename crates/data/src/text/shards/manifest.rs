@@ -109,7 +109,7 @@ impl Manifest {
             version: Option<u64>,
         }
         let declared: FormatVersion =
-            serde_json::from_slice(text).map_err(|error| format!("it is no JSON object: {error}"))?;
+            serde_json::from_slice(text).map_err(|error| format!("it is not a JSON object: {error}"))?;
         if declared.format.as_deref() != Some(FORMAT) {
             return Err(format!("it is not of format {FORMAT}"));
         }
@@ -136,7 +136,7 @@ impl Manifest {
         for file in files {
             let name = Path::new(file).file_name();
             if name.is_none_or(|name| name != file.as_str()) {
-                return Err(format!("it names `{file}`, which is no file beside it"));
+                return Err(format!("it names `{file}`, which is not in its folder"));
             }
         }
         let mut names: Vec<&str> = self.shards.iter().map(|shard| shard.file.as_str()).collect();
@@ -213,7 +213,7 @@ mod tests {
             let mut outside = manifest();
             outside.shards[0].file = file.into();
             let error = Manifest::parse(outside.to_json().as_bytes()).unwrap_err();
-            assert!(error.contains("no file beside it"), "{file}: {error}");
+            assert!(error.contains("not in its folder"), "{file}: {error}");
         }
         assert!(with(|m| m.tokenizer.file = "../t".into()).contains("`../t`"));
         assert!(with(|m| m.version = 2).contains("its version is 2"));

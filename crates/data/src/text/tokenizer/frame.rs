@@ -115,7 +115,7 @@ fn object(path: &Path) -> Result<Option<Value>, String> {
     let bytes = fs::read(path).map_err(|error| unreadable(&error))?;
     match serde_json::from_slice(&bytes).map_err(|error| unreadable(&error))? {
         object @ Value::Object(_) => Ok(Some(object)),
-        _ => Err(unreadable(&"it is no object")),
+        _ => Err(unreadable(&"it is not an object")),
     }
 }
 
@@ -174,6 +174,6 @@ mod tests {
         let other = refused("frame-other", TOKENIZER_CONFIG, json!({ "eos_token": "<end>" }));
         assert!(other.contains("`eos_token` is \"<end>\", which it does not have"), "{other}");
         let list = refused("frame-list", "config.json", json!([1]));
-        assert!(list.contains("config.json beside it cannot be read (it is no object)"), "{list}");
+        assert!(list.contains("config.json beside it cannot be read (it is not an object)"), "{list}");
     }
 }

@@ -208,7 +208,7 @@ pub(super) fn apply(value: &Value, name: &str, args: Args) -> Result<Value, Erro
         }
         "last" => match value {
             Value::List(list) if list.kind() == ListKind::Generator => {
-                failed("a generator cannot be gone through from its end")
+                failed("a generator cannot be reversed")
             }
             _ => {
                 let items = value.items()?;
@@ -265,7 +265,7 @@ fn mapped(value: &Value, mut args: Args) -> Result<Value, Error> {
         }
     } else {
         let name = args.positional.remove(0);
-        let Some(name) = name.as_str() else { return failed("map is given no name of a filter") };
+        let Some(name) = name.as_str() else { return failed("map needs the name of a filter") };
         for item in value.items()?.iter() {
             out.push(apply(item, name, args.clone())?)?;
         }
@@ -278,7 +278,7 @@ fn selected(value: &Value, name: &str, mut args: Args) -> Result<Value, Error> {
     if value.is_true() {
         let by = match name.ends_with("attr") {
             false => None,
-            true if args.positional.is_empty() => return failed(format!("{name} is given no attribute")),
+            true if args.positional.is_empty() => return failed(format!("{name} needs an attribute")),
             true => Some(args.positional.remove(0)),
         };
         let test = if args.positional.is_empty() { None } else { Some(args.positional.remove(0)) };
@@ -428,7 +428,7 @@ fn rounded(value: &Value, args: Args) -> Result<Value, Error> {
 fn batched(value: &Value, args: Args) -> Result<Value, Error> {
     let [count, fill] = args.take("batch", ["linecount", "fill_with"], 1)?;
     let Some(count) = count.and_then(|count| count.as_int()) else {
-        return failed("batch is given no whole number");
+        return failed("batch needs a whole number");
     };
     let count = usize::try_from(count).unwrap_or(usize::MAX);
     let (mut out, mut line) = (ListBuilder::default(), ListBuilder::default());
@@ -453,7 +453,7 @@ fn sliced(value: &Value, args: Args) -> Result<Value, Error> {
     let [count, fill] = args.take("slice", ["slices", "fill_with"], 1)?;
     let count = count.and_then(|count| count.as_int()).and_then(|count| usize::try_from(count).ok());
     let Some(count) = count.filter(|count| *count > 0) else {
-        return failed("slice is given no number above 0");
+        return failed("slice needs a number above 0");
     };
     let items = value.items()?;
     let (each, more) = (items.len() / count, items.len() % count);

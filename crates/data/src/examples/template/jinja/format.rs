@@ -145,7 +145,7 @@ fn write_percent(value: &Value, kind: char, layout: Layout, out: &mut TextBuilde
                 Value::Text(text) if text.chars().nth(1).is_none() => text.chars().next(),
                 other => other.as_int().and_then(|code| char::from_u32(u32::try_from(code).ok()?)),
             };
-            let Some(character) = character else { return failed("`%c` is given no character") };
+            let Some(character) = character else { return failed("`%c` needs a character") };
             let layout = Layout { is_zero_padded: false, align: Some(layout.align.unwrap_or('>')), ..layout };
             write_str(character.encode_utf8(&mut [0; 4]), &layout, out)
         }
@@ -164,7 +164,7 @@ fn write_percent(value: &Value, kind: char, layout: Layout, out: &mut TextBuilde
             Some(value) => write_real(value, &Layout { kind: Some(kind), ..layout }, out),
             None => failed(format!("`%{kind}` is given {}", value.kind())),
         },
-        other => failed(format!("`%{other}` is no format")),
+        other => failed(format!("`%{other}` is not a format")),
     }
 }
 
@@ -228,7 +228,7 @@ fn write_braces(
             None => value,
             Some("s") => text(&value)?,
             Some("r" | "a") => repr(&value)?,
-            Some(other) => return failed(format!("`!{other}` is no conversion")),
+            Some(other) => return failed(format!("`!{other}` is not a conversion")),
         };
         let mut filled = TextBuilder::default();
         write_braces(spec, args, counted, depth - 1, &mut filled)?;
@@ -287,7 +287,7 @@ fn write_spec(value: &Value, spec: &str, out: &mut TextBuilder) -> Result<(), Er
         }
         (Value::Int(value), Some('c')) => {
             let character = u32::try_from(*value).ok().and_then(char::from_u32);
-            let Some(character) = character else { return failed("`c` is given no character") };
+            let Some(character) = character else { return failed("`c` needs a character") };
             write_str(character.encode_utf8(&mut [0; 4]), &layout, out)
         }
         (Value::Bool(value), Some(_)) => write_whole(i128::from(*value), &layout, out),
@@ -337,7 +337,7 @@ fn layout(spec: &str) -> Result<Layout, Error> {
     layout.kind = rest.chars().next();
     match rest.chars().count() {
         0 | 1 => Ok(layout),
-        _ => failed(format!("`{spec}` is no format")),
+        _ => failed(format!("`{spec}` is not a format")),
     }
 }
 

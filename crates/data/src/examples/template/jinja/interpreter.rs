@@ -245,7 +245,7 @@ impl<'t> Interpreter<'t> {
             Target::Field(name, field) => {
                 let Value::Namespace(namespace) = self.lookup(*name)? else {
                     let name = self.symbols.name(*name);
-                    return failed(format!("`{name}` is no namespace, so `{field}` cannot be set"));
+                    return failed(format!("`{name}` is not a namespace, so `{field}` cannot be set"));
                 };
                 set_field(&namespace, field, value)
             }
@@ -464,7 +464,7 @@ impl<'t> Interpreter<'t> {
             args.positional.extend(self.value(more)?.items()?.iter().cloned());
         }
         if let Some(more) = &arguments.more_named {
-            let Value::Dict(more) = self.value(more)? else { return failed("`**` is given no dictionary") };
+            let Value::Dict(more) = self.value(more)? else { return failed("`**` needs a dictionary") };
             for (name, value) in more.iter() {
                 args.named.push((name.as_str().unwrap_or_default().into(), value.clone()));
             }
@@ -617,7 +617,7 @@ impl<'t> Interpreter<'t> {
                 let [format] = args.take(name, ["format"], 1)?;
                 match (self.date, format.as_ref().and_then(Value::as_str)) {
                     (Some(date), Some(format)) => Value::text(&date.formatted(format)),
-                    _ => failed("strftime_now is given no str"),
+                    _ => failed("strftime_now needs a str"),
                 }
             }
         }
@@ -659,7 +659,7 @@ fn dict(args: Args) -> Result<Value, Error> {
             for pair in pairs.items()?.iter() {
                 match &*pair.items()? {
                     [key, value] => out.set(key.clone(), value.clone())?,
-                    _ => return failed("dict is given something that is no pair"),
+                    _ => return failed("dict is given an item that is not a pair"),
                 }
             }
         }

@@ -258,7 +258,7 @@ impl<'s> Lexer<'s> {
             (end, token)
         };
         let Some(token) = token else {
-            return self.wrong(format!("{} is no number that can be read", &rest[..end]));
+            return self.wrong(format!("{} is not a valid number", &rest[..end]));
         };
         self.push(token);
         self.at += end;
@@ -313,7 +313,9 @@ impl<'s> Lexer<'s> {
                     Some(other)
                 }
             };
-            let Some(meant) = meant else { return self.wrong("a string has an escape that is no character") };
+            let Some(meant) = meant else {
+                return self.wrong("a string has an escape that is not a character");
+            };
             text.push(meant);
         }
         self.wrong("a string has no end")

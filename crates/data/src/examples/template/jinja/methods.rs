@@ -321,7 +321,7 @@ fn searched(text: &str, name: &str, args: Args) -> Result<Value, Error> {
 fn split(text: &str, name: &str, args: Args) -> Result<Value, Error> {
     let [separator, most] = args.take(name, ["sep", "maxsplit"], 0)?;
     let most = most.map_or(Some(-1), |most| most.as_int());
-    let Some(most) = most else { return failed(format!("{name} is given no whole number as maxsplit")) };
+    let Some(most) = most else { return failed(format!("{name} needs a whole number as maxsplit")) };
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     let from_end = name == "rsplit";
     let pieces = most.saturating_add(1);
@@ -383,13 +383,13 @@ fn split_at_space<'t>(
 pub(super) fn justified(text: &str, name: &str, args: Args) -> Result<Value, Error> {
     let [width, fill] = args.take(name, ["width", "fillchar"], 1)?;
     let Some(width) = width.and_then(|width| width.as_int()) else {
-        return failed(format!("{name} is given no whole number as a width"));
+        return failed(format!("{name} needs a whole number as a width"));
     };
     let fill = match &fill {
         None => " ",
         Some(fill) => match fill.as_str().filter(|fill| fill.chars().count() == 1) {
             Some(fill) => fill,
-            None => return failed(format!("{name} is given a fill that is no character")),
+            None => return failed(format!("{name} needs a single character as fill")),
         },
     };
     let count = text.chars().count();

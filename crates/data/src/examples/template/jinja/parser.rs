@@ -133,7 +133,7 @@ impl Parser {
     }
 
     fn too_deep<T>(&self) -> Result<T, Error> {
-        self.wrong(format!("blocks and brackets lie more than {DEEPEST} deep in one another"))
+        self.wrong(format!("blocks and brackets are nested more than {DEEPEST} deep"))
     }
 
     /// Runs `parse` one level deeper.
@@ -256,7 +256,7 @@ impl Parser {
             "include" | "import" | "from" | "extends" => {
                 self.wrong(format!("`{name}` needs another template, and a chat template is one alone"))
             }
-            _ => self.wrong(format!("`{name}` is no statement")),
+            _ => self.wrong(format!("`{name}` is not a statement")),
         }
     }
 

@@ -329,7 +329,7 @@ fn nested(depth: usize) -> Result<usize, Error> {
 }
 
 fn too_deep() -> Error {
-    Error::Exhausted(format!("it has values that lie more than {DEEPEST} deep in one another"))
+    Error::Exhausted(format!("it nests values more than {DEEPEST} deep"))
 }
 
 /// Counts the depth of a walk through values; namespaces may contain themselves.
@@ -472,7 +472,7 @@ impl Value {
                 }
             }
             Value::Dict(dict) => dict.iter().try_for_each(|(key, _)| items.push(key.clone()))?,
-            other => return failed(format!("{} cannot be gone through", other.kind())),
+            other => return failed(format!("{} is not iterable", other.kind())),
         }
         items.list(ListKind::List)
     }

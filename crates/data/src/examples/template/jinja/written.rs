@@ -167,16 +167,16 @@ pub(super) fn tojson(value: &Value, args: Args) -> Result<Value, Error> {
         Some(Value::Text(text)) if text.len() <= 64 => Some(text.to_string()),
         Some(other) => match other.as_int() {
             Some(spaces) if spaces <= 64 => Some(" ".repeat(spaces.max(0) as usize)),
-            _ => return failed("tojson's indent is no small number"),
+            _ => return failed("tojson's indent is not a small number"),
         },
     };
     let [item, key] = match separators {
         None | Some(Value::None) => [if indent.is_some() { "," } else { ", " }.to_string(), ": ".into()],
         Some(Value::List(pair)) => match &*pair {
             [Value::Text(item), Value::Text(key)] => [item.to_string(), key.to_string()],
-            _ => return failed("tojson's separators are no two strings"),
+            _ => return failed("tojson's separators are not two strings"),
         },
-        Some(_) => return failed("tojson's separators are no two strings"),
+        Some(_) => return failed("tojson's separators are not two strings"),
     };
     let writer = Json {
         indent,
@@ -230,7 +230,7 @@ impl Json {
                             self.write(key, depth, out)?;
                             out.push("\"")?;
                         }
-                        other => return failed(format!("{} is no key of a JSON object", other.kind())),
+                        other => return failed(format!("{} cannot be a key of a JSON object", other.kind())),
                     }
                     out.push(&self.key)?;
                     self.write(value, depth + 1, out)?;
