@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use crate::error::DataError;
 use crate::examples::layout::MicroBatch;
 use crate::formats::{OnError, Reason, SourceLocation, unreadable};
-use crate::images::{Augment, CHANNELS, Filter, Flaw, Member, OpenArchive, Stored, View, seen};
+use crate::images::{Augment, CHANNELS, Filter, Flaw, Member, OpenArchive, Stored, View, apply_view};
 
 /// Where the bytes of frames come from.
 pub(crate) enum FrameBytes {
@@ -104,7 +104,7 @@ impl FrameStore {
         })?;
         let augment = Augment::Centre { share: 1.0 };
         let view = View { height: self.side, width: self.side, augment, filter: Filter::Bilinear };
-        Ok(seen(Stored::Encoded(&encoded), &view, 0, self.max_pixels, &mut Vec::new(), out))
+        Ok(apply_view(Stored::Encoded(&encoded), &view, 0, self.max_pixels, &mut Vec::new(), out))
     }
 
     /// The pixels of the images that a micro-batch shows, each once, as many as there is room for. Where a frame cannot be

@@ -14,15 +14,15 @@ use crate::random::fingerprint;
 use crate::text::source::OpenEvent;
 use flatout_waits::{self as waits, Unit};
 
-/// Endings of images that are read, and of others that are not.
+/// Endings of supported image formats, and of others.
 pub(crate) const ENDINGS: [&str; 4] = ["jpg", "jpeg", "png", "webp"];
 pub(crate) const OTHER_ENDINGS: [&str; 8] = ["gif", "bmp", "tif", "tiff", "avif", "heic", "jxl", "jp2"];
-/// Names of folders that are parts of a set, not classes.
+/// Names of folders that are splits of a set, not classes.
 const PARTS: [&str; 6] = ["train", "training", "val", "valid", "validation", "test"];
-/// How deep folders of a class may lie in each other.
+/// Maximum depth of folders below that of a class.
 const DEEPEST: usize = 32;
 
-/// The images of a folder: those below each of its folders are of the class of that name.
+/// The images of a folder: those in each of its folders have the class of that name.
 pub(in crate::images) fn folder(
     root: &Path,
     on_error: OnError,
@@ -76,7 +76,7 @@ pub(in crate::images) fn folder(
     Ok(FoundImages { kind: "folder", files, holder, labels, names, hashes, skipped: ledger.skipped })
 }
 
-/// Every image of files and at any depth of folders, whatever it is.
+/// All images of files and of folders at any depth, without classes.
 pub(in crate::images) fn unlabelled(words: &[String], on_error: OnError) -> Result<FoundImages, DataError> {
     let mut ledger = Ledger::new(on_error);
     let mut paths: Vec<Box<Path>> = Vec::new();
@@ -115,7 +115,7 @@ fn name_of(folder: &Path) -> Result<String, DataError> {
     })
 }
 
-/// Collects images to the bottom of a folder. One that links lead into twice is read once.
+/// Collects the images of a folder recursively. A folder that links reach twice is read once.
 fn below(
     folder: &Path,
     seen: &mut HashSet<PathBuf>,
@@ -131,7 +131,7 @@ fn below(
         if path.is_dir() {
             below(&path, seen, depth + 1, ledger, paths)?;
         } else if has_ending(&path, &ENDINGS) {
-            // A link that leads nowhere, a socket: no file to read.
+            // A broken link or a socket is no file to read.
             match path.is_file() {
                 true => paths.push(path.into()),
                 false => ledger
