@@ -190,7 +190,7 @@ fn an_index_that_cannot_be_is_refused() {
         ("\"sha256\": \"0", "\"sha256\": \"x", "sha256 is not a SHA-256"),
         ("\"hash\": \"", "\"hash\": \"0", "hash is not a hash"),
         (&format!("{:064x}", 1), &format!("{:064x}", 2), "features are there twice"),
-        ("\"parts\"", "\"pieces\"", "does not read"),
+        ("\"parts\"", "\"pieces\"", "cannot be parsed"),
     ] {
         assert!(text.contains(from), "{from}");
         let wrong =

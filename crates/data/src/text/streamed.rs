@@ -63,7 +63,7 @@ impl Streamed {
         if let Some(KeptPieces { folder, most_bytes }) = kept {
             let cache = Arc::new(Cache::new(folder, most_bytes));
             for object in inputs.iter_mut().filter_map(|input| input.remote.as_mut()) {
-                *object = object.kept_in(cache.clone());
+                *object = object.cached_in(cache.clone());
             }
         }
         let bytes = inputs.iter().map(|input| input.bytes).sum();
