@@ -157,7 +157,7 @@ pub(crate) fn addresses(word: &str) -> Result<Vec<String>, DataError> {
     Ok(numbers.map(|number| format!("{before}{number:0width$}{after}")).collect())
 }
 
-/// More files than this are a mistake.
+/// Limit on numbered files: a larger number is a mistake.
 const MOST_NUMBERED: u64 = 1_000_000;
 
 #[cfg(test)]
