@@ -184,7 +184,7 @@ fn an_index_that_cannot_be_is_refused() {
         ("features-00001.bin", "../features-1.bin", "calls part 1 `../features-1.bin`"),
         ("\"offset\": 4096", "\"offset\": 4097", "offset is not where features may begin"),
         ("\"offset\": 4096", "\"offset\": 0", "offset is not where features may begin"),
-        ("\"offset\": 8192", "\"offset\": 12288", "reach behind the end"),
+        ("\"offset\": 8192", "\"offset\": 12288", "reach beyond the end"),
         ("\"tokens\": 1", "\"tokens\": 0", "tokens is not a number of tokens"),
         ("\"tokens\": 1", "\"tokens\": 18446744073709551615", "tokens is not a number of tokens"),
         ("\"sha256\": \"0", "\"sha256\": \"x", "sha256 is not a SHA-256"),

@@ -451,7 +451,7 @@ fn flaws_of_archives_are_named_and_fatal_or_left_out() {
         (archive(&[samples(), samples()[..2].to_vec()].concat()), "was there before", Reason::KeyTwice),
         (
             archive(&[samples(), vec![member("two.001.png", &picture("grey.png"))]].concat()),
-            "is there twice",
+            "occurs twice",
             Reason::KeyTwice,
         ),
         (
@@ -501,7 +501,7 @@ fn packed_and_empty_archives_are_refused() {
     let nothing = scratch.write("nothing.tar", b"");
     assert!(refused(&spec(&nothing)).contains("cut short"));
     let other = scratch.write("file.xyz", b"");
-    assert!(refused(&spec(&other)).contains("no known source of images"));
+    assert!(refused(&spec(&other)).contains("not a known source of images"));
 }
 
 #[test]

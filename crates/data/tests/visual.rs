@@ -203,13 +203,13 @@ fn bad_rows() -> Vec<(String, &'static str)> {
     let held = r#"[{"type":"image","image":"a.png"}]"#;
     vec![
         (image(r#""none.png""#), "there is no image"),
-        (image(r#""folder""#), "is no file of an image"),
+        (image(r#""folder""#), "is not an image file"),
         (image(r#""../outside.png""#), "leads out of"),
         (image(r#""/etc/passwd""#), "leads out of"),
         (image(r#""link.png""#), "leads out of"),
         (image(r#""a\u0000.png""#), "has a control character"),
-        (image(r#""https://example.org/a.png""#), "nothing is fetched from there"),
-        (image(r#""s3://bucket/a.png""#), "nothing is fetched from there"),
+        (image(r#""https://example.org/a.png""#), "images are not downloaded"),
+        (image(r#""s3://bucket/a.png""#), "images are not downloaded"),
         (image(&format!(r#""{}""#, "A".repeat(5000))), "neither a path nor a data URL"),
         (image(r#""data:image/png;base64,!!!""#), "a character that base64 does not"),
         (image(r#""data:image/png;base64,""#), "the image has no bytes"),
@@ -457,7 +457,7 @@ fn the_token_of_images_must_be_a_special_one() {
             .unwrap_err()
     };
     assert!(given(None).sentence.contains("has no token <|image_pad|>"), "{}", given(None));
-    assert!(given(Some(70)).sentence.contains("and has not as a special token"), "{}", given(Some(70)));
+    assert!(given(Some(70)).sentence.contains("and does not treat as special"), "{}", given(Some(70)));
     assert!(
         given(Some(5000)).sentence.contains("which the tokeniser does not have"),
         "{}",

@@ -95,7 +95,7 @@ fn wrong_pairs_are_named_by_their_line_or_counted() {
         (row(r#""image":"gone.png","question":"What?""#), "gone.png"),
         (row(r#""image":"../a.png","question":"What?""#), "../a.png"),
         (row(r#""image":"broken.png","question":"What?""#), "broken.png"),
-        (row(r#""image":"https://a.b/c.png","question":"What?""#), "somewhere on the web"),
+        (row(r#""image":"https://a.b/c.png","question":"What?""#), "is a URL"),
         (row(r#""images":["a.png","b.png"],"question":"<image>What?""#), "2 images in `images` and 1 place"),
         (row(r#""images":["a.png"],"question":"<image>or<image>?""#), "1 image in `images` and 2 places"),
         (

@@ -256,7 +256,7 @@ pub fn read(path: &str, options: &ReadOptions) -> Result<QuestionSet, DataError>
     }
     match set {
         Some(set) => Ok(QuestionSet { skipped, ..set }),
-        None => Err(DataError::input(format!("{path} has no question that can be asked: {skipped}."))),
+        None => Err(DataError::input(format!("{path} has no usable question: {skipped}."))),
     }
 }
 

@@ -15,7 +15,7 @@ pub(crate) fn between(mut masked: Masked, [open, close]: &[String; 2]) -> Result
         while let Some(at) = masked.text.get(from..end).and_then(|rest| rest.find(open.as_str())) {
             let begin = from + at + open.len();
             let Some(len) = masked.text[begin..end].find(close.as_str()) else {
-                let message = format!("an answer has `{open}` and no `{close}` behind it; close it");
+                let message = format!("an answer has `{open}` and no `{close}` after it; close it");
                 return wrong(Reason::Conversation, message);
             };
             if len > 0 {

@@ -395,7 +395,7 @@ fn conversation(
     if !answer.first().is_some_and(is_answer) {
         return wrong(
             Reason::Pair,
-            format!("`{name}` does not begin with an answer of the assistant behind the prompt; correct it"),
+            format!("`{name}` does not begin with an answer of the assistant after the prompt; correct it"),
         );
     }
     for (at, field) in answer.iter().enumerate() {

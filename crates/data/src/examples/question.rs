@@ -36,8 +36,8 @@ impl<'a> QuestionPart<'a> {
         let (places, first) = (texts.len() - 1, QuestionPart::Text(texts[0]));
         if places != 0 && places != images {
             return Err(DataError::input(format!(
-                "The question {question:?} has {places} times {IMAGE}, and the number of images is {images}: give each a place, \
-                 or none, and all stand before it."
+                "The question {question:?} has {places} times {IMAGE}, and the number of images is {images}: write it once per \
+                 image, or not at all to put all images first."
             )));
         }
         let ahead = if places == 0 { images } else { 0 };

@@ -596,7 +596,7 @@ impl DraftSet {
         let seen = apart.drafts.iter().filter(|draft| trained.contains(&draft.hash)).count();
         if seen > 0 {
             say(OpenEvent::Note(format!(
-                "{seen} of {} examples in {names} are trained on too: what is evaluated on them is no test",
+                "{seen} of {} examples in {names} are trained on too, so the evaluation does not test on new data",
                 apart.drafts.len()
             )));
         }

@@ -70,7 +70,7 @@ const REASONS: [(Reason, &str, &str); 38] = [
         "column missing or of another kind",
         "name the column that holds the text with data.field",
     ),
-    (Reason::Unsupported, "form not supported", "write the file again in a form that is"),
+    (Reason::Unsupported, "form not supported", "write the file again in a supported form"),
     (Reason::Damaged, "damaged file", "fetch or write the file again"),
     (Reason::NoDocuments, "no documents in the file", "leave the file out"),
     (Reason::Conversation, "not a conversation", "correct it"),

@@ -166,8 +166,8 @@ fn settled(words: &[String]) -> Result<ImageSource, DataError> {
         let found = source.into_iter().find(|(endings, _)| has_ending(path, endings));
         return found.map(|(_, source)| source).ok_or_else(|| {
             DataError::input(format!(
-                "{} is no known source of images: give .tar archives, files of CIFAR, a .jsonl, .csv or .parquet \
-                 table that names images, or a folder with a folder a class.",
+                "{} is not a known source of images: give .tar archives, files of CIFAR, a .jsonl, .csv or .parquet \
+                 table that names images, or a folder with one folder per class.",
                 words[0]
             ))
         });
@@ -200,7 +200,7 @@ fn scan(
         _ => match words {
             [root] if Path::new(root).is_dir() => folder(Path::new(root), spec.on_error, say),
             _ => Err(DataError::input(format!(
-                "{} is not one folder: give the one that has a folder a class.",
+                "{} is not a folder: give one with a folder per class.",
                 words.join(", ")
             ))),
         },
@@ -282,7 +282,7 @@ fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, 
     let left: Vec<PathBuf> = left;
     if let (Some(test), true) = (left.first(), spec.held_out_path.is_empty()) {
         say(OpenEvent::Note(format!(
-            "{} is left alone; data.held_out_path={} evaluates on it",
+            "{} is not used; data.held_out_path={} evaluates on it",
             test.display(),
             test.display()
         )));
@@ -348,7 +348,7 @@ fn agreed(given: &[String], found: Vec<String>, shown: &str) -> Result<(Vec<Stri
     }
     match places.iter().enumerate().find(|(at, place)| place.is_some_and(|place| place != *at)) {
         Some((at, _)) => Err(DataError::input(format!(
-            "data.classes has `{}` at another place than {shown}, and not all of its classes: name all of them.",
+            "data.classes has `{}` at another position than {shown}, and does not name all of its classes: name all of them.",
             found[at]
         ))),
         None => Ok((given.to_vec(), own)),
@@ -495,7 +495,7 @@ mod tests {
         assert_eq!(classes(&["dog", "owl", "cat"]).unwrap(), [2, 0, 0, 2]);
         assert_eq!(classes(&["one", "other"]).unwrap(), [0, 1, 1, 0], "other names for the same numbers");
         let refused = classes(&["dog", "owl"]).unwrap_err().sentence;
-        assert!(refused.contains("`dog` at another place"), "{refused}");
+        assert!(refused.contains("`dog` at another position"), "{refused}");
     }
 
     #[test]

@@ -228,7 +228,7 @@ impl RequestedFiles {
             (None, None) => {
                 let splits: Vec<&str> = configuration.files.iter().map(|(split, _)| split.as_str()).collect();
                 Err(DataError::input(format!(
-                    "The configuration {} of hf://{} has no split `{split}`: it has {}, which is written behind a colon as in \
+                    "The configuration {} of hf://{} has no split `{split}`: it has {}, which is written after a colon as in \
                      hf://{}/{}:{}.",
                     configuration.name,
                     name.repo,

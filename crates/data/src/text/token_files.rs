@@ -75,7 +75,7 @@ impl Layout {
         }
         let tokens = rest / u64::from(token_bytes);
         if claimed.is_some_and(|claimed| u64::from(claimed) != tokens) {
-            return Err(format!("its header speaks of {} tokens and it has {tokens}", claimed.unwrap_or(0)));
+            return Err(format!("its header states {} tokens and it has {tokens}", claimed.unwrap_or(0)));
         }
         if tokens == 0 {
             return Err("it has no tokens".into());
@@ -317,7 +317,7 @@ mod tests {
             ("odd.bin", vec![1, 0, 2], "no multiple of 2"),
             ("empty.bin", vec![], "no tokens"),
             ("headed.bin", headed(20_240_520, 1, 0, &[], 2), "no tokens"),
-            ("short.bin", headed(20_240_520, 1, 8, &[1, 2], 2), "speaks of 8 tokens and it has 2"),
+            ("short.bin", headed(20_240_520, 1, 8, &[1, 2], 2), "states 8 tokens and it has 2"),
             ("version.bin", headed(20_240_520, 2, 2, &[1, 2], 2), "version 2, where 1 is known"),
             ("wide.bin", headed(20_240_801, 1, 2, &[1, 2], 4), "version 1, where 7 is known"),
             ("cut.bin", headed(20_240_520, 1, 2, &[1, 2], 2)[..700].to_vec(), "fewer than its header"),

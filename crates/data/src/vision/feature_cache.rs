@@ -120,7 +120,7 @@ impl FeatureCache {
                 None if image.name.as_deref().is_some_and(|name| names.contains(name)) => {
                     return Err(DataError::input(format!(
                         "{} has other bytes than when its features were written to {}: restore the image, give another \
-                         data.vision_cache, or remove the folder and its features are made again.",
+                         data.vision_cache, or remove the folder to compute the features again.",
                         image.named(),
                         self.folder.display()
                     )));
@@ -138,7 +138,7 @@ impl FeatureCache {
         }
         Err(DataError::input(format!(
             "{} is cut into {} x {} patches of {} tokens, and its features in {} are of {} x {} and {}: give another \
-             data.vision_cache, or remove the folder and its features are made again.",
+             data.vision_cache, or remove the folder to compute the features again.",
             image.named(),
             grid[0],
             grid[1],

@@ -141,7 +141,7 @@ impl FeatureIndex {
                     return wrong("offset is not where features may begin");
                 }
                 let Some(own_end) = entry.offset.checked_add(bytes).filter(|end| *end <= part.bytes) else {
-                    return wrong("features reach behind the end of the file");
+                    return wrong("features reach beyond the end of the file");
                 };
                 end = own_end;
             }

@@ -106,7 +106,7 @@ impl ImageReader {
             _ => wrong(error),
         })?;
         if !about.is_file() {
-            return Err(Flaw::new(Reason::NoFile, format!("{} is no file of an image", path.display())));
+            return Err(Flaw::new(Reason::NoFile, format!("{} is not an image file", path.display())));
         }
         if about.len() > self.max_bytes {
             return Err(Flaw::new(

@@ -50,7 +50,7 @@ impl Parts {
             let twice = |kept: &Option<Entry>| match kept {
                 Some(_) => wrong(
                     Reason::KeyTwice,
-                    format!("the member {} is there twice; write the archive again", entry.name),
+                    format!("the member {} occurs twice; write the archive again", entry.name),
                 ),
                 None => Ok(Some(entry.clone())),
             };

@@ -41,7 +41,7 @@ impl Column {
             match &found {
                 Some(other) if !images.is_empty() => {
                     let message = format!(
-                        "the row has images in `{}` and in `{name}`; name the column that counts with data.image",
+                        "the row has images in `{}` and in `{name}`; name the column to use with data.image",
                         other.name
                     );
                     return wrong(Reason::ImageCount, message);
@@ -210,7 +210,7 @@ fn path_of<'t>(text: &'t str, root: &Path) -> Result<&'t str, RowError> {
     let path = text.strip_prefix("file://").unwrap_or(text);
     if path.contains("://") {
         let message = format!(
-            "the image `{}` is somewhere on the web, and nothing is fetched from there; download it and give its path",
+            "the image `{}` is a URL, and images are not downloaded; download it and give its path",
             start.escape_debug()
         );
         return wrong(Reason::ImagePath, message);

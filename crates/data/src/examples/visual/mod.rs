@@ -160,16 +160,15 @@ pub(super) fn image_token(
         || (0..vocabulary.size() as u32).find(|id| vocabulary.token(*id).as_deref() == Some(IMAGE_TOKEN));
     let Some(token) = spec.image_token.or_else(named) else {
         return Err(DataError::input(format!(
-            "The tokeniser has no token {IMAGE_TOKEN}, whose places images take: give the one that came with the model with \
-             data.tokenizer."
+            "The tokeniser has no token {IMAGE_TOKEN} for images: set data.tokenizer to the tokeniser of the model."
         )));
     };
     let spelled = vocabulary.token(token);
     if is_trained_here && spelled.as_deref() != Some(IMAGE_TOKEN) {
         let own = named().expect("a tokeniser of visual chats has it");
         return Err(DataError::input(format!(
-            "The tokeniser that is trained here has {IMAGE_TOKEN} as token {own}, and images take the places of token \
-             {token}: give model.vision.image_token={own}, or a tokeniser with data.tokenizer."
+            "The tokeniser that is trained here has {IMAGE_TOKEN} as token {own}, but model.vision.image_token is \
+             {token}: set model.vision.image_token={own}, or give a tokeniser with data.tokenizer."
         )));
     }
     let pieces = spelled.as_deref().and_then(|spelled| encoder.pieces(spelled).ok());
@@ -182,11 +181,11 @@ pub(super) fn image_token(
     let what = match &spelled {
         None => "which the tokeniser does not have".to_string(),
         Some(spelled) => {
-            format!("which the tokeniser spells `{}` and has not as a special token", spelled.escape_debug())
+            format!("which the tokeniser spells `{}` and does not treat as special", spelled.escape_debug())
         }
     };
     Err(DataError::input(format!(
-        "Images take the places of token {token} (model.vision.image_token), {what}: give the tokeniser that came with the \
-         model with data.tokenizer, or correct model.vision.image_token."
+        "The image token is {token} (model.vision.image_token), {what}: set data.tokenizer to the tokeniser of the \
+         model, or correct model.vision.image_token."
     )))
 }

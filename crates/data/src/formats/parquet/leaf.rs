@@ -256,7 +256,7 @@ fn decoded(bytes: &[u8], most: u8, count: usize) -> Result<Vec<u8>, Fault> {
     })
     .ok_or_else(|| damaged("a page's levels end too early"))?;
     if is_beyond {
-        return Err(damaged("a page has a level that its schema does not"));
+        return Err(damaged("a page has a level beyond its schema"));
     }
     Ok(levels)
 }
@@ -271,7 +271,7 @@ fn plain(kind: i64, bytes: &[u8], count: usize) -> Result<Vec<Field>, Fault> {
         }
         INT32 | FLOAT => 4,
         INT64 | DOUBLE => 8,
-        _ => return Err(Fault::file(Reason::Unsupported, "a column has a type that is not read")),
+        _ => return Err(Fault::file(Reason::Unsupported, "a column has an unsupported type")),
     };
     if count.checked_mul(size).is_none_or(|wanted| wanted > bytes.len()) {
         return Err(damaged("a page's values end too early"));

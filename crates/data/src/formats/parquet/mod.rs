@@ -266,7 +266,7 @@ impl Column {
     /// The page whose header is at `at`, decoded with the dictionary it may need.
     pub fn page(&self, at: u64) -> Result<Page, ReadError> {
         let chunk = self.chunks.iter().find(|chunk| (chunk.start..chunk.end).contains(&at));
-        let chunk = chunk.ok_or_else(|| Fault::file(Reason::Damaged, "the page is not there any more"))?;
+        let chunk = chunk.ok_or_else(|| Fault::file(Reason::Damaged, "the page no longer exists"))?;
         let (header, body) = self.header(chunk, at)?;
         let dictionary = match page::needs_dictionary(&header) {
             false => None,

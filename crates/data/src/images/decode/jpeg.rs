@@ -52,7 +52,7 @@ impl Segments {
                     if depth != 8 {
                         return Err(Flaw::new(
                             Reason::Unsupported,
-                            format!("the JPEG has {depth} bits a sample, and 8 are read"),
+                            format!("the JPEG has {depth} bits per sample, and only 8 are supported"),
                         ));
                     }
                     frame = Some((u16::from_be_bytes([w1, w0]), u16::from_be_bytes([h1, h0])));
@@ -61,7 +61,7 @@ impl Segments {
                 0xc3 | 0xc5..=0xc7 | 0xc9..=0xcb | 0xcd..=0xcf => {
                     return Err(Flaw::new(
                         Reason::Unsupported,
-                        "the JPEG is lossless, hierarchical or arithmetically coded, which is not read",
+                        "the JPEG is lossless, hierarchical or arithmetically coded, which is not supported",
                     ));
                 }
                 0xe1 => {

@@ -163,7 +163,7 @@ fn check_size(width: usize, height: usize, max_pixels: u64) -> Result<(), Flaw> 
         return Err(Flaw::new(
             Reason::TooManyPixels,
             format!(
-                "the image says it has {width} x {height} pixels, more than data.max_pixels={max_pixels}"
+                "the header of the image states {width} x {height} pixels, more than data.max_pixels={max_pixels}"
             ),
         ));
     }

@@ -48,7 +48,7 @@ pub(super) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result
     let frame = reader.next_frame(out).map_err(|error| broken(&error))?;
     // A frame of an animation may be smaller than the image, but its default image must not.
     if (frame.width as usize, frame.height as usize) != (width, height) {
-        return Err(broken(&"its first image is not of its size"));
+        return Err(broken(&"its default image has another size"));
     }
     match frame.color_type {
         ColorType::Rgb => out.truncate(width * height * 3),

@@ -36,7 +36,7 @@ impl Chunks {
         if first != b"VP8X" {
             let size = picture_size(first, body)?;
             let (width, height) =
-                size.ok_or_else(|| broken(&"it begins with neither a picture nor a header"))?;
+                size.ok_or_else(|| broken(&"it begins with neither a bitstream nor a header"))?;
             return Ok(Self { width, height, orientation, end });
         }
         let canvas = (number(body, 4, 3)? + 1, number(body, 7, 3)? + 1);

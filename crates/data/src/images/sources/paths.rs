@@ -86,14 +86,14 @@ fn numbered(word: &str) -> Result<Option<Vec<PathBuf>>, DataError> {
     let (Some(from), Some(to)) = (number(first), number(last)) else { return Ok(None) };
     if from > to || to - from >= MOST_NUMBERED {
         return Err(DataError::input(format!(
-            "{word} counts from {first} to {last}: give a range that grows, of at most {MOST_NUMBERED} files."
+            "{word} counts from {first} to {last}: give an ascending range of at most {MOST_NUMBERED} files."
         )));
     }
     let paths: Vec<PathBuf> =
         (from..=to).map(|at| format!("{before}{at:0width$}{after}", width = first.len()).into()).collect();
     match paths.iter().find(|path| !path.is_file()) {
         Some(missing) => Err(DataError::input(format!(
-            "There is no file {}, which {word} counts in: fetch it, or correct data.path.",
+            "There is no file {}, which is in the range of {word}: fetch it, or correct data.path.",
             missing.display()
         ))),
         None => Ok(Some(paths)),
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(of("s-{000..002}.tar").unwrap(), all);
         assert_eq!(of("s-002.txt").unwrap(), ["s-002.txt"]);
         assert!(of("s-{000..003}.tar").unwrap_err().contains("There is no file"));
-        assert!(of("s-{3..1}.tar").unwrap_err().contains("a range that grows"));
+        assert!(of("s-{3..1}.tar").unwrap_err().contains("an ascending range"));
         assert!(of("t-*.tar").unwrap_err().contains("matches no file"));
         assert!(of("s-004.tar").unwrap_err().contains("There is no file or folder"));
         scratch.write("empty/x.txt", b"");

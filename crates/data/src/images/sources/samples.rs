@@ -83,7 +83,7 @@ impl Samples {
                 return Ok(Some(sample));
             }
             let said =
-                format!("the sample {} was there before, and its members must stand together", sample.key);
+                format!("the sample {} was there before, but its members must be adjacent", sample.key);
             note(&Flaw::new(Reason::KeyTwice, said), self.archive.place(sample.first))?;
         }
     }

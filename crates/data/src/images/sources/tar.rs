@@ -108,12 +108,15 @@ impl Archive {
             let offset = at + BLOCK;
             let end = bytes.checked_next_multiple_of(BLOCK).and_then(|padded| offset.checked_add(padded));
             let Some(end) = end.filter(|_| bytes <= self.length - offset) else {
-                return lost(self, "the archive is cut short: its last member is longer than what is there");
+                return lost(
+                    self,
+                    "the archive is cut short: its last member is longer than the rest of the file",
+                );
             };
             self.at = end;
             if is_extra {
                 if bytes > MOST_EXTENDED_HEADER {
-                    return lost(self, "a header of names is longer than any name");
+                    return lost(self, "a header with a name is too long");
                 }
                 let mut body = vec![0; bytes as usize];
                 self.file.read_exact_at(&mut body, offset)?;

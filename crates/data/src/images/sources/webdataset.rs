@@ -194,7 +194,7 @@ impl Sample {
 
     fn take(&mut self, ending: &str, entry: Entry) -> Option<Flaw> {
         if !self.endings.insert(ending.into()) {
-            let said = format!("the member {} is there twice", entry.name);
+            let said = format!("the member {} occurs twice", entry.name);
             return Some(Flaw::new(Reason::KeyTwice, said));
         }
         let last = ending.rsplit('.').next().unwrap_or(ending);

@@ -134,7 +134,7 @@ impl Folder {
         for entry in &state.shards {
             let shard = Shard::open(&self.path.join(&entry.file), false)?;
             if hexadecimal(shard.header().index_hash) != entry.hash {
-                return Err(self.occupied("a shard that is not the one it was"));
+                return Err(self.occupied("a shard that has changed"));
             }
         }
         Ok(())

@@ -78,7 +78,7 @@ impl Header {
         match header.file_bytes() {
             Some(claimed) if claimed == file_bytes => Ok(header),
             claimed => Err(format!(
-                "it has {file_bytes} bytes and its header speaks of {}",
+                "it has {file_bytes} bytes and its header states {}",
                 claimed.map_or("more than any file has".into(), |claimed| claimed.to_string())
             )),
         }
@@ -411,7 +411,7 @@ mod tests {
         let bytes = header.file_bytes().unwrap();
         assert_eq!(Header::parse(&header.to_bytes(), bytes), Ok(header));
         let lie = |lie: Header| Header::parse(&lie.to_bytes(), bytes).unwrap_err();
-        assert!(lie(Header { documents: 4, ..header }).contains("its header speaks of"));
+        assert!(lie(Header { documents: 4, ..header }).contains("its header states"));
         assert!(lie(Header { tokens: u64::MAX, ..header }).contains("more than any file has"));
         assert!(lie(Header { documents: u64::MAX / 3, ..header }).contains("more than any file has"));
         assert!(lie(Header { token_bytes: 3, ..header }).contains("3 bytes"));

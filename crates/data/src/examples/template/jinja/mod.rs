@@ -91,7 +91,8 @@ impl Jinja {
     pub fn render(&self, context: &Context<'_>, date: Option<Date>) -> Result<String, Error> {
         meter::begin();
         let variables = self.variables(context);
-        let variables = variables.map_err(|error| Error::Failed(format!("of the row alone, {error}")))?;
+        let variables =
+            variables.map_err(|error| Error::Failed(format!("in the values of the row, {error}")))?;
         let is_large = meter::spent() > LARGE_ROW;
         Interpreter::render(self, variables, date).map_err(|(error, line)| match error {
             Error::Raised(said) => Error::Raised(clipped(&said, MOST_MESSAGE).into()),

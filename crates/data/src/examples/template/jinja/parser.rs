@@ -254,7 +254,7 @@ impl Parser {
                 Ok(if name == "break" { Statement::Break } else { Statement::Continue })
             }
             "include" | "import" | "from" | "extends" => {
-                self.wrong(format!("`{name}` needs another template, and a chat template is one alone"))
+                self.wrong(format!("`{name}` needs another template, which a chat template cannot have"))
             }
             _ => self.wrong(format!("`{name}` is not a statement")),
         }
