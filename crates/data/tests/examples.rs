@@ -290,7 +290,7 @@ fn errors_of_a_whole_set_are_named() {
 }
 
 #[test]
-fn what_is_too_long_is_cut_left_out_or_refused() {
+fn long_examples_are_cut_skipped_or_refused() {
     let scratch = Scratch::new("examples-long");
     let row = |q: &str, a: &str| format!("{{\"prompt\":\"{q}\",\"completion\":\"{a}\"}}\n");
     let text = row("q", "short") + &row("q", &"long ".repeat(40)) + &row(&"long ".repeat(40), "a");

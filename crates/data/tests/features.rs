@@ -145,7 +145,7 @@ fn writers_wait_for_one_another() {
 }
 
 #[test]
-fn what_changed_is_named() {
+fn changes_are_named() {
     let all = images(6);
     let scratch = filled("features-changed", &all);
     let sentence = |format: &FeatureFormat, images: &[CachedImage]| {

@@ -170,7 +170,7 @@ fn every_form_of_json_is_read() {
 }
 
 #[test]
-fn all_of_a_text_is_learned_where_that_is_asked_for() {
+fn train_on_all_learns_the_whole_text() {
     let scratch = Scratch::new("frames-all");
     scratch.write(
         "0.tar",

@@ -227,7 +227,7 @@ fn folders_are_classes() {
 }
 
 #[test]
-fn folders_of_parts_are_no_classes() {
+fn folders_of_splits_are_no_classes() {
     let scratch = Scratch::new("parts");
     for name in ["train/a/1.png", "train/b/1.png", "val/a/1.png"] {
         scratch.write(name, &picture("rgb.png"));
@@ -515,7 +515,7 @@ fn an_archive_that_changes_is_noticed() {
 }
 
 #[test]
-fn a_look_tells_sizes_and_kinds() {
+fn inspection_reports_sizes_and_formats() {
     let scratch = Scratch::new("look");
     scratch.write("a/1.jpg", &picture("turned6.jpg"));
     scratch.write("a/2.png", &picture("rgb16.png"));
@@ -530,7 +530,7 @@ fn a_look_tells_sizes_and_kinds() {
 }
 
 #[test]
-fn images_are_asked_about_without_labels() {
+fn images_are_classified_without_labels() {
     let scratch = Scratch::new("asked");
     let words = |path: &str| ImageSpec { path: vec![scratch.at(path)], ..ImageSpec::default() };
     scratch.write("f/a/1.png", &picture("rgb.png"));

@@ -44,7 +44,7 @@ fn documents(inputs: &[Input]) -> Vec<Document> {
 }
 
 #[test]
-fn document_i_is_what_the_reader_gives_in_its_place() {
+fn the_index_returns_the_documents_of_the_reader() {
     let scratch = Scratch::new("index");
     let inputs = sources(&scratch);
     let wanted = documents(&inputs);
@@ -81,7 +81,7 @@ fn document_i_is_what_the_reader_gives_in_its_place() {
 }
 
 #[test]
-fn an_index_comes_back_from_its_cache_until_something_changed() {
+fn a_cached_index_is_valid_until_something_changes() {
     let scratch = Scratch::new("index-cache");
     let mut inputs = sources(&scratch);
     let cache = scratch.path().join("deep/er/cache");
@@ -121,7 +121,7 @@ fn an_index_comes_back_from_its_cache_until_something_changed() {
 }
 
 #[test]
-fn a_file_that_changed_or_vanished_is_an_error_and_never_another_text() {
+fn changed_and_removed_files_are_errors_and_never_other_texts() {
     let scratch = Scratch::new("index-changed");
     let parquet = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/parquet/");
     let bytes = |name: &str| std::fs::read(format!("{parquet}{name}.parquet")).unwrap();

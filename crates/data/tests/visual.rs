@@ -156,7 +156,7 @@ fn every_form_gives_the_same_example() {
 
 /// Several turns and images, adjacent images, and a repeated image.
 #[test]
-fn images_stand_where_their_places_are() {
+fn images_are_at_their_places() {
     let scratch = folder("visual-places");
     let rows = [
         r#"{"messages":[{"role":"system","content":"Look."},{"role":"user","content":"<image>\nThis or <image>?"},{"role":"assistant","content":"The first"},{"role":"user","content":"And <image>?"},{"role":"assistant","content":"Too"}],"images":["a.png","b.png","a.png"]}"#,

@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn every_manner_says_what_it_leaves_empty() {
+    fn every_layout_reports_its_padding() {
         let [packed, bucketed, sorted, naive] =
             [PACKED, BUCKETED, SORTED, NAIVE].map(|manner| arranged(manner, 32));
         assert!((0.55..0.65).contains(&naive.padding), "{}", naive.padding);

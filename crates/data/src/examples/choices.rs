@@ -64,7 +64,7 @@ impl fmt::Display for ChoiceForm {
 }
 
 /// A prompt, its answers, and the index of the right one.
-type Spelled = (String, Vec<String>, usize);
+type SpelledQuestion = (String, Vec<String>, usize);
 
 impl ChoiceForm {
     /// The format of a row with these fields.
@@ -96,7 +96,7 @@ impl ChoiceForm {
     }
 
     /// Reads the question of a row.
-    fn read(self, fields: &Fields) -> Result<Spelled, RowError> {
+    fn read(self, fields: &Fields) -> Result<SpelledQuestion, RowError> {
         let (prompt, choices, answer) = match self {
             ChoiceForm::HellaSwag => {
                 let [activity, a, b] = ["activity_label", "ctx_a", "ctx_b"].map(|name| text_of(fields, name));
@@ -264,7 +264,7 @@ pub fn read(path: &str, options: &ReadOptions) -> Result<QuestionSet, DataError>
 mod tests {
     use super::*;
 
-    fn row(text: &str) -> Result<(ChoiceForm, Spelled), RowError> {
+    fn row(text: &str) -> Result<(ChoiceForm, SpelledQuestion), RowError> {
         let Ok(Field::Object(fields)) = Field::from_json(text) else { panic!("{text} is no object") };
         let form = ChoiceForm::of(&fields)?;
         Ok((form, form.read(&fields)?))
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_rows_say_what_is_wrong() {
+    fn invalid_rows_are_named() {
         let wrong = [
             (r#"{"text": "x"}"#, "questions are read as HellaSwag"),
             (r#"{"prompt": "x", "choices": ["a"], "answer": 0}"#, "fewer than two answers"),

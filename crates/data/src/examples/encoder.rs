@@ -9,7 +9,7 @@ use tokenizers::{Encoding, PostProcessorWrapper, Tokenizer};
 use crate::contained::contained;
 use crate::error::DataError;
 use crate::text::tokenizer::Vocabulary;
-use crate::text::tokenizer::guarded::{Guarded, Unencodable};
+use crate::text::tokenizer::guarded::{GuardedTokenizer, Unencodable};
 
 /// A token and the bytes of the text it stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(crate) struct Framed {
 
 /// Encodes as a model's own tokeniser does: spelled-out special tokens become those tokens.
 pub(crate) struct Encoder {
-    tokenizer: Guarded,
+    tokenizer: GuardedTokenizer,
     special: HashSet<u32>,
     single: Around,
     pair: Pair,

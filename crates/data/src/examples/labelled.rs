@@ -206,12 +206,12 @@ impl Classes {
 
 /// The labels found in the rows, where no classes are given.
 #[derive(Debug, Default)]
-pub(crate) struct Collected {
+pub(crate) struct LabelCounts {
     /// Count and first place of each label.
     labels: BTreeMap<String, (u64, SourceLocation)>,
 }
 
-impl Collected {
+impl LabelCounts {
     pub fn add(&mut self, label: &str, place: &SourceLocation) {
         self.labels.entry(label.into()).or_insert_with(|| (0, place.clone())).0 += 1;
     }
@@ -318,7 +318,7 @@ mod tests {
     #[test]
     fn collected_numbers_are_sorted_by_size() {
         let place = SourceLocation { file: Arc::new("a".into()), line: Some(1), row: None, offset: 0 };
-        let mut collected = Collected::default();
+        let mut collected = LabelCounts::default();
         for label in ["10", "9", "-1", "9", "10", "-1", "7"] {
             collected.add(label, &place);
         }

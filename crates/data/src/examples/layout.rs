@@ -738,7 +738,7 @@ mod tests {
 
     /// Two of four blocks after a token, and one of two in a second example.
     #[test]
-    fn tokens_of_an_image_are_the_blocks_that_are_shown() {
+    fn tokens_of_an_image_are_the_visible_blocks() {
         let shape = Shape::Packed { tokens: 8, segments: 2 };
         let room = ImageRoom { patches: 24, images: 2, largest: 16 };
         let mut batch = MicroBatch::empty(&Layout::new(vec![shape]).seeing(Some(vec![room])), 0);

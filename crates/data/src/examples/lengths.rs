@@ -157,8 +157,8 @@ const SHARES: usize = 64;
 const SPREAD: f64 = 0.6;
 
 impl Lengths {
-    /// Of given shares, the learned tokens of each, all where those are not known, and the images and patches of each, none
-    /// where those are not known; `None` where there is no share, or an empty example.
+    /// Parses shares: tokens of each, learned tokens (all, where none are given), and images and patches (none, where not
+    /// given). `None` where there is no share, or an empty example.
     pub fn given(tokens: &[usize], learned: &[usize], [images, patches]: [&[usize]; 2]) -> Option<Lengths> {
         let of =
             |numbers: &[usize], i: usize| numbers.get(i).copied().filter(|_| numbers.len() == tokens.len());

@@ -59,7 +59,7 @@ use crate::vision::{Grid, Stretch, positions};
 pub use conversation::{Conversation, Schema};
 pub use frames::{FrameSpec, MOST_FRAMES, frames_in_words};
 pub use labelled::Columns;
-pub(crate) use labelled::{Classes, Collected, label_of};
+pub(crate) use labelled::{Classes, LabelCounts, label_of};
 use layout::Member;
 use lengths::Extent;
 pub use mask::TrainOn;
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn examples_come_back_as_they_were_given() {
+    fn examples_round_trip_through_a_table() {
         let mut table = ExampleTable::default();
         let answer = Example { tokens: &[1, 2, 3], weights: &[0.0, 0.0, 1.0], label: None, images: &[] };
         let class = Example { tokens: &[4], weights: &[0.0], label: Some(1), images: &[] };

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_about_one_text_share_it() {
+    fn questions_about_one_text_share_its_prefix() {
         let found = Prefixes::of(&table(&[
             (1, 40, &[1, 2]),
             (2, 50, &[3]),
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_shared_whole_and_told_by_its_number() {
+    fn an_image_is_shared_whole_and_identified_by_its_number() {
         let example = |image: u32, question: u32| {
             let tokens: Vec<u32> = [vec![5; 20], vec![9; 40], vec![question, 8, 8]].concat();
             let weights: Vec<f32> = (0..63).map(|i| if i < 62 { 0.0 } else { 1.0 }).collect();

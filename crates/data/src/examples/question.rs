@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_stand_where_they_are_named_or_before_the_text() {
+    fn images_are_at_their_placeholders_or_before_the_text() {
         assert_eq!(QuestionPart::split("what?", 2).unwrap(), [Image, Image, Text("what?")]);
         assert_eq!(
             QuestionPart::split("a <image>\n<image>b", 2).unwrap(),

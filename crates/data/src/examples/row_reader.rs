@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::conversation::{Dialogue, Schema, joined};
 use super::encoder::{Encoder, Framed};
-use super::labelled::{Collected, Columns, Labelled};
+use super::labelled::{Columns, LabelCounts, Labelled};
 use super::marks;
 use super::mask::{Masked, TrainOn, masked, weights};
 use super::preference::{Judged, JudgedSchema, Pair, PairSchema};
@@ -34,7 +34,7 @@ const BATCH_BYTES: usize = 256 << 20;
 /// Bytes of text that a tokeniser is trained on.
 const SAMPLE_BYTES: usize = 64 << 20;
 
-/// How the rows of a file are read.
+/// The form of the rows of a file.
 #[derive(Clone)]
 enum RowForm {
     Chat(Schema),
@@ -144,7 +144,7 @@ struct Origin<'r> {
 
 /// The examples of a row, the number that were cut, and the number that were skipped as too long.
 #[derive(Default)]
-struct Drafted {
+struct RowDrafts {
     drafts: Vec<Draft>,
     cut: u64,
     too_long: u64,
@@ -448,8 +448,8 @@ impl RowReader<'_> {
     }
 
     /// The labels of all rows, without their texts.
-    pub fn labels(&self, inputs: &Inputs) -> Result<Collected, DataError> {
-        let mut collected = Collected::default();
+    pub fn labels(&self, inputs: &Inputs) -> Result<LabelCounts, DataError> {
+        let mut collected = LabelCounts::default();
         self.each_batch(inputs, &mut Skipped::default(), &mut |batch, form, skipped| {
             for record in batch {
                 match self.row(form, &record) {
@@ -506,7 +506,7 @@ impl RowReader<'_> {
             let (row, hash) = self.row(form, record)?;
             let images = row.images();
             let origin = Origin { hash, images: &images, place: &record.place };
-            let mut drafted = Drafted::default();
+            let mut drafted = RowDrafts::default();
             match row {
                 Row::Labelled(labelled) => return self.labelled(labelled, &origin, encoder),
                 Row::Pair(pair) => return self.pair(&pair, &origin, encoder),
@@ -520,7 +520,7 @@ impl RowReader<'_> {
                     }
                 }
             }
-            let Drafted { drafts, cut, too_long } = drafted;
+            let RowDrafts { drafts, cut, too_long } = drafted;
             match drafts.is_empty() && too_long > 0 {
                 true => Ok(Outcome::TooLong),
                 false => Ok(Outcome::Drafts(drafts, cut)),
@@ -535,7 +535,7 @@ impl RowReader<'_> {
         exchange: &Exchange,
         origin: &Origin<'_>,
         encoder: &Encoder,
-        drafted: &mut Drafted,
+        drafted: &mut RowDrafts,
     ) -> Result<(), RowError> {
         let (is_document, chat) = match exchange {
             Exchange::Text(dialogue) => (matches!(dialogue, Dialogue::Plain { .. }), None),
@@ -554,11 +554,11 @@ impl RowReader<'_> {
         origin: &Origin<'_>,
         encoder: &Encoder,
     ) -> Result<Outcome, RowError> {
-        let mut drafted = Drafted::default();
+        let mut drafted = RowDrafts::default();
         for exchange in pair {
             self.exchange(exchange, origin, encoder, &mut drafted)?;
         }
-        let Drafted { drafts, cut, too_long } = drafted;
+        let RowDrafts { drafts, cut, too_long } = drafted;
         if too_long > 0 {
             return Ok(Outcome::TooLong);
         }
@@ -579,7 +579,7 @@ impl RowReader<'_> {
         chat: Option<&VisualChat>,
         origin: &Origin<'_>,
         encoder: &Encoder,
-        drafted: &mut Drafted,
+        drafted: &mut RowDrafts,
     ) -> Result<(), RowError> {
         let most = self.spec.max_tokens;
         let pieces = if is_document { encoder.document(&masked.text) } else { encoder.pieces(&masked.text) };

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::encoder::Encoder;
 use super::frames::{self, FrameSpec};
-use super::labelled::{Classes, Collected, singleton_label};
+use super::labelled::{Classes, LabelCounts, singleton_label};
 use super::mask::TrainOn;
 use super::row_reader::{Draft, DraftSet, RowReader, is_held_out};
 use super::template::{CHATML_TOKENS, ChatTemplate, Date, model_files};
@@ -62,7 +62,7 @@ pub struct ExampleSpec {
     pub source: SourceKind,
     /// Files, folders and globs; `-` is standard input.
     pub path: Vec<String>,
-    /// How files are read; `field` is ignored.
+    /// Options for reading files; `field` is ignored.
     pub read: ReadOptions,
     /// A `tokenizer.json`; without one, a tokeniser of `vocab` tokens is trained.
     pub tokenizer: Option<PathBuf>,
@@ -80,9 +80,9 @@ pub struct ExampleSpec {
     /// Most tokens of an example.
     pub max_tokens: usize,
     pub too_long: TooLong,
-    /// How images are read, where rows have some.
+    /// Options for images, where rows have some.
     pub vision: Option<VisionSpec>,
-    /// How samples with frames are read.
+    /// Options for samples with frames.
     pub frames: Option<FrameSpec>,
     /// Classes in order; collected from the rows where the list is empty.
     pub classes: Vec<String>,
@@ -157,7 +157,7 @@ pub struct ExampleSets {
     /// The place of each example; a pair has its place twice.
     pub train_places: Vec<SourceLocation>,
     pub held_out_places: Vec<SourceLocation>,
-    /// In order, where classes are learned.
+    /// Class names in order, where classes are learned.
     pub classes: Vec<String>,
     /// The images of both sides, without duplicates.
     pub images: ImageStore,
@@ -464,7 +464,7 @@ fn inputs(spec: &ExampleSpec, path: &[String]) -> Result<Inputs, DataError> {
     }
 }
 
-/// How images are read, where rows may have some: always for conversations about images, and for compared answers where the
+/// Options for images, where rows may have some: always for conversations about images, and for compared answers where the
 /// specification says so.
 fn vision(spec: &ExampleSpec) -> Option<VisionSpec> {
     match spec.task {
@@ -520,7 +520,7 @@ impl DraftSet {
         let classes = match spec.classes.is_empty() {
             false => Some(Classes::given(&spec.classes)?),
             true => {
-                let mut collected = Collected::default();
+                let mut collected = LabelCounts::default();
                 for draft in &self.drafts {
                     draft.label.iter().for_each(|label| collected.add(label, &draft.place));
                 }

@@ -66,7 +66,7 @@ pub struct Updates {
 /// Updates per window in which examples of similar length are grouped. More sort better and shuffle less.
 const WINDOW_UPDATES: usize = 50;
 
-/// How a run reads examples.
+/// The order, the size and the layout of updates.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UpdateOptions {
     pub seed: u64,
@@ -416,7 +416,7 @@ mod tests {
 
     /// The second text of a pair has type 1 in every layout; padding and single texts have type 0.
     #[test]
-    fn types_lie_with_their_tokens_in_every_layout() {
+    fn types_follow_their_tokens_in_every_layout() {
         let mut pairs = ExampleTable::default();
         for (len, second) in [(5, Some(2)), (7, None), (3, Some(3)), (4, Some(1))] {
             let weights = vec![0.0; len];

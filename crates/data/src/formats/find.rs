@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_contents_settle_what_a_file_is() {
+    fn names_and_contents_determine_the_format() {
         let scratch = Scratch::new("find-input_of");
         let gzip = |bytes: &[u8]| {
             let mut compressed = Vec::new();

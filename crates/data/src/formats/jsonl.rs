@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_field_is_found_whatever_stands_around_it() {
+    fn the_field_is_found_in_any_context() {
         let found = |line: &str| text_of(line.as_bytes(), "text").unwrap();
         for line in [
             r#"{"text":"a\nb"}"#,

@@ -15,9 +15,9 @@ pub struct Document {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceLocation {
     pub file: Arc<PathBuf>,
-    /// From 1, in text, JSONL and CSV.
+    /// Line number from 1, in text, JSONL and CSV.
     pub line: Option<u64>,
-    /// From 1, in parquet.
+    /// Row number from 1, in parquet.
     pub row: Option<u64>,
     /// Offset in the decompressed file; in parquet, the offset of the page.
     pub offset: u64,

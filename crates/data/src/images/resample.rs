@@ -23,7 +23,7 @@ pub(super) struct Region {
     pub is_flipped: bool,
 }
 
-/// How a part is scaled.
+/// The filter and the edge handling of a resize.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Scaling {
     pub filter: Filter,

@@ -123,7 +123,7 @@ mod tests {
     use crate::images::{Augment, Changes, Filter, ImageLoader, ImageSpec, open};
 
     #[test]
-    fn parts_of_a_table_are_what_a_loader_gives() {
+    fn parts_of_a_table_match_the_loader() {
         let spec = ImageSpec { images: 40, width: 16, height: 14, ..ImageSpec::default() };
         let set = open(&spec, &mut |_| {}).unwrap().train;
         let table = ByteTable::of(&set).unwrap().unwrap();

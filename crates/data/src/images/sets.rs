@@ -96,7 +96,7 @@ impl Default for ImageSpec {
 pub struct ImageSets {
     pub train: Arc<ImageSet>,
     pub held_out: Arc<ImageSet>,
-    /// In order.
+    /// Class names in order.
     pub classes: Vec<String>,
     pub description: ImageDescription,
 }
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn test_images_of_a_folder_are_left_alone_until_they_are_asked_for() {
+    fn test_images_of_a_folder_are_ignored_unless_named() {
         let scratch = Scratch::new("sets-test");
         scratch.write("c/data_batch_1.bin", &cifar_file(&[0, 1, 2]));
         scratch.write("c/data_batch_2.bin", &cifar_file(&[0, 1]));
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_opened_is_said() {
+    fn unusable_image_sources_are_named() {
         let wrong = |spec: ImageSpec| {
             let error = open(&spec, &mut |_| {}).unwrap_err();
             assert!(error.is_input());

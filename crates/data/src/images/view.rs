@@ -5,7 +5,7 @@ use super::filter::Filter;
 use super::resample::Region;
 use crate::random::Uniform;
 
-/// How an image becomes pixels: equal views, seeds and samples give equal bytes.
+/// Determines the pixels of an image: equal views, seeds and samples give equal bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct View {
     pub height: usize,
@@ -15,7 +15,7 @@ pub struct View {
     pub filter: Filter,
 }
 
-/// How the crop of an image is chosen. It is resized to the view, without keeping its aspect ratio.
+/// The choice of the crop of an image, which is resized to the view without keeping its aspect ratio.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Augment {
     /// A centre crop: of the largest part with the view's aspect ratio, this share of both sides. 0.875 corresponds to resizing
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_scaled_image_lies_on_its_pixels() {
+    fn a_crop_of_a_resized_image_aligns_with_its_pixels() {
         let region = |view: View, width, height, to| {
             let part = view.resized_region(width, height, to);
             [part.left, part.top, part.width, part.height]
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_middle_is_what_scaling_and_cutting_sees() {
+    fn the_centre_crop_matches_resizing_and_cropping() {
         let square = |share| view(224, 224, Augment::Centre { share });
         let crop = |left, top, width, height| Crop { left, top, width, height, is_flipped: false };
         assert_eq!(square(1.0).crop(32, 32, 7), crop(0, 0, 32, 32));

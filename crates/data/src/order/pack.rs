@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_goes_on_from_any_position() {
+    fn a_stream_resumes_from_any_position() {
         let documents: Vec<Vec<u32>> =
             (0..13).map(|index| vec![10 + index; 1 + index as usize % 5]).collect();
         let documents: Vec<&[u32]> = documents.iter().map(Vec::as_slice).collect();

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn sides_share_nothing_and_leave_out_only_what_cannot_be_used() {
+    fn sides_are_disjoint_and_omit_only_unusable_documents() {
         for count in [2u64, 5, 100, 1000] {
             for held_out in [0.0, 1e-9, 0.05, 0.5, 0.999_999_999] {
                 let unusable = |document: u64| document % 7 == 3;
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_to_split_is_said() {
+    fn too_few_documents_are_an_error() {
         assert!(split(&[], 0.0).unwrap_err().sentence.contains("no text in a.txt"));
         assert!(split(&[None], 0.5).unwrap_err().sentence.contains("no text in a.txt"));
         assert!(split(&[Some(3), Some(3)], 0.5).unwrap_err().sentence.contains("data.held_out=0"));

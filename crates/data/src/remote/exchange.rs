@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub struct Request {
     pub method: String,
     pub path: String,
-    /// By lower-case name.
+    /// Header values by lower-case name.
     pub headers: BTreeMap<String, String>,
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct SetFile {
 
 /// A file in a listing of the hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Listed {
+struct ListedFile {
     path: String,
     bytes: u64,
     tag: Option<String>,
@@ -76,7 +76,7 @@ pub(crate) fn files(
     // Sorted like the files of a folder, component by component.
     chosen.sort_by(|one, other| one.path.split('/').cmp(other.path.split('/')));
     let endpoint = &client.access.endpoint;
-    let file = |Listed { path, bytes, tag }: Listed| {
+    let file = |ListedFile { path, bytes, tag }: ListedFile| {
         let url = format!("{endpoint}/datasets/{}/resolve/{commit}/{}", name.repo, encoded(&path));
         SetFile { object: Object::of_hub(client.clone(), url, bytes, tag, pinned.clone()), path }
     };
@@ -110,7 +110,7 @@ fn card(client: &Client, name: &SetName) -> Result<(String, Vec<Configuration>),
 }
 
 /// The files below a folder of a data set, from all pages of the listing.
-fn tree(client: &Client, name: &SetName, folder: &str) -> Result<Vec<Listed>, DataError> {
+fn tree(client: &Client, name: &SetName, folder: &str) -> Result<Vec<ListedFile>, DataError> {
     let below = if folder.is_empty() { String::new() } else { format!("/{}", encoded(folder)) };
     let (endpoint, commit) = (&client.access.endpoint, name.revision());
     let mut url = format!("{endpoint}/api/datasets/{}/tree/{commit}{below}?recursive=true", name.repo);
@@ -130,13 +130,13 @@ fn tree(client: &Client, name: &SetName, folder: &str) -> Result<Vec<Listed>, Da
     Err(DataError::input(format!("The listing of {name} has too many pages on {endpoint}.")))
 }
 
-fn listed(entry: &Value) -> Option<Listed> {
+fn listed(entry: &Value) -> Option<ListedFile> {
     let path = entry["path"].as_str()?.to_string();
     let is_below = path.split('/').all(|name| !name.is_empty() && name != "." && name != "..");
     let stored = &entry["lfs"];
     let bytes = stored["size"].as_u64().or(entry["size"].as_u64())?;
     let tag = stored["oid"].as_str().or(entry["oid"].as_str());
-    is_below.then(|| Listed { path, bytes, tag: tag.map(String::from) })
+    is_below.then(|| ListedFile { path, bytes, tag: tag.map(String::from) })
 }
 
 fn json(client: &Client, url: &str, name: &SetName) -> Result<(Value, Option<String>), DataError> {
@@ -294,13 +294,13 @@ impl RequestedFiles {
         }
     }
 
-    fn choose(&self, name: &SetName, files: Vec<Listed>) -> Result<Vec<Listed>, DataError> {
+    fn choose(&self, name: &SetName, files: Vec<ListedFile>) -> Result<Vec<ListedFile>, DataError> {
         const BY_FOLDERS: MatchOptions = MatchOptions {
             case_sensitive: true,
             require_literal_separator: true,
             require_literal_leading_dot: true,
         };
-        let chosen: Vec<Listed> = match self {
+        let chosen: Vec<ListedFile> = match self {
             RequestedFiles::Patterns(patterns) => {
                 let read = |pattern: &String| {
                     Pattern::new(pattern).map_err(|error| {
@@ -321,11 +321,11 @@ impl RequestedFiles {
                         || path == folder
                         || path.strip_prefix(folder.as_str()).is_some_and(|rest| rest.starts_with('/'))
                 };
-                let below: Vec<Listed> = files.into_iter().filter(|file| is_below(&file.path)).collect();
+                let below: Vec<ListedFile> = files.into_iter().filter(|file| is_below(&file.path)).collect();
                 // Only components below the folder count: the data set itself may be called `train`.
-                let within = |file: &Listed| file.path[folder.len()..].to_string();
+                let within = |file: &ListedFile| file.path[folder.len()..].to_string();
                 let has_splits = below.iter().any(|file| split_of(&within(file)).is_some());
-                let is_wanted = |file: &Listed| match split_of(&within(file)) {
+                let is_wanted = |file: &ListedFile| match split_of(&within(file)) {
                     Some(found) => found == canonical(split),
                     None => !has_splits && canonical(split) == "train",
                 };
@@ -383,19 +383,19 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn listing(paths: &[&str]) -> Vec<Listed> {
-        paths.iter().map(|path| Listed { path: path.to_string(), bytes: 1, tag: None }).collect()
+    fn listing(paths: &[&str]) -> Vec<ListedFile> {
+        paths.iter().map(|path| ListedFile { path: path.to_string(), bytes: 1, tag: None }).collect()
     }
 
     fn chosen(word: &str, configs: &Value, paths: &[&str]) -> Result<Vec<String>, String> {
         let name = SetName::parse(word).unwrap();
         let of = || RequestedFiles::of(&name, &configurations(configs))?.choose(&name, listing(paths));
-        let files: Result<Vec<Listed>, DataError> = of();
+        let files: Result<Vec<ListedFile>, DataError> = of();
         files.map(|files| files.into_iter().map(|file| file.path).collect()).map_err(|error| error.sentence)
     }
 
     #[test]
-    fn cards_say_which_files_are_whose() {
+    fn cards_assign_files_to_configurations() {
         let configs = json!([
             { "config_name": "en", "data_files": [
                 { "split": "train", "path": ["en/a-*.parquet", "en/b.parquet"] },
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn names_say_it_where_cards_do_not() {
+    fn names_assign_files_without_a_card() {
         let none = Value::Null;
         let paths = ["data/train-00000-of-00002.parquet", "data/validation-0.parquet", "data/test.parquet"];
         assert_eq!(chosen("hf://o/s", &none, &paths).unwrap(), ["data/train-00000-of-00002.parquet"]);
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn listings_that_lie_are_not_read() {
+    fn false_listings_are_refused() {
         assert!(listed(&json!({ "type": "file", "path": "a/b", "size": 3, "oid": "x" })).is_some());
         for wrong in [json!({ "path": "../a", "size": 3 }), json!({ "path": "a" }), json!({ "size": 3 })] {
             assert_eq!(listed(&wrong), None, "{wrong}");

@@ -66,7 +66,7 @@ fn sets_are_listed_over_pages_at_one_commit() {
 }
 
 #[test]
-fn servers_that_refuse_are_named_with_what_to_do() {
+fn refusals_of_servers_have_remedies() {
     let server = SetServer::start(content(&[("a.jsonl", bytes(10))]));
     let refused = |word: &str, token| only(&client(&server, token), word).unwrap_err();
     for (word, token, said) in [
@@ -113,7 +113,7 @@ fn interrupted_transfers_are_resumed() {
 }
 
 #[test]
-fn files_that_change_or_come_whole_are_not_read() {
+fn changed_files_and_servers_without_ranges_are_refused() {
     let server = SetServer::start(content(&[("a.jsonl", bytes(5000)), ("b.jsonl", bytes(10))]));
     let client = client(&server, None);
     let object = only(&client, "hf://org/set/a.jsonl").unwrap();

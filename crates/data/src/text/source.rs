@@ -11,7 +11,7 @@ use super::prepare::folder::is_held;
 use super::prepare::{Preparation, SHARD_TOKENS, Tokenizer, prepare};
 use super::raw::{self, Raw};
 use super::shards::{Shards, folder_of};
-use super::streamed::{KeptPieces, Streamed};
+use super::streamed::{PieceCache, Streamed};
 use super::token_files::{BinOptions, TokenFiles};
 use super::tokenizer::Vocabulary;
 use super::tokenizer::sample;
@@ -102,7 +102,7 @@ pub(crate) fn is_text(patterns: &[String]) -> bool {
 
 /// Whether the kind of source follows from the names of the paths. Recipes set `text` for everything that is read from files,
 /// so only an explicit format makes token files be read as text.
-fn goes_by_name(spec: &Spec) -> bool {
+fn is_kind_from_names(spec: &Spec) -> bool {
     spec.source == SourceKind::Auto || (spec.source == SourceKind::Text && spec.read.format.is_none())
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn find(
     let folders: Vec<Option<PathBuf>> =
         patterns.iter().map(|pattern| folder_of(Path::new(pattern))).collect();
     let kind = match spec.source {
-        given if !goes_by_name(spec) => given,
+        given if !is_kind_from_names(spec) => given,
         _ if folders.iter().all(Option::is_some) => SourceKind::Shards,
         _ if folders.iter().any(Option::is_some) => {
             return Err(DataError::input(
@@ -167,7 +167,7 @@ pub(crate) fn find(
                 let kept = spec.cache.as_deref().filter(|_| spec.stream_cache_bytes > 0);
                 let kept = kept.map(|cache| cache.join("stream"));
                 let most_bytes = spec.stream_cache_bytes;
-                let kept = kept.as_deref().map(|folder| KeptPieces { folder, most_bytes });
+                let kept = kept.as_deref().map(|folder| PieceCache { folder, most_bytes });
                 let streamed = Streamed::open(inputs, &spec.read, spec.held_out, kept);
                 return Ok(FoundSource::Streamed(Box::new(streamed)));
             }

@@ -40,7 +40,7 @@ const SHUFFLE: u64 = 0x7374_7265_616d_6564;
 
 /// The cache of pieces of remote files: its folder and its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct KeptPieces<'a> {
+pub(crate) struct PieceCache<'a> {
     pub folder: &'a Path,
     pub most_bytes: u64,
 }
@@ -58,9 +58,9 @@ impl Streamed {
         mut inputs: Vec<Input>,
         options: &ReadOptions,
         held_out: f64,
-        kept: Option<KeptPieces<'_>>,
+        kept: Option<PieceCache<'_>>,
     ) -> Self {
-        if let Some(KeptPieces { folder, most_bytes }) = kept {
+        if let Some(PieceCache { folder, most_bytes }) = kept {
             let cache = Arc::new(Cache::new(folder, most_bytes));
             for object in inputs.iter_mut().filter_map(|input| input.remote.as_mut()) {
                 *object = object.cached_in(cache.clone());

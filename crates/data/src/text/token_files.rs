@@ -27,7 +27,7 @@ const CHUNK_TOKENS: u64 = 16 << 10;
 /// Number of files kept open; see `shards`.
 const KEPT_OPEN: usize = 256;
 
-/// How to interpret the files.
+/// The interpretation of the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BinOptions {
     /// Bytes per token of a file without a header.

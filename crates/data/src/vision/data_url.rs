@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_data_url_says_what_is_wrong_with_it() {
+    fn faults_of_data_urls_are_named() {
         let decoded = |text: &str| decode_data_url(text, 6).map_err(|flaw| flaw.said);
         assert!(is_data_url("DATA:image/png;base64,Zm8=") && !is_data_url("datum.png") && !is_data_url("ü"));
         assert_eq!(decoded("data:image/png;base64,Zm8=").unwrap(), b"fo");

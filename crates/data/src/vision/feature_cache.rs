@@ -220,7 +220,7 @@ struct FeatureLocation {
     offset: u64,
     tokens: usize,
     hash: u128,
-    /// For messages.
+    /// The name of the image, for messages.
     name: String,
 }
 

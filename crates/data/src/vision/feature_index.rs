@@ -10,7 +10,7 @@ pub const ALIGNMENT: u64 = 4096;
 /// Version of the file format.
 const FORMAT: u64 = 1;
 
-/// How features are computed and stored. Caches of equal formats hold equal features of equal images.
+/// The computation and storage of features. Caches of equal formats hold equal features of equal images.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FeatureFormat {
     /// Everything besides the image that they depend on, by name.

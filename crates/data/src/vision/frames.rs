@@ -108,7 +108,7 @@ mod tests {
 
     /// Two frames, a still image as three, a sample without frames, and one with the frames of the first in reverse order.
     #[test]
-    fn looks_lie_by_images_and_frames_by_samples() {
+    fn looks_are_ordered_by_image_and_frames_by_sample() {
         let videos = [
             Video { row: 1, images: &[7, 4] },
             Video { row: 5, images: &[9, 9, 9] },
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn without_frames_nothing_is_looked_at() {
+    fn without_frames_there_are_no_looks() {
         let room = FrameRoom { images: 1, frames: 1, videos: 1 };
         let made = FrameInputs::new(&[], room, 3, LookRead::Fine);
         assert!(made.images.is_empty());

@@ -115,7 +115,7 @@ mod tests {
 
     /// Two rows align with the first and the last of a side of five, three columns with the first, the middle and the last.
     #[test]
-    fn corners_lie_on_corners() {
+    fn corners_are_aligned() {
         let taps: Vec<_> = Grid { rows: 2, columns: 3 }.taps(1, 5).collect();
         let heaviest = |taps: &[(usize, f32); TAPS]| {
             taps.iter().find(|(_, share)| *share == 1.0).expect("a whole one").0
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn text_goes_on_after_the_longer_side() {
+    fn text_continues_after_the_longer_side() {
         let text = [Stretch::Text(2), Stretch::Image(SMALL), Stretch::Text(2)];
         let (all, next) = positions(text, 2);
         assert_eq!(all[..3], [[0; 3], [1; 3], [2, 2, 2]]);

@@ -1,4 +1,4 @@
-//! How an image is resized and cut into patches, from its size alone.
+//! Determines, from the size of an image alone, its resized size and its patches.
 
 use super::grid::Grid;
 use crate::formats::Reason;

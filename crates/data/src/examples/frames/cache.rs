@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn examples_come_back_for_the_same_shard_and_writing_and_no_other() {
+    fn cached_examples_are_valid_for_their_key_only() {
         let scratch = Scratch::new("cached-samples");
         let (cache, archive) = (scratch.path().join("cache"), scratch.write("a.tar", &[0; 4096]));
         let of = CacheKey::now(&archive, 11).unwrap();

@@ -38,7 +38,7 @@ use crate::text::source::{OpenEvent, SourceKind};
 use crate::text::tokenizer::Vocabulary;
 use crate::vision::{FrameBytes, FrameStore, ImageStore};
 
-/// How samples with frames are read.
+/// Options for reading samples with frames.
 #[derive(Debug, Clone)]
 pub struct FrameSpec {
     /// Sources with their shares of the generated_sample samples, in place of one path.

@@ -11,7 +11,7 @@ const VIDEOS: [&str; 6] = ["mp4", "webm", "mkv", "mov", "avi", "m4v"];
 /// The members of a sample by kind.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Parts {
-    /// In the order of their numbers.
+    /// Frames in the order of their numbers.
     pub frames: Vec<Entry>,
     pub json: Option<Entry>,
     pub text: Option<Entry>,

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_told_apart_from_failures() {
+    fn refusals_are_distinguished_from_failures() {
         let raised =
             rendered("{% macro no() %}{{ raise_exception('Roles must alternate') }}{% endmacro %}{{ no() }}");
         assert_eq!(raised, Err(Refusal::Raised("Roles must alternate".into())));

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_template_is_looked_for_where_models_have_it() {
+    fn templates_are_found_where_models_have_them() {
         let scratch = Scratch::new("beside");
         let folders = [scratch.path().join("a"), scratch.path().join("b")];
         let look = |given: Option<&str>| find(given, &folders, &[("bos_token", "<bos>".into())], None);

@@ -41,7 +41,7 @@ pub(super) const VISION_TOKENS: [&str; 4] =
 /// The usual spelling of the image token, which images replace.
 const IMAGE_TOKEN: &str = "<|image_pad|>";
 
-/// How images in rows are read and placed among tokens.
+/// Options for reading images in rows and placing them among tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VisionSpec {
     pub patching: Patching,

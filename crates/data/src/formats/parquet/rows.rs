@@ -85,7 +85,7 @@ impl stream_format::Rows for Rows {
         self.left -= 1;
         self.row += 1;
         let row = self.row;
-        let mut taken = Taken::default();
+        let mut taken = RowUsage::default();
         let fields = self.fields(&mut taken).map_err(|error| match error {
             ReadError::Invalid(mut fault) => {
                 fault.row = Some(row);
@@ -127,7 +127,7 @@ impl Rows {
         }
     }
 
-    fn fields(&mut self, taken: &mut Taken) -> Result<Fields, ReadError> {
+    fn fields(&mut self, taken: &mut RowUsage) -> Result<Fields, ReadError> {
         let mut fields = Fields::default();
         for (name, node) in &self.top {
             fields.0.push((name.clone(), node.read(&mut self.leaves, taken)?));
@@ -168,7 +168,7 @@ impl Rows {
 
 /// Bytes and values of a row so far.
 #[derive(Default)]
-struct Taken {
+struct RowUsage {
     values: usize,
     /// Bytes of texts.
     bytes: usize,
@@ -178,7 +178,7 @@ struct Taken {
 }
 
 impl Node {
-    fn read(&self, leaves: &mut [Leaf], taken: &mut Taken) -> Result<Field, ReadError> {
+    fn read(&self, leaves: &mut [Leaf], taken: &mut RowUsage) -> Result<Field, ReadError> {
         let (_, defined) = leaves[self.leaves.0].levels()?;
         if self.optional.is_some_and(|needed| defined < needed) {
             return self.absent(leaves, Field::Null);
@@ -215,7 +215,7 @@ impl Node {
         &self,
         list: &Repeated,
         leaves: &mut [Leaf],
-        taken: &mut Taken,
+        taken: &mut RowUsage,
     ) -> Result<Vec<Field>, ReadError> {
         let first = self.leaves.0;
         if leaves[first].levels()?.1 < list.defined {
@@ -236,7 +236,7 @@ impl Node {
         }
     }
 
-    fn value(&self, value: Option<Option<Field>>, taken: &mut Taken) -> Field {
+    fn value(&self, value: Option<Option<Field>>, taken: &mut RowUsage) -> Field {
         match value {
             None => Field::Null,
             Some(None) => {

@@ -123,7 +123,7 @@ fn erasing_is_drawn_apart_from_operations() {
 }
 
 #[test]
-fn operations_are_drawn_evenly_and_about_as_strong_as_asked_for() {
+fn operations_are_uniform_with_the_requested_magnitude() {
     let mut counts = [0; TABLE.len()];
     let mut levels = Vec::new();
     for sample in 0..6000 {

@@ -51,7 +51,7 @@ pub(super) fn coefficients(image: &Baseline<'_>) -> Result<Vec<Blocks>, Broken> 
         all: vec![[0; 64]; groups.0 * across * groups.1 * down],
     };
     let mut all: Vec<Blocks> = image.components.iter().map(|of| blocks(of.across, of.down)).collect();
-    let mut codes = Codes { image, dc_tables: [const { None }; 4], ac_tables: [const { None }; 4] };
+    let mut codes = HuffmanTables { image, dc_tables: [const { None }; 4], ac_tables: [const { None }; 4] };
     let (mut restart, mut scans) = (image.restart, 0);
     let mut rest = image.data;
     // A marker follows, after any number of fill bytes 0xff.
@@ -90,13 +90,13 @@ pub(super) fn coefficients(image: &Baseline<'_>) -> Result<Vec<Blocks>, Broken> 
 }
 
 /// Huffman tables: those before the first scan, replaced by those between scans.
-struct Codes<'a> {
+struct HuffmanTables<'a> {
     image: &'a Baseline<'a>,
     dc_tables: [Option<Huffman>; 4],
     ac_tables: [Option<Huffman>; 4],
 }
 
-impl Codes<'_> {
+impl HuffmanTables<'_> {
     fn dc_table(&self, number: usize) -> Result<&Huffman, Broken> {
         self.dc_tables[number]
             .as_ref()
@@ -118,7 +118,7 @@ struct Pass<'a> {
     scan: &'a Scan,
     /// Restart interval in MCUs; 0 for none.
     restart: usize,
-    codes: &'a Codes<'a>,
+    codes: &'a HuffmanTables<'a>,
 }
 
 /// Continues after a restart marker where one is due before a unit (MCU or block).

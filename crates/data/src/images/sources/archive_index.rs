@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_comes_back_for_the_same_archive_and_no_other() {
+    fn an_index_is_valid_for_its_archive_only() {
         let scratch = Scratch::new("archive-index");
         let (cache, archive) = (scratch.path().join("cache"), scratch.write("a.tar", &[0; 4096]));
         let of = CacheKey::now(&archive, Some("class")).unwrap();

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pickle_is_never_called_and_what_is_unknown_is_refused() {
+    fn pickles_are_never_executed_and_unknown_shapes_are_refused() {
         let scratch = Scratch::new("cifar-harm");
         let old = python("ten-old");
         let replaced = |from: &[u8], to: &[u8]| {
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lie_beside_the_files() {
+    fn names_are_read_from_the_folder_of_the_files() {
         let scratch = Scratch::new("cifar-names");
         let path = scratch.write("data_batch_1.bin", &[record(&[1], 1), record(&[2], 2)].concat());
         let images = Cifar::read(std::slice::from_ref(&path), Label::Fine).unwrap();
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_none_are_named() {
+    fn files_of_other_formats_are_named() {
         let scratch = Scratch::new("cifar-wrong");
         for (name, bytes) in [("cut.bin", record(&[1], 1)[..3000].to_vec()), ("empty.bin", vec![])] {
             let path = scratch.write(name, &bytes);

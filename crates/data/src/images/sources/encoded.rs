@@ -17,7 +17,7 @@ use crate::images::stored::{ImageError, Images, Stored};
 use crate::random::{fingerprint, key};
 
 /// Where encoded images are stored.
-pub(in crate::images) enum Holder {
+pub(in crate::images) enum Storage {
     Files(Vec<Box<Path>>),
     Members { archives: Vec<Archive>, members: Vec<Member> },
 }
@@ -61,7 +61,7 @@ pub(crate) struct Member {
 }
 
 pub(in crate::images) struct Encoded {
-    pub holder: Holder,
+    pub holder: Storage,
     /// The class of each image.
     pub classes: Vec<u32>,
     /// Most bytes that are read per image.
@@ -71,7 +71,7 @@ pub(in crate::images) struct Encoded {
 }
 
 impl Encoded {
-    pub fn new(holder: Holder, classes: Vec<u32>, max_bytes: u64) -> Self {
+    pub fn new(holder: Storage, classes: Vec<u32>, max_bytes: u64) -> Self {
         let seen = classes.iter().map(|_| AtomicU64::new(0)).collect();
         Self { holder, classes, max_bytes, seen }
     }
@@ -92,7 +92,7 @@ impl Encoded {
             )
         };
         match &self.holder {
-            Holder::Files(paths) => {
+            Storage::Files(paths) => {
                 let read = File::open(&paths[index as usize]).and_then(|file| {
                     let bytes = file.metadata()?.len();
                     buffer.clear();
@@ -107,7 +107,7 @@ impl Encoded {
                     other => Ok(other.map(|_| ())),
                 }
             }
-            Holder::Members { archives, members } => {
+            Storage::Members { archives, members } => {
                 let member = members[index as usize];
                 if member.bytes > self.max_bytes {
                     return Err(too_many(member.bytes));
@@ -154,8 +154,8 @@ impl Images for Encoded {
             Some(key(told.len(), since.as_nanos() as u64))
         };
         let versions: Vec<u64> = match &self.holder {
-            Holder::Files(paths) => paths.par_iter().map(|path| of(path).unwrap_or(0)).collect(),
-            Holder::Members { archives, .. } => {
+            Storage::Files(paths) => paths.par_iter().map(|path| of(path).unwrap_or(0)).collect(),
+            Storage::Members { archives, .. } => {
                 archives.par_iter().map(|archive| of(&archive.path).unwrap_or(0)).collect()
             }
         };
@@ -164,13 +164,13 @@ impl Images for Encoded {
 
     fn place(&self, index: u64) -> SourceLocation {
         match &self.holder {
-            Holder::Files(paths) => SourceLocation {
+            Storage::Files(paths) => SourceLocation {
                 file: Arc::new(paths[index as usize].to_path_buf()),
                 line: None,
                 row: None,
                 offset: 0,
             },
-            Holder::Members { archives, members } => {
+            Storage::Members { archives, members } => {
                 let member = members[index as usize];
                 let file = archives[member.archive as usize].path.clone();
                 SourceLocation { file, line: None, row: None, offset: member.offset }

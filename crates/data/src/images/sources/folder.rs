@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::encoded::Holder;
+use super::encoded::Storage;
 use super::found::{FoundImages, Labels};
 use super::paths::{entries, files, has_ending};
 use crate::error::DataError;
@@ -71,7 +71,7 @@ pub(in crate::images) fn folder(
     if !empty.is_empty() {
         say(OpenEvent::Note(format!("folders without images are not classes: {}", empty.join(", "))));
     }
-    let holder = Holder::Files(paths);
+    let holder = Storage::Files(paths);
     let (files, names) = (hashes.len(), vec![]);
     Ok(FoundImages { kind: "folder", files, holder, labels, names, hashes, skipped: ledger.skipped })
 }
@@ -97,7 +97,7 @@ pub(in crate::images) fn unlabelled(words: &[String], on_error: OnError) -> Resu
     let hashes: Vec<u64> =
         paths.iter().map(|path| fingerprint(path.as_os_str().as_encoded_bytes())).collect();
     let (files, labels, names) = (hashes.len(), Labels::default(), vec![]);
-    let holder = Holder::Files(paths);
+    let holder = Storage::Files(paths);
     Ok(FoundImages { kind: "files", files, holder, labels, names, hashes, skipped: ledger.skipped })
 }
 

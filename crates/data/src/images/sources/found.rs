@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::encoded::{Encoded, Holder};
+use super::encoded::{Encoded, Storage};
 use crate::error::DataError;
-use crate::examples::{Classes, Collected};
+use crate::examples::{Classes, LabelCounts};
 use crate::formats::{Skipped, SourceLocation};
 use crate::images::set::ImageSet;
 use crate::random::{fingerprint, key};
@@ -22,7 +22,7 @@ pub(in crate::images) enum LabelChoice<'a> {
 pub(in crate::images) struct FoundImages {
     pub kind: &'static str,
     pub files: usize,
-    pub holder: Holder,
+    pub holder: Storage,
     pub labels: Labels,
     /// The name of each image in archives, where labels are not read.
     pub names: Vec<String>,
@@ -73,7 +73,7 @@ impl Labels {
 
     /// The classes where none are given: all labels, numbers by value, names alphabetically.
     fn classes(&self, shown: &str) -> Result<Classes, DataError> {
-        let mut collected = Collected::default();
+        let mut collected = LabelCounts::default();
         for (name, place) in &self.names {
             // Counted twice, so that a label that occurs once is accepted as a class.
             collected.add(name, place);
@@ -98,8 +98,10 @@ impl FoundImages {
         let labels = self.labels.names.iter().map(|(name, _)| fingerprint(name.as_bytes()));
         let labels = labels.chain(self.labels.of.iter().map(|number| u64::from(*number)));
         let sizes = match &self.holder {
-            Holder::Files(_) => 0,
-            Holder::Members { members, .. } => members.iter().fold(0, |mark, member| key(mark, member.bytes)),
+            Storage::Files(_) => 0,
+            Storage::Members { members, .. } => {
+                members.iter().fold(0, |mark, member| key(mark, member.bytes))
+            }
         };
         labels.chain(self.hashes.iter().copied()).fold(sizes, key)
     }

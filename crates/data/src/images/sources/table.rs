@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::encoded::Holder;
+use super::encoded::Storage;
 use super::found::{FoundImages, LabelChoice, Labels};
 use crate::error::DataError;
 use crate::examples::label_of;
@@ -96,7 +96,7 @@ pub(in crate::images) fn table(
             words.join(", ")
         )));
     }
-    let holder = Holder::Files(paths);
+    let holder = Storage::Files(paths);
     let (files, names) = (inputs.len(), vec![]);
     Ok(FoundImages { kind: "table", files, holder, labels, names, hashes, skipped: ledger.skipped })
 }

@@ -20,7 +20,7 @@ const MOST_EXTENDED_HEADER: u64 = 1 << 20;
 /// A regular file in an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Without leading `./`.
+    /// Name without leading `./`.
     pub name: String,
     /// Offset of its data.
     pub offset: u64,
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plain_file_inside_is_a_flaw() {
+    fn members_other_than_regular_files_inside_are_flaws() {
         let bytes = archive(&[
             member("/etc/passwd", b"x"),
             member("a/../../b.jpg", b"x"),
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_damaged_is_lost_from_there_on() {
+    fn a_damaged_archive_is_unreadable_from_there_on() {
         let whole = archive(&[member("a.jpg", b"one"), member("b.jpg", &[b'x'; 90])]);
         assert_eq!(listed("tar-whole", &whole).len(), 2);
         for end in (0..whole.len() - 1024).step_by(7) {

@@ -13,7 +13,7 @@ use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 
 use super::archive_index::{ArchiveIndex, CacheKey};
-use super::encoded::{Archive as Opened, Holder, Member};
+use super::encoded::{Archive as Opened, Member, Storage};
 use super::folder::{ENDINGS, OTHER_ENDINGS};
 use super::found::{FoundImages, LabelChoice, Labels};
 use super::samples::Samples;
@@ -70,7 +70,7 @@ pub(in crate::images) fn webdataset(
             paths[0].display()
         )));
     }
-    let holder = Holder::Members { archives, members };
+    let holder = Storage::Members { archives, members };
     Ok(FoundImages { kind: "WebDataset", files: paths.len(), holder, labels, names, hashes, skipped })
 }
 

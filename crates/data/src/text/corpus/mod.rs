@@ -26,7 +26,7 @@ pub struct Spec {
     pub path: Vec<String>,
     /// Several sources in place of `path`.
     pub mix: Vec<MixPart>,
-    /// How text files are read.
+    /// Options for reading text files.
     pub read: ReadOptions,
     /// Bytes per token of token files without a header: 2 or 4.
     pub token_bytes: u32,
@@ -55,7 +55,7 @@ pub struct Spec {
     pub workers: usize,
     /// Text of at most this many bytes is tokenised at the start and kept in memory.
     pub in_memory_bytes: u64,
-    /// How documents of text files are shuffled.
+    /// The order of documents of text files.
     pub order: DocumentOrder,
     /// Most bytes of remote files that `cache` may hold.
     pub stream_cache_bytes: u64,

@@ -138,7 +138,7 @@ fn a_saved_tokeniser_opens_the_same_corpus_and_other_data_refuses_the_cursor() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_before_anything_is_read() {
+fn unusable_specifications_are_refused_before_reading() {
     let scratch = Scratch::new("refused");
     assert!(refused(&Spec { vocab: 100, ..synthetic() }).contains("but the model only 100"));
     assert!(refused(&Spec { context: 0, ..synthetic() }).contains("model.context"));
@@ -344,7 +344,7 @@ fn token_files_are_recognised_by_name_where_a_recipe_says_text() {
 }
 
 #[test]
-fn a_lot_of_text_is_announced() {
+fn large_inputs_are_announced() {
     let scratch = Scratch::new("announced");
     let words = "so many words ".repeat(700);
     let lines: String = (0..1000).map(|line| format!("{{\"text\": \"{line} {words}\"}}\n")).collect();
@@ -408,7 +408,7 @@ fn indices_of_large_text_are_kept() {
 }
 
 #[test]
-fn what_cannot_be_trained_on_is_named() {
+fn unusable_sources_are_named() {
     let scratch = Scratch::new("bad-sources");
     let forms = every_form(&scratch);
     let of = |name: &str| forms.iter().find(|(form, _)| *form == name).unwrap().1.clone();
@@ -491,7 +491,7 @@ fn what_cannot_be_trained_on_is_named() {
 }
 
 #[test]
-fn one_long_text_of_tokens_has_no_frame() {
+fn a_single_long_text_of_tokens_has_no_frame() {
     let scratch = Scratch::new("frameless");
     let bytes: Vec<u8> = (0..100_000u32).flat_map(|token| ((token % 250) as u16).to_le_bytes()).collect();
     let spec = Spec { path: vec![written(&scratch, "long.bin", &bytes)], vocab: 256, ..synthetic() };

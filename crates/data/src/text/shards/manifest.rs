@@ -34,7 +34,7 @@ pub struct Manifest {
 pub struct TokenizerEntry {
     /// File name in the folder of the manifest.
     pub file: String,
-    /// In hexadecimal digits, as are all hashes here.
+    /// Hash in hexadecimal digits, as are all hashes here.
     pub hash: String,
     pub vocabulary: u64,
 }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn faults_of_a_manifest_are_named() {
         let with = |change: fn(&mut Manifest)| {
             let mut manifest = manifest();
             change(&mut manifest);

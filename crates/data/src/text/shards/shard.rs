@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_come_back_by_number_in_both_widths() {
+    fn documents_round_trip_by_number_in_both_widths() {
         let scratch = Scratch::new("shard");
         let path = scratch.path().join("a.tokens");
         for vocabulary in [1u64 << 16, 1 << 20] {
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_lie_are_named() {
+    fn false_headers_are_named() {
         let header =
             Header { token_bytes: 2, documents: 3, tokens: 9, tokenizer: 1, vocabulary: 10, index_hash: 0 };
         let bytes = header.file_bytes().unwrap();

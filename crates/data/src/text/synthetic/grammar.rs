@@ -302,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_word_is_listed_once_and_can_be_said() {
+    fn every_word_is_listed_once_and_can_occur() {
         let grammar = grammar();
         assert_eq!(grammar.numbers.len(), grammar.words.len(), "a word is listed twice");
         let mut said = vec![false; grammar.words.len()];

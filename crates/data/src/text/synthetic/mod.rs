@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_language_has_the_promised_shape() {
+    fn the_language_has_the_documented_shape() {
         let language = Language::new();
         let Language { floor_nats, trigram_nats, mean_document_tokens, .. } = language;
         assert!((100..=400).contains(&language.words().len()), "{} words", language.words().len());

@@ -8,7 +8,7 @@ use super::byte_level::byte_of;
 /// SentencePiece's letter for a space.
 const SPACE: char = '▁';
 
-/// How the pieces of a vocabulary spell bytes.
+/// The spelling of bytes in the pieces of a vocabulary.
 enum Spelling {
     /// One letter per byte.
     Bytes,

@@ -38,13 +38,13 @@ impl Unencodable {
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Guarded {
+pub(crate) struct GuardedTokenizer {
     library: Tokenizer,
     /// The normalisers one by one, each with its largest growth factor. Empty where all of them together stay within the bound.
     bounded_steps: Vec<(NormalizerWrapper, usize)>,
 }
 
-impl Guarded {
+impl GuardedTokenizer {
     /// Checks the parts of a tokeniser; the error names the one that may make a text too long.
     pub fn new(library: Tokenizer) -> Result<Self, String> {
         let normalizers = steps(library.get_normalizer())?;
@@ -87,7 +87,7 @@ impl Guarded {
         self.guarded(text, || self.library.encode(text, with_frame))
     }
 
-    /// As [`Guarded::encode`], without offsets.
+    /// As [`GuardedTokenizer::encode`], without offsets.
     pub fn encode_fast(&self, text: &str, with_frame: bool) -> Result<Encoding, Unencodable> {
         self.guarded(text, || self.library.encode_fast(text, with_frame))
     }
@@ -248,11 +248,11 @@ mod tests {
     use super::*;
     use crate::text::tokenizer::Vocabulary;
 
-    fn with(part: &str, step: &str) -> Result<Guarded, String> {
+    fn with(part: &str, step: &str) -> Result<GuardedTokenizer, String> {
         let plain = Vocabulary::train(["the fox and the dog"].into_iter(), 260).unwrap().to_json();
         let mut file: Value = serde_json::from_str(&plain).unwrap();
         file[part] = serde_json::from_str(step).unwrap();
-        Guarded::new(Tokenizer::from_bytes(file.to_string()).unwrap())
+        GuardedTokenizer::new(Tokenizer::from_bytes(file.to_string()).unwrap())
     }
 
     fn sequence(list: &str, step: &str, times: usize) -> String {

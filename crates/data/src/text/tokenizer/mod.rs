@@ -20,7 +20,7 @@ pub use self::frame::TOKENIZER_CONFIG;
 
 use self::byte_level::ByteLevelEncoder;
 use self::frame::Frame;
-use self::guarded::{Guarded, Unencodable};
+use self::guarded::{GuardedTokenizer, Unencodable};
 use crate::contained::contained;
 use crate::durable;
 use crate::error::DataError;
@@ -37,7 +37,7 @@ const PIECE_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone)]
 pub struct Vocabulary {
-    tokenizer: Guarded,
+    tokenizer: GuardedTokenizer,
     /// The fast path, where the tokeniser allows it.
     fast: Option<ByteLevelEncoder>,
     size: usize,
@@ -48,7 +48,7 @@ pub struct Vocabulary {
 
 /// Encodes prompts as the tokeniser's own model expects them.
 pub struct PromptEncoder {
-    tokenizer: Guarded,
+    tokenizer: GuardedTokenizer,
     /// The token of an empty prompt.
     empty: u32,
 }
@@ -388,7 +388,7 @@ impl Vocabulary {
         let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
         let fast = ByteLevelEncoder::of(&tokenizer);
         Ok(Self {
-            tokenizer: Guarded::new(tokenizer)?,
+            tokenizer: GuardedTokenizer::new(tokenizer)?,
             fast,
             size: largest as usize + 1,
             frame,
@@ -410,7 +410,7 @@ impl Vocabulary {
     }
 
     /// The tokeniser with its bounds.
-    pub(crate) fn guarded(&self) -> &Guarded {
+    pub(crate) fn guarded(&self) -> &GuardedTokenizer {
         &self.tokenizer
     }
 
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn training_gives_exactly_the_size_asked_for_where_the_text_allows_it() {
+    fn training_gives_the_requested_size_where_the_text_allows_it() {
         for vocab in [258, 259, 280] {
             let vocabulary = trained(vocab);
             assert_eq!((vocabulary.size(), vocabulary.bos(), vocabulary.eos()), (vocab, 0, 1));
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn any_text_comes_back_after_training_saving_and_loading() {
+    fn any_text_survives_training_saving_and_loading() {
         let scratch = Scratch::new("tokenizer");
         let path = scratch.path().join("tokenizer.json");
         let vocabulary = trained(280);
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_any_length_come_back() {
+    fn texts_of_any_length_round_trip() {
         let vocabulary = trained(280);
         let solid = "x".repeat(PIECE_BYTES + 10);
         for text in
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_said() {
+    fn unusable_tokenisers_are_named() {
         let scratch = Scratch::new("bad-tokenizer");
         let missing = Vocabulary::load(&scratch.path().join("none.json")).err().unwrap();
         assert!(missing.is_input() && missing.sentence.contains("none.json cannot be read"), "{missing}");

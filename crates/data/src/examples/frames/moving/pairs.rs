@@ -47,7 +47,7 @@ mod tests {
 
     /// The text alone tells nothing: answers are equally long, and each is chosen as often as it is rejected.
     #[test]
-    fn whoever_sees_nothing_is_right_half_of_the_time() {
+    fn a_guess_without_the_image_is_right_half_of_the_time() {
         let mut chosen: HashMap<String, i64> = HashMap::new();
         const PAIRS: u64 = 8000;
         for sample in 0..PAIRS {
