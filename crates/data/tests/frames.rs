@@ -469,7 +469,9 @@ fn bad_shards_are_named_or_left_out() {
     let sentence = open(&nothing).unwrap_err().to_string();
     assert!(sentence.contains("no sample to learn from") || sentence.contains("tokeniser"), "{sentence}");
     scratch.write("plain.jsonl", b"{}");
-    assert!(open(&spec(&[scratch.at("plain.jsonl")])).unwrap_err().to_string().contains("is no .tar file"));
+    assert!(
+        open(&spec(&[scratch.at("plain.jsonl")])).unwrap_err().to_string().contains("is not a .tar file")
+    );
 }
 
 #[test]

@@ -368,7 +368,7 @@ fn indices_of_archives_are_cached() {
     let (without, made) = (opened(&plain), opened(&kept));
     let kept_file = std::fs::read_dir(cache.join("archives")).unwrap().next().unwrap().unwrap().path();
     changed_in_secret(&path, |bytes| bytes[0] ^= 1);
-    assert!(refused(&plain).contains("no header"));
+    assert!(refused(&plain).contains("a header is missing"));
     let again = opened(&kept);
     for sets in [&made, &again] {
         assert_eq!(sets.classes, without.classes);
@@ -382,7 +382,7 @@ fn indices_of_archives_are_cached() {
     // The cached index is damaged, so the archive is scanned, and it is damaged too.
     let text = std::fs::read(&kept_file).unwrap();
     std::fs::write(&kept_file, &text[..text.len() - 3]).unwrap();
-    assert!(refused(&kept).contains("no header"));
+    assert!(refused(&kept).contains("a header is missing"));
     changed_in_secret(&path, |bytes| bytes[0] ^= 1);
     assert_eq!(opened(&kept).train.count(), without.train.count());
     assert_eq!(std::fs::read(&kept_file).unwrap(), text);

@@ -330,7 +330,7 @@ fn only_what_lies_between_the_marks_is_learned() {
     assert!(learned(&merged, merged.train.get(0)).contains("four"));
     for (answer, why) in [
         ("four", "nothing of the row's answers lies between `<ANS>` and `</ANS>`"),
-        ("<ANS>four", "no `</ANS>` behind it"),
+        ("<ANS>four", "no `</ANS>` after it"),
     ] {
         let error = bytes(answer).unwrap_err();
         assert!(error.sentence.contains(why) && error.sentence.contains("line 1"), "{error}");

@@ -57,7 +57,7 @@ mod tests {
         for (text, why) in [
             ("plain", "nothing of the row's answers lies between"),
             ("<A></A>", "nothing to learn"),
-            ("<A>open", "no `</A>` behind it"),
+            ("<A>open", "no `</A>` after it"),
         ] {
             let refused = narrowed(text, &[(0, text.len())]).unwrap_err();
             assert!(refused.contains(why), "{text}: {refused}");

@@ -87,7 +87,7 @@ fn learned(
             return Err(RowError::new(
                 Reason::Template,
                 format!(
-                    "the generation tags of {} mark {} places in {} answers, so single answers cannot be told apart; \
+                    "the generation tags of {} mark {} places in {} answers, so single answers cannot be identified; \
                      give a template that marks each with data.template",
                     template.shown,
                     generated.len(),
@@ -148,8 +148,8 @@ fn start(
             false => RowError::new(
                 Reason::Template,
                 format!(
-                    "{} writes what comes before message {} differently once the answer follows, so a model would learn \
-                     another question than it is asked; give another template with data.template",
+                    "{} renders the text before message {} differently once the answer follows, so a model would be trained \
+                     on another prompt than it is given; give another template with data.template",
                     template.shown,
                     at + 1
                 ),
@@ -171,8 +171,8 @@ fn start(
         false => RowError::new(
             Reason::Template,
             format!(
-                "{} writes the prompt for message {} differently from the message, and its answers have no place of \
-                 their own; give a template with generation tags with data.template",
+                "{} renders the prompt for message {} differently from the message, so the answers cannot be located; \
+                 give a template with generation tags with data.template",
                 template.shown,
                 at + 1
             ),
@@ -194,8 +194,8 @@ fn rewritten(template: &ChatTemplate, turn: usize, what: &str) -> RowError {
     RowError::new(
         Reason::Template,
         format!(
-            "{} writes message {turn} ({what}) differently once more turns follow, so its place in the whole is not \
-             known; learn every answer in an example of its own with data.train_on=each, only the last with \
+            "{} renders message {turn} ({what}) differently once more turns follow, so its place in the text is not \
+             known; train on every answer in an example of its own with data.train_on=each, on the last one with \
              data.train_on=last, or give a template with generation tags with data.template",
             template.shown
         ),
@@ -205,7 +205,7 @@ fn rewritten(template: &ChatTemplate, turn: usize, what: &str) -> RowError {
 fn refused(template: &ChatTemplate, refusal: Refusal) -> RowError {
     let shown = &template.shown;
     let cannot = |said: String| {
-        format!("{shown} cannot write the conversation ({said}); give another template with data.template")
+        format!("{shown} cannot render the conversation ({said}); give another template with data.template")
     };
     match refusal {
         Refusal::Raised(message) => {

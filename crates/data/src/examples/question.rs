@@ -154,7 +154,7 @@ impl Questions {
                     format!("{shown} asks for today's date: give one as data.date=2025-01-31.")
                 }
                 refusal => format!(
-                    "{shown} does not write a question and its answer ({refusal}): give another template with \
+                    "{shown} cannot render a question and its answer ({refusal}): give another template with \
                      data.template."
                 ),
             })

@@ -10,7 +10,7 @@ use super::documents::{Documents, Spent, TokenCount};
 use super::permutation::Permutation;
 use crate::error::DataError;
 
-/// Documents after which the table repeats, which is also the precision of the shares.
+/// Number of documents after which the table repeats. Shares are accurate to one part in this number.
 const SLOTS: usize = 1 << 16;
 /// Seed of the shuffle of slots. It is not the run's seed, because the table is part of the mixture.
 const SHUFFLE: u64 = 0x6d69_7874_7572_6573;
