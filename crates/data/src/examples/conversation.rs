@@ -8,7 +8,7 @@ use super::template::is_reserved;
 use crate::formats::{Field, Fields, Reason};
 use crate::random::{fingerprint, key};
 
-/// Messages between a model and others, in the form that templates add.
+/// Messages between a model and others, in the form that templates take.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Conversation {
     /// Each has a `role` of [`ROLES`] and, unless it calls tools, a `content`.
@@ -232,15 +232,15 @@ impl Conversation {
     ) -> Result<(), RowError> {
         let turn = at + 1;
         let Field::Object(fields) = field else {
-            let said = format!(
+            let sentence = format!(
                 "message {turn} of `{of}` is {}, not an object; give it a role and a content",
                 field.kind()
             );
-            return wrong(Reason::Conversation, said);
+            return wrong(Reason::Conversation, sentence);
         };
         let role = ["role", "from"].iter().find_map(|name| fields.get(name));
         let Some(Field::Text(role)) = role else {
-            let said = match role {
+            let sentence = match role {
                 None => format!(
                     "message {turn} of `{of}` has no `role`, only {}; give it one of {}",
                     fields.names(),
@@ -250,23 +250,23 @@ impl Conversation {
                     format!("the role of message {turn} is {}, not a string; correct it", other.kind())
                 }
             };
-            return wrong(Reason::Role, said);
+            return wrong(Reason::Role, sentence);
         };
         let Some(role) = Conversation::role(role) else {
-            let said = format!(
+            let sentence = format!(
                 "message {turn} has the role `{}`, which is none of {}; correct it",
                 role.escape_debug(),
                 ROLES.join(", ")
             );
-            return wrong(Reason::Role, said);
+            return wrong(Reason::Role, sentence);
         };
         let calls = match fields.get("tool_calls") {
             None | Some(Field::Null) => false,
             Some(Field::List(calls)) => !calls.is_empty(),
             Some(other) => {
-                let said =
+                let sentence =
                     format!("`tool_calls` of message {turn} is {}, not a list; correct it", other.kind());
-                return wrong(Reason::Conversation, said);
+                return wrong(Reason::Conversation, sentence);
             }
         };
         let is_answer = role == "assistant";
@@ -282,19 +282,19 @@ impl Conversation {
                 return wrong(Reason::Null, format!("message {turn} of `{of}` {what}; give it a text"));
             }
             Some(other) => {
-                let said = format!(
+                let sentence = format!(
                     "the content of message {turn} is {}, not a string or a list of parts; correct it",
                     other.kind()
                 );
-                return wrong(Reason::NotAString, said);
+                return wrong(Reason::NotAString, sentence);
             }
         };
         let text = content.as_ref().map(spelled).unwrap_or_default();
         if is_reserved(&text) || text.contains('\0') {
-            let said = format!(
+            let sentence = format!(
                 "message {turn} has a character that no text may have (NUL or U+FDD0 to U+FDD2); remove it"
             );
-            return wrong(Reason::Nul, said);
+            return wrong(Reason::Nul, sentence);
         }
         if is_answer && !calls && text.trim().is_empty() {
             return wrong(Reason::Empty, format!("the assistant's message {turn} is empty; give it a text"));
@@ -315,8 +315,8 @@ impl Conversation {
     }
 }
 
-pub(super) fn wrong<T>(reason: Reason, said: String) -> Result<T, RowError> {
-    Err(RowError::new(reason, said))
+pub(super) fn wrong<T>(reason: Reason, sentence: String) -> Result<T, RowError> {
+    Err(RowError::new(reason, sentence))
 }
 
 pub(super) fn message(role: &str, content: Field) -> Fields {
@@ -352,15 +352,16 @@ pub(super) fn joined(parts: &[Field], turn: usize) -> Result<Field, RowError> {
                         _ => "leave it out",
                     };
                     let kind = kind.unwrap_or("something else").escape_debug();
-                    let said = format!(
+                    let sentence = format!(
                         "message {turn} has a part of the type `{kind}`, and only `text` is read; {remedy}"
                     );
-                    return wrong(Reason::Unsupported, said);
+                    return wrong(Reason::Unsupported, sentence);
                 }
             },
             other => {
-                let said = format!("a part of message {turn} is {}, not a text; correct it", other.kind());
-                return wrong(Reason::NotAString, said);
+                let sentence =
+                    format!("a part of message {turn} is {}, not a text; correct it", other.kind());
+                return wrong(Reason::NotAString, sentence);
             }
         }
     }
@@ -369,8 +370,11 @@ pub(super) fn joined(parts: &[Field], turn: usize) -> Result<Field, RowError> {
 
 /// A list of messages. Tables without lists have it as JSON.
 pub(super) fn list_of(fields: &Fields, name: &str) -> Result<Vec<Field>, RowError> {
-    let broken = |said: String| {
-        RowError::new(Reason::Conversation, format!("the field `{name}` {said}; write a list of messages"))
+    let broken = |sentence: String| {
+        RowError::new(
+            Reason::Conversation,
+            format!("the field `{name}` {sentence}; write a list of messages"),
+        )
     };
     match fields.get(name) {
         Some(Field::List(list)) => Ok(list.clone()),
@@ -418,10 +422,10 @@ fn missing(fields: &Fields, name: &str) -> RowError {
 pub(super) fn text_of<'f>(fields: &'f Fields, name: &str) -> Result<&'f str, RowError> {
     match fields.get(name) {
         Some(Field::Text(text)) if text.contains('\0') || is_reserved(text) => {
-            let said = format!(
+            let sentence = format!(
                 "the field `{name}` has a character that no text may have (NUL or U+FDD0 to U+FDD2); remove it"
             );
-            wrong(Reason::Nul, said)
+            wrong(Reason::Nul, sentence)
         }
         Some(Field::Text(text)) => Ok(text),
         Some(Field::Null) => wrong(Reason::Null, format!("the field `{name}` is null; give it a text")),

@@ -204,8 +204,10 @@ fn rewritten(template: &ChatTemplate, turn: usize, what: &str) -> RowError {
 
 fn refused(template: &ChatTemplate, refusal: Refusal) -> RowError {
     let shown = &template.shown;
-    let cannot = |said: String| {
-        format!("{shown} cannot render the conversation ({said}); give another template with data.template")
+    let cannot = |sentence: String| {
+        format!(
+            "{shown} cannot render the conversation ({sentence}); give another template with data.template"
+        )
     };
     match refusal {
         Refusal::Raised(message) => {
@@ -221,8 +223,8 @@ fn refused(template: &ChatTemplate, refusal: Refusal) -> RowError {
                 "{shown} asks for today's date; give one as data.date=2025-01-31, so that the run can be repeated"
             ),
         ),
-        Refusal::Failed(said) => RowError::new(Reason::Template, cannot(said)),
-        Refusal::Exhausted(said) => RowError::fatal(Reason::Template, cannot(said)),
+        Refusal::Failed(sentence) => RowError::new(Reason::Template, cannot(sentence)),
+        Refusal::Exhausted(sentence) => RowError::fatal(Reason::Template, cannot(sentence)),
     }
 }
 

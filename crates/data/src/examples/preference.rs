@@ -173,12 +173,12 @@ impl fmt::Display for JudgedSchema {
 impl JudgedSchema {
     pub fn of(fields: &Fields) -> Result<JudgedSchema, RowError> {
         let Some(label) = LABELS.into_iter().find(|name| fields.has(name)) else {
-            let said = format!(
+            let sentence = format!(
                 "the row has the fields {}, and whether its answer is wanted is read from `label`; give it one, or compare \
                  pairs of answers with another preference.loss",
                 fields.names()
             );
-            return wrong(Reason::Schema, said);
+            return wrong(Reason::Schema, sentence);
         };
         Ok(JudgedSchema { of: Schema::of(fields)?, label })
     }
@@ -214,12 +214,12 @@ impl JudgedSchema {
             Some(Field::Text(text)) if ["true", "1"].contains(&text.to_lowercase().as_str()) => true,
             Some(Field::Text(text)) if ["false", "0"].contains(&text.to_lowercase().as_str()) => false,
             other => {
-                let said = format!(
+                let sentence = format!(
                     "`{}` is {}, and says whether the answer is wanted; give true or false",
                     self.label,
                     other.map_or("missing", |field| field.kind())
                 );
-                return wrong(Reason::Label, said);
+                return wrong(Reason::Label, sentence);
             }
         };
         Ok(Judged { dialogue, is_wanted })
@@ -288,12 +288,12 @@ fn is_answer(field: &Field) -> bool {
 /// The prompt that a row names, and its answers.
 fn prompted(fields: &Fields, name: &str) -> Result<(Prompt, [Vec<Field>; 2]), RowError> {
     let answers = [answers_of(fields, CHOSEN)?, answers_of(fields, REJECTED)?];
-    let is_whole = |said: &RawAnswer| matches!(said, RawAnswer::Messages(messages) if messages.first().is_some_and(|first| !is_answer(first)));
+    let is_whole = |answer: &RawAnswer| matches!(answer, RawAnswer::Messages(messages) if messages.first().is_some_and(|first| !is_answer(first)));
     // Answers that do not begin with the assistant are whole conversations, which contain the prompt.
     if answers.iter().any(is_whole) {
         return common_messages(answers.map(RawAnswer::into_messages));
     }
-    let are_texts = answers.iter().all(|said| matches!(said, RawAnswer::Text(_)));
+    let are_texts = answers.iter().all(|answer| matches!(answer, RawAnswer::Text(_)));
     let answers = answers.map(RawAnswer::into_messages);
     match fields.get(name) {
         Some(Field::List(_)) => Ok((Prompt::Messages(list_of(fields, name)?), answers)),
@@ -322,12 +322,15 @@ fn common_text(chosen: &str, rejected: &str) -> Result<(Prompt, [Vec<Field>; 2])
     let both = chosen.char_indices().zip(rejected.chars());
     let mut cut: usize = both.take_while(|((_, a), b)| a == b).map(|((_, a), _)| a.len_utf8()).sum();
     if cut == chosen.len() || cut == rejected.len() {
-        let said = if chosen == rejected {
+        let sentence = if chosen == rejected {
             "both answers are equal"
         } else {
             "one answer is only the beginning of the other"
         };
-        return wrong(Reason::Pair, format!("{said}, so there is nothing to prefer; correct one of them"));
+        return wrong(
+            Reason::Pair,
+            format!("{sentence}, so there is nothing to prefer; correct one of them"),
+        );
     }
     if chosen[..cut].ends_with(' ') {
         cut -= 1;
@@ -346,12 +349,15 @@ fn common_text(chosen: &str, rejected: &str) -> Result<(Prompt, [Vec<Field>; 2])
 fn common_messages([chosen, rejected]: [Vec<Field>; 2]) -> Result<(Prompt, [Vec<Field>; 2]), RowError> {
     let cut = chosen.iter().zip(&rejected).take_while(|(a, b)| a == b).count();
     if cut == chosen.len() || cut == rejected.len() {
-        let said = if chosen == rejected {
+        let sentence = if chosen == rejected {
             "both conversations are equal"
         } else {
             "one conversation is only the beginning of the other"
         };
-        return wrong(Reason::Pair, format!("{said}, so there is nothing to prefer; correct one of them"));
+        return wrong(
+            Reason::Pair,
+            format!("{sentence}, so there is nothing to prefer; correct one of them"),
+        );
     }
     if cut == 0 {
         return wrong(
@@ -429,12 +435,12 @@ mod tests {
             let Dialogue::Chat(chat) = dialogue else { panic!("a conversation: {json}") };
             let text =
                 |fields: &Fields, name: &str| fields.get(name).and_then(Field::text).unwrap().to_string();
-            let said = chat.messages.iter().zip(&chat.learned);
-            said.map(|(m, learned)| (text(m, "role"), text(m, "content"), *learned)).collect()
+            let turns = chat.messages.iter().zip(&chat.learned);
+            turns.map(|(m, learned)| (text(m, "role"), text(m, "content"), *learned)).collect()
         })
     }
 
-    fn said(role: &str, content: &str, learned: bool) -> (String, String, bool) {
+    fn turn(role: &str, content: &str, learned: bool) -> (String, String, bool) {
         (role.into(), content.into(), learned)
     }
 
@@ -454,11 +460,11 @@ mod tests {
             r#"{"chosen":"[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":\"Yes\"}]","rejected":"[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":\"No\"}]"}"#,
         ];
         for form in forms {
-            let answer = |text: &str| vec![said("user", "Hi", false), said("assistant", text, true)];
+            let answer = |text: &str| vec![turn("user", "Hi", false), turn("assistant", text, true)];
             assert_eq!(chats(form), [answer("Yes"), answer("No")], "{form}");
         }
         let [chosen, _] = chats(r#"{"system":"Be kind","question":"Hi","chosen":"Yes","rejected":"No"}"#);
-        assert_eq!(chosen[0], said("system", "Be kind", false), "a system's message makes turns of texts");
+        assert_eq!(chosen[0], turn("system", "Be kind", false), "a system's message makes turns of texts");
         let turns = r#"{"chosen":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"},{"role":"assistant","content":"d"}],
             "rejected":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"},{"role":"assistant","content":"e"}]}"#;
         let learned: Vec<bool> = chats(turns)[0].iter().map(|(_, _, learned)| *learned).collect();
@@ -536,8 +542,8 @@ mod tests {
             ),
         ];
         for (json, words) in cases {
-            let said = pair(json).unwrap_err().message;
-            assert!(said.contains(words), "{json}: {said:?} lacks {words:?}");
+            let sentence = pair(json).unwrap_err().message;
+            assert!(sentence.contains(words), "{json}: {sentence:?} lacks {words:?}");
         }
     }
 
@@ -562,8 +568,8 @@ mod tests {
                 "does not end with an answer",
             ),
         ] {
-            let said = of(json).unwrap_err().message;
-            assert!(said.contains(words), "{json}: {said:?} lacks {words:?}");
+            let sentence = of(json).unwrap_err().message;
+            assert!(sentence.contains(words), "{json}: {sentence:?} lacks {words:?}");
         }
     }
 }

@@ -170,7 +170,7 @@ pub(super) struct RowReader<'s> {
     pub pool: &'s ThreadPool,
     /// Reads rows with images, where there are some.
     pub visual: Option<VisualReader<'s>>,
-    /// The fatal error that fatal reading, and its place: a template or a tokeniser that fails on every row.
+    /// The fatal error that ended reading, and its place: a template or a tokeniser that fails on every row.
     pub fatal: OnceLock<(RowError, SourceLocation)>,
 }
 

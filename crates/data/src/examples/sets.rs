@@ -274,12 +274,12 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
         }
     };
     let inputs = inputs(spec, &spec.path)?;
-    let apart = match spec.held_out_path.as_slice() {
+    let separate = match spec.held_out_path.as_slice() {
         [] => None,
         path => Some(self::inputs(spec, path)?),
     };
     let names = inputs.names();
-    for read in [Some(&inputs), apart.as_ref()].into_iter().flatten() {
+    for read in [Some(&inputs), separate.as_ref()].into_iter().flatten() {
         if let Inputs::Files(files) = read {
             announce(files, say);
         }
@@ -321,15 +321,15 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
         )));
     }
     let mut files = inputs.count();
-    let held = match &apart {
+    let held = match &separate {
         None => {
             let rows = taken.drafts.iter().map(|draft| (draft.hash, &draft.row_images));
             taken.held(spec, &row_reader.side_hashes(rows), &names)?
         }
-        Some(apart) => {
-            files += apart.count();
+        Some(separate) => {
+            files += separate.count();
             let train = taken.drafts.len();
-            taken.append(row_reader.drafts(apart, &encoder)?, spec, &classes, &apart.names(), say)?;
+            taken.append(row_reader.drafts(separate, &encoder)?, spec, &classes, &separate.names(), say)?;
             (0..taken.drafts.len()).map(|at| at >= train).collect()
         }
     };
@@ -577,49 +577,49 @@ impl DraftSet {
     /// Adds the examples to evaluate on, whose classes are those of the training rows.
     fn append(
         &mut self,
-        mut apart: DraftSet,
+        mut separate: DraftSet,
         spec: &ExampleSpec,
         classes: &[String],
         names: &str,
         say: &mut dyn FnMut(OpenEvent),
     ) -> Result<(), DataError> {
         if !classes.is_empty() {
-            apart.number(&Classes::given(classes)?)?;
+            separate.number(&Classes::given(classes)?)?;
         }
-        if apart.drafts.is_empty() {
-            let left_out = apart.left_out(spec);
+        if separate.drafts.is_empty() {
+            let left_out = separate.left_out(spec);
             return Err(DataError::input(format!(
                 "There is no example to evaluate on in {names}{left_out}: data.held_out_path needs some."
             )));
         }
         let trained: HashSet<u64> = self.drafts.iter().map(|draft| draft.hash).collect();
-        let seen = apart.drafts.iter().filter(|draft| trained.contains(&draft.hash)).count();
+        let seen = separate.drafts.iter().filter(|draft| trained.contains(&draft.hash)).count();
         if seen > 0 {
             say(OpenEvent::Note(format!(
                 "{seen} of {} examples in {names} are trained on too, so the evaluation does not test on new data",
-                apart.drafts.len()
+                separate.drafts.len()
             )));
         }
         let shown: HashSet<u128> =
             self.drafts.iter().flat_map(|draft| draft.row_images.iter().copied()).collect();
         let shows_one = |draft: &&Draft| draft.row_images.iter().any(|image| shown.contains(image));
-        let again = apart.drafts.iter().filter(shows_one).count();
+        let again = separate.drafts.iter().filter(shows_one).count();
         if again > 0 {
             say(OpenEvent::Note(format!(
                 "{again} of {} examples in {names} show an image that is trained on too",
-                apart.drafts.len()
+                separate.drafts.len()
             )));
         }
-        self.rows += apart.rows;
-        self.cut += apart.cut;
-        self.too_long += apart.too_long;
-        self.skipped.merge(&apart.skipped);
-        for schema in apart.schema {
+        self.rows += separate.rows;
+        self.cut += separate.cut;
+        self.too_long += separate.too_long;
+        self.skipped.merge(&separate.skipped);
+        for schema in separate.schema {
             if self.schema.last() != Some(&schema) {
                 self.schema.push(schema);
             }
         }
-        self.drafts.extend(apart.drafts);
+        self.drafts.extend(separate.drafts);
         Ok(())
     }
 

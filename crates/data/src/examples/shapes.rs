@@ -163,7 +163,7 @@ mod tests {
         assert_ne!(question(5, 0), question(6, 0));
     }
 
-    /// A guess that uses the questions and answers but not the images is right a quarter of the time, and the image of wrong_answer
+    /// A guess that uses the questions and answers but not the images is right a quarter of the time, and the image of another
     /// row does not help.
     #[test]
     fn answers_need_the_image() {

@@ -314,7 +314,7 @@ struct Cell {
     column: usize,
     start: usize,
     end: usize,
-    /// Whether it contains escaped (has_escaped_quotes) quotes.
+    /// Whether it contains escaped (doubled) quotes.
     has_escaped_quotes: bool,
 }
 

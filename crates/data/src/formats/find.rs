@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn names_and_contents_determine_the_format() {
-        let scratch = Scratch::new("find-input_of");
+        let scratch = Scratch::new("find-formats");
         let gzip = |bytes: &[u8]| {
             let mut compressed = Vec::new();
             flate2::bufread::GzEncoder::new(bytes, flate2::Compression::fast())

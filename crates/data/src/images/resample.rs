@@ -41,11 +41,11 @@ struct AxisRange {
 }
 
 impl AxisRange {
-    /// `there` is the number of pixels of the image.
-    fn new(start: f64, extent: f64, there: usize, whole: bool) -> Self {
+    /// `size` is the number of pixels of the image.
+    fn new(start: f64, extent: f64, size: usize, whole: bool) -> Self {
         let (begin, end) = match whole {
-            true => (0, there),
-            false => (start.floor() as usize, ((start + extent).ceil() as usize).min(there)),
+            true => (0, size),
+            false => (start.floor() as usize, ((start + extent).ceil() as usize).min(size)),
         };
         Self { start, extent, begin, end }
     }
@@ -199,8 +199,8 @@ pub(super) fn resample(
     out: &mut [u8],
 ) {
     assert_eq!(out.len(), width * height * CHANNELS, "the view's bytes");
-    let Picture { width: there, height: rows, rgb } = picture;
-    let grid = Grid { bytes: rgb, width: there, height: rows, stride: there * CHANNELS };
+    let Picture { width: columns, height: rows, rgb } = picture;
+    let grid = Grid { bytes: rgb, width: columns, height: rows, stride: columns * CHANNELS };
     scaled::<CHANNELS>(grid, (part, scaling), (width, height), |y, values| {
         let line = &mut out[y * width * CHANNELS..][..width * CHANNELS];
         line.iter_mut().zip(values).for_each(|(out, value)| *out = byte(*value));
@@ -264,11 +264,11 @@ mod tests {
         width: usize,
         height: usize,
     ) -> Vec<f64> {
-        let weights = |place: usize, count: usize, start: f64, extent: f64, there: usize| {
+        let weights = |place: usize, count: usize, start: f64, extent: f64, size: usize| {
             let (step, centre) =
                 (extent / count as f64, start + (place as f64 + 0.5) * extent / count as f64);
-            let end = ((start + extent).ceil() as usize).min(there);
-            let all = if whole { 0..there } else { start.floor() as usize..end };
+            let end = ((start + extent).ceil() as usize).min(size);
+            let all = if whole { 0..size } else { start.floor() as usize..end };
             let weights = all.map(|at| (at, filter.weight((at as f64 + 0.5 - centre) / step.max(1.0))));
             weights.collect::<Vec<_>>()
         };

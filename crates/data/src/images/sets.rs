@@ -220,9 +220,9 @@ fn encoded(
         let hashes = found.hashes.clone();
         sides(found.set(&classes, spec.max_pixels)?, &hashes, spec.held_out, &shown)?
     } else {
-        let apart = scan(&spec.held_out_path, source, spec, say)?;
-        skipped.merge(&apart.skipped);
-        (found.set(&classes, spec.max_pixels)?, apart.set(&classes, spec.max_pixels)?)
+        let separate = scan(&spec.held_out_path, source, spec, say)?;
+        skipped.merge(&separate.skipped);
+        (found.set(&classes, spec.max_pixels)?, separate.set(&classes, spec.max_pixels)?)
     };
     let mut sets = sets(kind, files, train, held_out, classes.names);
     if skipped.total() > 0 {
@@ -310,21 +310,21 @@ fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, 
         )?;
         return Ok(sets("CIFAR", files, train, held_out, classes));
     }
-    let mut apart = Cifar::read(&cifar::files(&spec.held_out_path)?, label)?;
-    if usize::from(apart.most) >= labels {
+    let mut separate = Cifar::read(&cifar::files(&spec.held_out_path)?, label)?;
+    if usize::from(separate.most) >= labels {
         return Err(DataError::input(format!(
             "{} has an image of class {}, and {shown} has the classes 0 to {}: give images of the same classes.",
             spec.held_out_path.join(", "),
-            apart.most,
+            separate.most,
             labels - 1
         )));
     }
-    apart.renumber(numbers);
+    separate.renumber(numbers);
     let whole = |images: Cifar| {
         let hash = images.hash;
         ImageSet::whole(Arc::new(images), hash)
     };
-    Ok(sets("CIFAR", files, whole(images), whole(apart), classes))
+    Ok(sets("CIFAR", files, whole(images), whole(separate), classes))
 }
 
 /// The given classes, or the ones found, with the class of every label: the one with its name or, where no name matches, its
@@ -465,15 +465,18 @@ mod tests {
         scratch.write("c/data_batch_2.bin", &cifar_file(&[0, 1]));
         let test = scratch.write("c/test_batch.bin", &cifar_file(&[2, 2, 1, 0]));
         let folder = scratch.path().join("c");
-        let mut said = Vec::new();
+        let mut events = Vec::new();
         let opened =
-            open(&ImageSpec { held_out: 0.2, ..spec(&folder) }, &mut |line| said.push(line)).unwrap();
+            open(&ImageSpec { held_out: 0.2, ..spec(&folder) }, &mut |line| events.push(line)).unwrap();
         assert_eq!((opened.train.count(), opened.held_out.count(), opened.description.files), (4, 1, 2));
-        assert!(matches!(&said[..], [OpenEvent::Note(note)] if note.contains("test_batch.bin")), "{said:?}");
-        let apart = ImageSpec { held_out_path: vec![test.to_str().unwrap().into()], ..spec(&folder) };
-        let apart = open(&apart, &mut |_| panic!("nothing to say")).unwrap();
-        assert_eq!((apart.train.count(), apart.held_out.count()), (5, 4));
-        assert_eq!(apart.held_out.balance(3), [1, 1, 2]);
+        assert!(
+            matches!(&events[..], [OpenEvent::Note(note)] if note.contains("test_batch.bin")),
+            "{events:?}"
+        );
+        let separate = ImageSpec { held_out_path: vec![test.to_str().unwrap().into()], ..spec(&folder) };
+        let separate = open(&separate, &mut |_| panic!("nothing to say")).unwrap();
+        assert_eq!((separate.train.count(), separate.held_out.count()), (5, 4));
+        assert_eq!(separate.held_out.balance(3), [1, 1, 2]);
         let wrong = scratch.write("other.bin", &cifar_file(&[7]));
         let wrong = ImageSpec { held_out_path: vec![wrong.to_str().unwrap().into()], ..spec(&folder) };
         assert!(open(&wrong, &mut |_| {}).unwrap_err().sentence.contains("an image of class 7"));

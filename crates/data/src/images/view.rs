@@ -86,7 +86,7 @@ impl View {
         };
         let across = width as f64 / w as f64;
         let down = height as f64 / h as f64;
-        let before = |there: usize, seen: usize| (there.saturating_sub(seen) / 2) as f64;
+        let before = |side: usize, seen: usize| (side.saturating_sub(seen) / 2) as f64;
         Region {
             left: before(w, self.width) * across,
             top: before(h, self.height) * down,
@@ -144,7 +144,7 @@ fn widest(width: usize, height: usize, ratio: (f64, f64)) -> Crop {
 }
 
 fn middle(width: usize, height: usize, w: f64, h: f64) -> Crop {
-    let fitted = |wanted: f64, there: usize| (wanted.round() as usize).clamp(1, there);
+    let fitted = |wanted: f64, side: usize| (wanted.round() as usize).clamp(1, side);
     let (w, h) = (fitted(w, width), fitted(h, height));
     Crop { left: (width - w) / 2, top: (height - h) / 2, width: w, height: h, is_flipped: false }
 }

@@ -15,7 +15,7 @@ use crate::random::{fingerprint, key};
 /// Size of a piece. Pieces begin at multiples of it.
 const PIECE_BYTES: u64 = 1 << 20;
 const HASH_BYTES: usize = 8;
-/// Share of the bound that an eviction evict, because it has to list the folder.
+/// Share of the bound that an eviction frees, because it has to list the folder.
 const EVICTED_SHARE: f64 = 0.1;
 /// Share of the bound that a process may write before it lists the folder again: other processes write into it, too.
 const RECOUNT_SHARE: f64 = 1.0 / 64.0;

@@ -25,7 +25,7 @@ pub struct Inspection {
     pub kind: &'static str,
     pub files: usize,
     pub bytes: u64,
-    /// Number of documents. Where only a sample was read, an estimate for all files, or the sample's number where none is possible.
+    /// Number of documents. Where only a sample was read, an estimate for all files if possible, otherwise that of the sample.
     pub documents: u64,
     /// Documents in the sample, where not all were read.
     #[serde(skip_serializing_if = "Option::is_none")]

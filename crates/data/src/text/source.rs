@@ -370,10 +370,10 @@ fn spool(
         let shown = raw::shown(inputs);
         say(OpenEvent::Note(format!("another process is tokenising {shown}: waiting for it")));
     }
-    let mut told = Instant::now();
+    let mut last_report = Instant::now();
     let prepared = prepare(&preparation, &mut |progress| {
-        if told.elapsed() >= REPORT_INTERVAL {
-            told = Instant::now();
+        if last_report.elapsed() >= REPORT_INTERVAL {
+            last_report = Instant::now();
             say(OpenEvent::Note(format!(
                 "tokenising input {} of {}: {:.1}M tokens, {:.2}M a second",
                 progress.input,

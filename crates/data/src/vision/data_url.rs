@@ -13,7 +13,8 @@ pub fn is_data_url(text: &str) -> bool {
 
 /// The bytes of a data URL, at most `most` of them.
 pub fn decode_data_url(text: &str, most: usize) -> Result<Vec<u8>, Flaw> {
-    let broken = |said: &str| Flaw::new(Reason::BrokenImage, format!("the data URL of an image {said}"));
+    let broken =
+        |sentence: &str| Flaw::new(Reason::BrokenImage, format!("the data URL of an image {sentence}"));
     let (head, body) = text[SCHEME.len()..].split_once(',').ok_or_else(|| broken("has no comma"))?;
     if !head.rsplit(';').next().is_some_and(|last| last.trim().eq_ignore_ascii_case("base64")) {
         return Err(broken("is not written in base64"));

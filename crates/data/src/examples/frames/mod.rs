@@ -41,7 +41,7 @@ use crate::vision::{FrameBytes, FrameStore, ImageStore};
 /// Options for reading samples with frames.
 #[derive(Debug, Clone)]
 pub struct FrameSpec {
-    /// Sources with their shares of the generated_sample samples, in place of one path.
+    /// Sources with their shares of the drawn samples, in place of one path.
     pub mix: Vec<MixPart>,
     /// Height and width that frames are scaled to.
     pub side: usize,

@@ -86,7 +86,9 @@ pub enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::Raised(said) | Refusal::Failed(said) | Refusal::Exhausted(said) => f.write_str(said),
+            Refusal::Raised(sentence) | Refusal::Failed(sentence) | Refusal::Exhausted(sentence) => {
+                f.write_str(sentence)
+            }
             Refusal::NeedsDate => f.write_str(
                 "it asks for today's date; give one as data.date=2025-01-31, so that the run can be repeated",
             ),
@@ -150,10 +152,10 @@ impl ChatTemplate {
             specials: &self.specials,
         };
         let text = self.jinja.render(&context, self.date).map_err(|error| match error {
-            Error::Raised(said) => Refusal::Raised(said),
+            Error::Raised(sentence) => Refusal::Raised(sentence),
             Error::NeedsDate => Refusal::NeedsDate,
-            Error::Failed(said) => Refusal::Failed(said),
-            Error::Exhausted(said) => Refusal::Exhausted(said),
+            Error::Failed(sentence) => Refusal::Failed(sentence),
+            Error::Exhausted(sentence) => Refusal::Exhausted(sentence),
         })?;
         unmarked(&text)
     }
@@ -258,8 +260,8 @@ mod tests {
         assert_eq!(raised, Err(Refusal::Raised("Roles must alternate".into())));
         assert_eq!(rendered("{{ strftime_now('%Y') }}"), Err(Refusal::NeedsDate));
         assert_eq!(rendered("{{ strftime_now is defined }}").unwrap().text, "False");
-        let Err(Refusal::Failed(said)) = rendered("{{ messages[0].nothing.more }}") else { panic!() };
-        assert!(said.contains("undefined"), "{said}");
+        let Err(Refusal::Failed(sentence)) = rendered("{{ messages[0].nothing.more }}") else { panic!() };
+        assert!(sentence.contains("undefined"), "{sentence}");
         let broken =
             ChatTemplate::compile("{% if x %}", "m/tokenizer_config.json", vec![], None).unwrap_err();
         assert!(broken.sentence.contains("m/tokenizer_config.json cannot be read: syntax error"), "{broken}");
@@ -276,11 +278,11 @@ mod tests {
             ("{% for a in range(9999) %}{{ 'x' * 99999 }}{% endfor %}", "writes more than"),
             ("{{ 'x' * 999999999999 }}", "writes more than"),
         ] {
-            let Err(Refusal::Exhausted(said)) = rendered(source) else { panic!("{source}") };
-            assert!(said.contains(why), "{source}: {said}");
+            let Err(Refusal::Exhausted(sentence)) = rendered(source) else { panic!("{source}") };
+            assert!(sentence.contains(why), "{source}: {sentence}");
         }
         let twice = "{% generation %}a{% generation %}b{% endgeneration %}{% endgeneration %}";
-        let Err(Refusal::Failed(said)) = rendered(twice) else { panic!("{twice}") };
-        assert!(said.contains("pairs"), "{said}");
+        let Err(Refusal::Failed(sentence)) = rendered(twice) else { panic!("{twice}") };
+        assert!(sentence.contains("pairs"), "{sentence}");
     }
 }

@@ -44,10 +44,10 @@ pub(super) fn converted(parts: &[Field], turn: usize) -> Result<Field, RowError>
             (None, _) if fields.has("video") => return video(turn),
             (kind, _) => {
                 let kind = kind.unwrap_or("something else").escape_debug();
-                let said = format!(
+                let sentence = format!(
                     "message {turn} has a part of the type `{kind}`, and only `text` and `image` are read; leave it out"
                 );
-                return wrong(Reason::Unsupported, said);
+                return wrong(Reason::Unsupported, sentence);
             }
         }
     }

@@ -163,7 +163,7 @@ fn question(asked: String, answer: String) -> Conversation {
 
 /// The questions and answers of a row.
 fn turns(fields: &Fields) -> Result<Vec<(String, String)>, RowError> {
-    let broken = |said: String| RowError::new(Reason::Conversation, said);
+    let broken = |sentence: String| RowError::new(Reason::Conversation, sentence);
     let list = match fields.get(TURNS) {
         Some(Field::List(list)) if !list.is_empty() => list,
         Some(Field::List(_)) => {
@@ -173,8 +173,8 @@ fn turns(fields: &Fields) -> Result<Vec<(String, String)>, RowError> {
             return Err(broken(format!("the field `{TURNS}` is {}, not a list; correct it", other.kind())));
         }
         None => {
-            let said = format!("the row has no field `{TURNS}`, only {}; give it one", fields.names());
-            return Err(RowError::new(Reason::MissingField, said));
+            let sentence = format!("the row has no field `{TURNS}`, only {}; give it one", fields.names());
+            return Err(RowError::new(Reason::MissingField, sentence));
         }
     };
     let turn = |(at, turn): (usize, &Field)| match turn {

@@ -66,7 +66,7 @@ impl Scan {
     }
 }
 
-/// A bit reader eob_run entropy-coded data, copied while a block is read so that it stays in registers. Reads past the end of an
+/// A bit reader over entropy-coded data, copied while a block is read so that it stays in registers. Reads past the end of an
 /// interval return bits of the next one, then zeros; `is_past_end` detects both.
 #[derive(Clone, Copy)]
 pub(super) struct Bits<'a> {

@@ -116,8 +116,8 @@ pub(super) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result
         .set_strict_mode(true);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
     decoder.decode_headers().map_err(|error| broken(&error))?;
-    let said = decoder.info().map(|info| (usize::from(info.width), usize::from(info.height)));
-    if said != Some((width, height)) {
+    let stated = decoder.info().map(|info| (usize::from(info.width), usize::from(info.height)));
+    if stated != Some((width, height)) {
         return Err(broken(&"it states two sizes"));
     }
     out.clear();

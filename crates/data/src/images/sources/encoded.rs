@@ -149,9 +149,9 @@ impl Images for Encoded {
 
     fn version(&self) -> u64 {
         let of = |path: &Path| {
-            let told = std::fs::metadata(path).ok()?;
-            let since = told.modified().ok()?.duration_since(UNIX_EPOCH).unwrap_or_default();
-            Some(key(told.len(), since.as_nanos() as u64))
+            let metadata = std::fs::metadata(path).ok()?;
+            let since = metadata.modified().ok()?.duration_since(UNIX_EPOCH).unwrap_or_default();
+            Some(key(metadata.len(), since.as_nanos() as u64))
         };
         let versions: Vec<u64> = match &self.holder {
             Storage::Files(paths) => paths.par_iter().map(|path| of(path).unwrap_or(0)).collect(),

@@ -82,9 +82,9 @@ impl Samples {
             if self.keys.insert(fingerprint(sample.key.as_bytes())) {
                 return Ok(Some(sample));
             }
-            let said =
+            let message =
                 format!("the sample {} was there before, but its members must be adjacent", sample.key);
-            note(&Flaw::new(Reason::KeyTwice, said), self.archive.place(sample.first))?;
+            note(&Flaw::new(Reason::KeyTwice, message), self.archive.place(sample.first))?;
         }
     }
 }

@@ -45,11 +45,11 @@ pub(in crate::images) fn table(
             };
             let read = || -> Result<(PathBuf, Option<String>), Flaw> {
                 let image = named(columns.image, &IMAGES).ok_or_else(|| {
-                    let said = format!(
+                    let message = format!(
                         "no field of the row is known to hold an image, of {}",
                         record.fields.names()
                     );
-                    Flaw::new(Reason::MissingField, format!("{said}, and data.image can name one"))
+                    Flaw::new(Reason::MissingField, format!("{message}, and data.image can name one"))
                 })?;
                 let Some(Field::Text(image)) = record.fields.get(&image) else {
                     return Err(Flaw::new(

@@ -81,9 +81,9 @@ impl Archive {
         let mut extra = ExtendedHeader::default();
         loop {
             let at = self.at;
-            let lost = |archive: &mut Self, said: &str| {
+            let lost = |archive: &mut Self, message: &str| {
                 archive.ended = true;
-                Ok(Next::Lost(Flaw::new(Reason::Damaged, said), at))
+                Ok(Next::Lost(Flaw::new(Reason::Damaged, message), at))
             };
             if at + BLOCK > self.length {
                 return lost(self, "the archive is cut short: it has no end");

@@ -170,8 +170,8 @@ impl Shard {
             }
         };
         if sample.images.is_empty() {
-            let said = format!("the sample {} has no image", sample.key);
-            return self.ledger.note(&Flaw::new(Reason::NoImage, said), place);
+            let message = format!("the sample {} has no image", sample.key);
+            return self.ledger.note(&Flaw::new(Reason::NoImage, message), place);
         }
         let hash = key(self.name, fingerprint(sample.key.as_bytes()));
         for Entry { name, offset, bytes, .. } in sample.images {
@@ -194,8 +194,8 @@ impl Sample {
 
     fn take(&mut self, ending: &str, entry: Entry) -> Option<Flaw> {
         if !self.endings.insert(ending.into()) {
-            let said = format!("the member {} occurs twice", entry.name);
-            return Some(Flaw::new(Reason::KeyTwice, said));
+            let message = format!("the member {} occurs twice", entry.name);
+            return Some(Flaw::new(Reason::KeyTwice, message));
         }
         let last = ending.rsplit('.').next().unwrap_or(ending);
         match ending {
@@ -204,8 +204,8 @@ impl Sample {
             "txt" => self.text = Some(entry),
             _ if ENDINGS.contains(&last) => self.images.push(entry),
             _ if OTHER_ENDINGS.contains(&last) => {
-                let said = format!("the member {} is of another kind than JPEG, PNG and WebP", entry.name);
-                return Some(Flaw::new(Reason::NotAnImage, said));
+                let message = format!("the member {} is of another kind than JPEG, PNG and WebP", entry.name);
+                return Some(Flaw::new(Reason::NotAnImage, message));
             }
             // Members of other kinds are ignored.
             _ => {}
@@ -216,7 +216,7 @@ impl Sample {
     /// The label, as it is written.
     fn label(&self, archive: &Archive, field: Option<&str>) -> std::io::Result<Result<String, Flaw>> {
         let key = &self.key;
-        let wrong = |reason, said: String| Ok(Err(Flaw::new(reason, said)));
+        let wrong = |reason, message: String| Ok(Err(Flaw::new(reason, message)));
         // A named field is read from the JSON, whatever other members there are.
         let plain = self.class.as_ref().or(if self.json.is_none() { self.text.as_ref() } else { None });
         let source = match (field, plain, &self.json) {
@@ -251,12 +251,12 @@ impl Sample {
             }
         };
         let Some(name) = field.or_else(|| LABELS.into_iter().find(|name| fields.has(name))) else {
-            let said = format!(
+            let message = format!(
                 "no field of the member {} is known to hold a label, of {}",
                 source.name,
                 fields.names()
             );
-            return wrong(Reason::Label, format!("{said}, and data.label can name one"));
+            return wrong(Reason::Label, format!("{message}, and data.label can name one"));
         };
         Ok(label_of(&fields, name).map_err(|wrong| Flaw::new(wrong.reason, wrong.message)))
     }

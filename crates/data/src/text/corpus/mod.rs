@@ -194,7 +194,7 @@ pub fn open_reporting(spec: &Spec, say: &mut dyn FnMut(OpenEvent)) -> Result<Cor
         ));
     }
     let vocabulary = source::vocabulary(spec, &found, say)?;
-    let apart = apart(spec, &vocabulary, say)?;
+    let held_out_files = held_out_files(spec, &vocabulary, say)?;
     let opened =
         found.into_iter().map(|found| found.open(spec, &vocabulary, say)).collect::<Result<Vec<_>, _>>()?;
     let frame = match opened.iter().all(|opened| opened.is_endless_text) {
@@ -207,7 +207,8 @@ pub fn open_reporting(spec: &Spec, say: &mut dyn FnMut(OpenEvent)) -> Result<Cor
     let side = |of: fn(&Opened) -> &Arc<dyn Documents>| -> Vec<Arc<dyn Documents>> {
         opened.iter().map(|opened| of(opened).clone()).collect()
     };
-    let held_out = apart.map_or_else(|| side(|opened| &opened.sides.held_out), |apart| vec![apart]);
+    let held_out = held_out_files
+        .map_or_else(|| side(|opened| &opened.sides.held_out), |held_out_files| vec![held_out_files]);
     let sides = [side(|opened| &opened.sides.train), held_out];
     let mixtures = sides.each_ref().map(|side| {
         let mixed = side.len() > 1 && side.iter().any(|documents| documents.count() != Some(0));
@@ -220,7 +221,7 @@ pub fn open_reporting(spec: &Spec, say: &mut dyn FnMut(OpenEvent)) -> Result<Cor
 }
 
 /// The documents of `held_out_path`, where it is set.
-fn apart(
+fn held_out_files(
     spec: &Spec,
     vocabulary: &Vocabulary,
     say: &mut dyn FnMut(OpenEvent),

@@ -349,12 +349,14 @@ fn large_inputs_are_announced() {
     let words = "so many words ".repeat(700);
     let lines: String = (0..1000).map(|line| format!("{{\"text\": \"{line} {words}\"}}\n")).collect();
     let path = written(&scratch, "large.jsonl", lines.as_bytes());
-    let mut said = Vec::new();
+    let mut events = Vec::new();
     let spec = Spec { path: vec![path], vocab: 300, ..Spec::default() };
-    open_reporting(&spec, &mut |one| said.push(one)).unwrap();
-    let OpenEvent::Note(first) = &said[0] else { panic!("{said:?}") };
+    open_reporting(&spec, &mut |one| events.push(one)).unwrap();
+    let OpenEvent::Note(first) = &events[0] else { panic!("{events:?}") };
     assert_eq!(first, "reading 10 MB in 1 file");
-    assert!(matches!(&said[1], OpenEvent::Note(line) if line.contains("training a tokeniser of 300 tokens")));
+    assert!(
+        matches!(&events[1], OpenEvent::Note(line) if line.contains("training a tokeniser of 300 tokens"))
+    );
 }
 
 #[test]
@@ -362,17 +364,17 @@ fn packed_text_is_tokenised_once() {
     let scratch = Scratch::new("packed-once");
     let forms = every_form(&scratch);
     let (_, spec) = &forms[2];
-    let said = |spec: &Spec| {
-        let mut said = Vec::new();
-        open_reporting(spec, &mut |one| said.push(one)).unwrap();
-        said
+    let events = |spec: &Spec| {
+        let mut events = Vec::new();
+        open_reporting(spec, &mut |one| events.push(one)).unwrap();
+        events
     };
-    let first = said(spec);
+    let first = events(spec);
     assert!(
         matches!(&first[..], [OpenEvent::Note(line)] if line.contains("are kept in") && line.contains("MB)")),
         "{first:?}"
     );
-    assert!(said(spec).is_empty(), "the second time it is there");
+    assert!(events(spec).is_empty(), "the second time it is there");
     let homeless = open(&Spec { cache: None, ..spec.clone() }).err().unwrap();
     assert!(homeless.is_input() && homeless.sentence.contains("flatout data prepare"), "{homeless}");
 }
@@ -482,11 +484,11 @@ fn unusable_sources_are_named() {
     let bad = written(&scratch, "bad.jsonl", &[&b"{\"text\": 5}\n"[..], &stories(2, 4)].concat());
     assert!(refused(&Spec { path: vec![bad.clone()], ..of("memory") }).contains("bad.jsonl, line 1"));
     let read = ReadOptions { on_error: OnError::Skip, ..ReadOptions::default() };
-    let mut said = Vec::new();
-    open_reporting(&Spec { path: vec![bad], read, ..of("memory") }, &mut |one| said.push(one)).unwrap();
+    let mut events = Vec::new();
+    open_reporting(&Spec { path: vec![bad], read, ..of("memory") }, &mut |one| events.push(one)).unwrap();
     assert!(
-        matches!(&said[..], [OpenEvent::LeftOut(line)] if line.contains("1 left out: 1 field not a string (first:")),
-        "{said:?}"
+        matches!(&events[..], [OpenEvent::LeftOut(line)] if line.contains("1 left out: 1 field not a string (first:")),
+        "{events:?}"
     );
 }
 

@@ -55,9 +55,9 @@ impl Shards {
             if hexadecimal(header.tokenizer) != manifest.tokenizer.hash {
                 return Err(wrong(&path, "it was made with another tokeniser than its manifest names"));
             }
-            let said = (entry.documents, entry.tokens, entry.hash.as_str(), manifest.tokenizer.vocabulary);
+            let listed = (entry.documents, entry.tokens, entry.hash.as_str(), manifest.tokenizer.vocabulary);
             let index_hash = hexadecimal(header.index_hash);
-            if said != (header.documents, header.tokens, index_hash.as_str(), header.vocabulary) {
+            if listed != (header.documents, header.tokens, index_hash.as_str(), header.vocabulary) {
                 return Err(wrong(&path, "it is not the one its manifest describes"));
             }
             bases.push(documents);

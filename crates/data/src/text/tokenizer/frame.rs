@@ -95,9 +95,12 @@ fn named(folder: &Path, tokenizer: &Tokenizer) -> Result<[Option<u32>; 2], Strin
         let Some(fields) = object(&folder.join(file))? else { continue };
         for (token, key) in found.iter_mut().zip(["bos_token_id", "eos_token_id"]) {
             // A model that sees images may have it in the part about text.
-            let said = [&fields[key], &fields["text_config"][key]].into_iter().find(|said| !said.is_null());
+            let named_in_config = [&fields[key], &fields["text_config"][key]]
+                .into_iter()
+                .find(|named_in_config| !named_in_config.is_null());
             // Where several tokens end a text, the first one ends a document.
-            let number = said.and_then(|said| said.as_u64().or(said[0].as_u64()));
+            let number = named_in_config
+                .and_then(|named_in_config| named_in_config.as_u64().or(named_in_config[0].as_u64()));
             let id = number.and_then(|number| u32::try_from(number).ok());
             *token = token.or(id.filter(|id| tokenizer.id_to_token(*id).is_some()));
         }

@@ -66,7 +66,9 @@ pub(super) enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Raised(said) | Error::Failed(said) | Error::Exhausted(said) => f.write_str(said),
+            Error::Raised(sentence) | Error::Failed(sentence) | Error::Exhausted(sentence) => {
+                f.write_str(sentence)
+            }
             Error::NeedsDate => f.write_str("it asks for today's date"),
         }
     }
@@ -95,13 +97,13 @@ impl Jinja {
             variables.map_err(|error| Error::Failed(format!("in the values of the row, {error}")))?;
         let is_large = meter::spent() > LARGE_ROW;
         Interpreter::render(self, variables, date).map_err(|(error, line)| match error {
-            Error::Raised(said) => Error::Raised(clipped(&said, MOST_MESSAGE).into()),
-            Error::Failed(said) => {
-                Error::Failed(format!("{}, line {line} of the template", clipped(&said, MOST_MESSAGE)))
+            Error::Raised(sentence) => Error::Raised(clipped(&sentence, MOST_MESSAGE).into()),
+            Error::Failed(sentence) => {
+                Error::Failed(format!("{}, line {line} of the template", clipped(&sentence, MOST_MESSAGE)))
             }
-            Error::Exhausted(said) => {
-                let said = format!("{said}, line {line} of the template");
-                if is_large { Error::Failed(said) } else { Error::Exhausted(said) }
+            Error::Exhausted(sentence) => {
+                let sentence = format!("{sentence}, line {line} of the template");
+                if is_large { Error::Failed(sentence) } else { Error::Exhausted(sentence) }
             }
             other => other,
         })
@@ -177,12 +179,12 @@ fn object(fields: &Fields, like: Option<&Value>) -> Result<Value, Error> {
     dict.value()
 }
 
-fn failed<T>(said: impl Into<String>) -> Result<T, Error> {
-    Err(Error::Failed(said.into()))
+fn failed<T>(sentence: impl Into<String>) -> Result<T, Error> {
+    Err(Error::Failed(sentence.into()))
 }
 
-fn syntax_error(said: String, line: u32) -> Error {
-    Error::Failed(format!("syntax error: {}, line {line} of the template", clipped(&said, MOST_MESSAGE)))
+fn syntax_error(sentence: String, line: u32) -> Error {
+    Error::Failed(format!("syntax error: {}, line {line} of the template", clipped(&sentence, MOST_MESSAGE)))
 }
 
 /// White space, as Python's strings define it.
