@@ -415,7 +415,7 @@ fn damaged_data_is_named_before_anything_is_trained() {
     let manifest = dir.join("shards/manifest.json");
     let text = fs::read_to_string(&manifest).unwrap();
     for (from, to, sentence) in [
-        ("shard-00001.tokens", "../a.jsonl", "no file beside it"),
+        ("shard-00001.tokens", "../a.jsonl", "not in its folder"),
         ("\"version\": 1", "\"version\": 7", "its version is 7"),
         ("{", "", "manifest.json cannot be used"),
     ] {

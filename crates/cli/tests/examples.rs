@@ -162,7 +162,7 @@ fn rows_with_images_are_shown_with_sizes_and_tokens() {
         assert!(result.out.contains(part), "{part}: {}", result.out);
     }
     let wrong = [&words[..], &["model.vision.image_token=9"]].concat();
-    refused(dir, &wrong, &["has <|image_pad|> as token 6", "give model.vision.image_token=6"]);
+    refused(dir, &wrong, &["has <|image_pad|> as token 6", "set model.vision.image_token=6"]);
 }
 
 #[test]

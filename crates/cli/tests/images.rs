@@ -67,7 +67,7 @@ fn other_files_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("notes.txt"), "text").unwrap();
     for (words, part) in [
-        (&["data", "inspect", "--task", "images", "notes.txt"][..], "no known source of images"),
+        (&["data", "inspect", "--task", "images", "notes.txt"][..], "not a known source of images"),
         (&["data", "inspect", "--task", "images", "nowhere.tar"], "There is no file or folder nowhere.tar"),
         (&["data", "inspect", "--task", "images", "."], "has no folders"),
     ] {

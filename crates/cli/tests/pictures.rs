@@ -87,7 +87,7 @@ fn wrong_images_are_refused_in_a_sentence() {
         execute(dir, &words)
     };
     refused(&ask(&["gone.png"], "what"), "there is no image gone.png");
-    refused(&ask(&["model"], "what"), "model is no file of an image");
+    refused(&ask(&["model"], "what"), "model is not an image file");
     refused(&ask(&["photo.png", "cut.png"], "what"), "cut.png");
     refused(&ask(&["empty.png"], "what"), "empty.png: the image has no bytes");
     refused(&ask(&["note.txt"], "what"), "note.txt: its bytes are of no known kind of image");

@@ -222,7 +222,7 @@ fn new_tokens_that_cannot_be_are_refused() {
     };
     refused(&["data.new_tokens=['<tool>','the']"], "\"the\", which the tokeniser has already as token");
     refused(&["data.new_tokens=['<a>','<a>']"], "data.new_tokens has \"<a>\" twice");
-    refused(&["data.new_tokens=[' ']"], "a token without a letter");
+    refused(&["data.new_tokens=[' ']"], "a blank token");
     refused(&[TOKENS, "train.freeze=embed"], "`train.freeze` names `embed.weight`");
     refused(&[TOKENS, "adapter.kind=lora"], "name embed in adapter.also_train");
     refused(&[TOKENS, "adapter.kind=lora", "adapter.also_train=embed"], "name head in adapter.also_train");
